@@ -1,0 +1,1 @@
+"""Keyed state of one subtask: its states, freezing and restoring."""

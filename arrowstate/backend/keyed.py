@@ -1,0 +1,242 @@
+"""The keyed state of one subtask: a set of named states over one range of key groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, overload
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.layout import StateLayout, check_same_state, descriptor_of, key_schema_of, state_document
+from arrowstate.snapshot.reading import find_operator, open_state
+from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
+from arrowstate.state.context import KeyContext
+from arrowstate.state.keyed import KeyedState, ReducingState, ValueState
+from arrowstate.storage.base import Storage
+from arrowstate.table.merging import MergePolicy
+from arrowstate.table.run import Run
+from arrowstate.table.table import Table
+from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
+
+__all__ = ["KeyedStateBackend", "restore_backend"]
+
+
+class KeyedStateBackend:
+    """The keyed state of one subtask.
+
+    Not safe for use by several threads at once; a snapshot of it may be written by another thread.
+
+    Parameters
+    ----------
+    key
+        The key columns. Key types are those that `key_hash` knows; the type is part of the key.
+    max_parallelism
+        The number of key groups, 1 to 32768.
+    key_groups
+        The key groups of this subtask, both ends inclusive; all by default.
+    memory_budget_bytes
+        Rows past this many bytes are kept in mapped local files; None for no limit.
+    spill_dir
+        The folder of these files, which are removed by themselves; the system's temporary folder by default.
+    merge_policy
+        When runs are merged.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument is out of range, or a key type cannot be hashed.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    >>> clicks.add_batch(pa.array(["ann", "bob", "ann"]), pa.array([1, 2, 3]))
+    >>> clicks.get_batch(pa.array(["ann", "bob", "eve"])).to_pylist()
+    [4, 2, None]
+    """
+
+    def __init__(
+        self,
+        *,
+        key: pa.Schema,
+        max_parallelism: int,
+        key_groups: KeyGroupRange | None = None,
+        memory_budget_bytes: int | None = None,
+        spill_dir: str | Path | None = None,
+        merge_policy: MergePolicy | None = None,
+    ) -> None:
+        everything = key_group_range(max_parallelism, parallelism=1, subtask=0)
+        if key_groups is not None and key_groups.end > everything.end:
+            raise InvalidInputError(
+                f"key groups must be within 0 to {everything.end} at max parallelism {max_parallelism}, "
+                f"got {key_groups.start} to {key_groups.end}"
+            )
+        if memory_budget_bytes is not None and memory_budget_bytes < 0:
+            raise InvalidInputError(f"memory_budget_bytes must not be negative, got {memory_budget_bytes}")
+        self._context = KeyContext(key, max_parallelism, key_groups or everything)
+        self._budget = memory_budget_bytes
+        self._spill_folder = Path(spill_dir) if spill_dir is not None else None
+        self._policy = merge_policy
+        self._states: dict[str, KeyedState[Any]] = {}
+        self._restored: set[str] = set()
+
+    def __repr__(self) -> str:
+        groups = self.key_groups
+        states = ", ".join(self._states) or "none"
+        return f"<KeyedStateBackend key groups {groups.start} to {groups.end}, states: {states}>"
+
+    @property
+    def key(self) -> pa.Schema:
+        """The schema of the key columns."""
+        return self._context.key
+
+    @property
+    def max_parallelism(self) -> int:
+        """The number of key groups."""
+        return self._context.max_parallelism
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups of this subtask, both ends inclusive."""
+        return self._context.key_groups
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The states it holds, restored ones that nobody has asked for included."""
+        return tuple(self._states)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of rows, directories and live bits in memory; mapped rows do not count."""
+        return sum(state.memory_bytes for state in self._states.values())
+
+    @property
+    def current_key(self) -> Any:
+        """The key that scalar verbs work on: a plain value, or a tuple or mapping for several key columns.
+
+        Raises
+        ------
+        InvalidInputError
+            If it is read before it was set.
+        KeyTypeError, NullKeyError, KeyOutOfRangeError
+            If it is set to something that is no key of this subtask; the current key stays as it was.
+        """
+        return self._context.current.value
+
+    @current_key.setter
+    def current_key(self, value: Any) -> None:
+        self._context.set_current(value)
+
+    @overload
+    def state(self, descriptor: ValueStateDescriptor) -> ValueState: ...
+    @overload
+    def state(self, descriptor: ReducingStateDescriptor) -> ReducingState: ...
+    def state(self, descriptor: StateDescriptor) -> KeyedState[Any]:
+        """Return the state with this descriptor, restored or new.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If a state of this name has another kind, type or reducer.
+        InvalidInputError
+            If the name differs from another state's only in case, or its columns clash with the key's.
+        """
+        if not isinstance(descriptor, (ValueStateDescriptor, ReducingStateDescriptor)):
+            raise InvalidInputError(f"expected a state descriptor, got {type(descriptor).__name__}")
+        have = self._states.get(descriptor.name)
+        if have is None:
+            for name in self._states:
+                if name.lower() == descriptor.name.lower():
+                    raise InvalidInputError(
+                        f"state names must differ in more than case, {name!r} exists; got {descriptor.name!r}"
+                    )
+            return self._add(descriptor, ())
+        check_same_state(have.descriptor, descriptor)
+        if descriptor.name in self._restored:
+            # What was restored knows no default; the first descriptor that takes it up brings it.
+            self._restored.discard(descriptor.name)
+            have.descriptor = descriptor
+        elif isinstance(descriptor, ValueStateDescriptor) and have.descriptor != descriptor:
+            raise InvalidInputError(
+                f"state {descriptor.name!r} is in use with the default {have.descriptor.default!r}, "
+                f"got {descriptor.default!r}; use one descriptor"
+            )
+        return have
+
+    def freeze(self) -> FrozenSubtask:
+        """Return all states as they are now; later writes do not change the result.
+
+        No row is copied and nothing is written; the cost grows with the live bits alone (one bit per row).
+        """
+        states = tuple(
+            FrozenState(state_document(state.descriptor, state.layout), state.freeze())
+            for state in self._states.values()
+        )
+        return FrozenSubtask(self.key, self.max_parallelism, self.key_groups, states)
+
+    def take_up(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> None:
+        """Hold a restored state until an operator asks for it; untouched, it is part of the next snapshot."""
+        self._add(descriptor, runs)
+        self._restored.add(descriptor.name)
+
+    def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
+        layout = StateLayout(self.key, descriptor.name, descriptor.type)
+        table = Table(
+            layout.schema,
+            len(self.key),
+            runs=runs,
+            policy=self._policy,
+            memory_budget_bytes=self._budget,
+            spill_folder=self._spill_folder,
+        )
+        kind: type[KeyedState[Any]] = ValueState if isinstance(descriptor, ValueStateDescriptor) else ReducingState
+        state = kind(descriptor, layout, table, self._context)
+        self._states[descriptor.name] = state
+        return state
+
+
+def restore_backend(
+    storage: Storage,
+    store_id: str,
+    entry: LogEntryDocument,
+    uid: str,
+    *,
+    parallelism: int = 1,
+    subtask: int = 0,
+    max_parallelism: int | None = None,
+    memory_budget_bytes: int | None = None,
+    spill_dir: str | Path | None = None,
+    merge_policy: MergePolicy | None = None,
+) -> KeyedStateBackend:
+    """Return the backend of one subtask of a checkpoint, at any parallelism and any max parallelism.
+
+    The run files are mapped and cut to the subtask's range of hashes; no row is rewritten.
+
+    Raises
+    ------
+    OperatorNotFoundError
+        If the checkpoint has no such operator.
+    CorruptDataError
+        If a file is missing, truncated or altered.
+    """
+    operator = find_operator(entry, uid)
+    maximum = operator.max_parallelism if max_parallelism is None else max_parallelism
+    key_groups = key_group_range(maximum, parallelism=parallelism, subtask=subtask)
+    backend = KeyedStateBackend(
+        key=check_key_schema(key_schema_of(operator.key)),
+        max_parallelism=maximum,
+        key_groups=key_groups,
+        memory_budget_bytes=memory_budget_bytes,
+        spill_dir=spill_dir,
+        merge_policy=merge_policy,
+    )
+    for state in operator.states:
+        bounds = key_groups.hash_bounds(maximum)
+        opened = open_state(storage, store_id, entry, uid, state.name, hash_bounds=bounds)
+        backend.take_up(descriptor_of(state), opened.runs)
+    return backend

@@ -1,0 +1,253 @@
+"""The writer of a store: takes the fence, then commits checkpoints one after another.
+
+A writer opens by committing a fence entry with an epoch one above the newest. Each commit takes the next
+number of the log. Whoever finds that number taken was fenced by a newer writer and stops; nothing that it
+wrote is referenced. Specification: formats/spec/manifests-and-log.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.errors import CommitUnknownError, FencedError, InvalidInputError
+from arrowstate.snapshot.log import CommitLog, CommittedEntry
+from arrowstate.snapshot.writing import (
+    FrozenSubtask,
+    WrittenSubtask,
+    delete_quietly,
+    operator_document,
+    write_subtask,
+)
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
+from arrowstate_formats.names import check_operator_uid
+from arrowstate_formats.run_files import RunFormat
+
+__all__ = ["CheckpointWriter"]
+
+
+class CheckpointWriter:
+    """Commits checkpoints to a store; only the newest writer of a store may.
+
+    Parameters
+    ----------
+    storage, store_id
+        Where to, and the identity of the store there.
+    clock_ms
+        Returns the time in milliseconds since 1970; it is recorded, nothing is decided by it.
+    new_id
+        Returns a fresh, unique name at each call.
+    properties
+        Kept in the fence entry.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        store_id: str,
+        *,
+        clock_ms: Callable[[], int],
+        new_id: Callable[[], str],
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._storage = storage
+        self._store_id = store_id
+        self._log = CommitLog(storage)
+        self._clock_ms = clock_ms
+        self._new_id = new_id
+        self._fenced_by: int | None = None
+        self._newest = self._take_fence(dict(properties or {}))
+
+    @property
+    def epoch(self) -> int:
+        """The writer's epoch; a newer writer has a higher one."""
+        return self._newest.document.writer_epoch
+
+    def checkpoint(
+        self,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        format: RunFormat = "arrow",
+        allow_dropped_operators: bool = False,
+    ) -> LogEntryDocument:
+        """Freeze the backends, write what the store lacks, and commit.
+
+        Parameters
+        ----------
+        operators
+            By operator uid the backends of its subtasks, in the order of their key groups.
+        properties
+            JSON values of the caller, such as source offsets.
+        watermark
+            Milliseconds since 1970.
+        format
+            The format of new run files: `arrow` (mapped by readers) or `parquet`.
+        allow_dropped_operators
+            Whether operators of the checkpoint before may be left out, and their state with them.
+
+        Returns
+        -------
+        LogEntryDocument
+            The committed entry.
+
+        Raises
+        ------
+        FencedError
+            If a newer writer has opened the store; nothing was committed.
+        InvalidInputError
+            If subtasks do not cover each key group once, differ in key, states or max parallelism, or an
+            operator is missing.
+        StorageFullError, StorageError
+            If a file cannot be written; nothing was committed, and what was written is deleted.
+        CommitUnknownError
+            If it cannot be told whether the checkpoint was committed.
+        """
+        self._check_not_fenced()
+        started_at_ms = self._clock_ms()
+        frozen = {
+            check_operator_uid(uid): [backend.freeze() for backend in backends] for uid, backends in operators.items()
+        }
+        for uid, subtasks in frozen.items():
+            _check_subtasks(uid, subtasks)
+        before = {operator.uid: operator for operator in self._newest.document.operators}
+        if not allow_dropped_operators and (gone := set(before) - set(frozen)):
+            raise InvalidInputError(
+                f"the checkpoint would drop the state of {', '.join(sorted(gone))}; "
+                "pass these operators too, or allow_dropped_operators=True"
+            )
+        written: list[WrittenSubtask] = []
+        try:
+            documents = []
+            for uid, subtasks in frozen.items():
+                previous = before[uid].subtasks if uid in before else []
+                of_operator = []
+                for number, subtask in enumerate(subtasks):
+                    result = write_subtask(
+                        self._storage,
+                        self._store_id,
+                        uid,
+                        number,
+                        subtask,
+                        format=format,
+                        new_id=self._new_id,
+                        previous=previous[number] if number < len(previous) else None,
+                    )
+                    written.append(result)
+                    of_operator.append(result.document)
+                states = [state.document for state in subtasks[0].states]
+                documents.append(
+                    operator_document(uid, subtasks[0].key, subtasks[0].max_parallelism, states, of_operator)
+                )
+            entry = self.commit(
+                documents, properties=properties, watermark=watermark, started_at_ms=started_at_ms
+            )  # fmt: skip
+        except CommitUnknownError:
+            # The files may be referenced.
+            raise
+        except BaseException:
+            delete_quietly(self._storage, [path for result in written for path in result.paths])
+            raise
+        for result in written:
+            result.committed(self._store_id)
+        return entry
+
+    def commit(
+        self,
+        operators: Sequence[OperatorDocument],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        started_at_ms: int,
+    ) -> LogEntryDocument:
+        """Commit a checkpoint whose files are written, for instance by the tasks of a cluster.
+
+        Raises
+        ------
+        FencedError
+            If a newer writer has opened the store; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+        """
+        self._check_not_fenced()
+        number = self._newest.document.number + 1
+        entry = LogEntryDocument(
+            number=number,
+            parent=self._newest.as_parent,
+            commit_id=self._new_id(),
+            writer_epoch=self.epoch,
+            kind="checkpoint",
+            checkpoint_id=number,
+            started_at_ms=started_at_ms,
+            committed_at_ms=self._clock_ms(),
+            watermark=watermark,
+            properties=dict(properties or {}),
+            operators=list(operators),
+        )
+        committed = self._log.append(entry)
+        if committed is None:
+            self._fenced_by = self._log.read(number).document.writer_epoch
+            self._check_not_fenced()
+        assert committed is not None
+        self._newest = committed
+        return committed.document
+
+    def _check_not_fenced(self) -> None:
+        if self._fenced_by is not None:
+            raise FencedError(self.epoch, self._fenced_by)
+
+    def _take_fence(self, properties: dict[str, Any]) -> CommittedEntry:
+        while True:
+            newest = self._log.latest()
+            now = self._clock_ms()
+            fence = LogEntryDocument(
+                number=newest.document.number + 1 if newest else 1,
+                parent=newest.as_parent if newest else None,
+                commit_id=self._new_id(),
+                writer_epoch=newest.document.writer_epoch + 1 if newest else 1,
+                kind="fence",
+                checkpoint_id=None,
+                started_at_ms=now,
+                committed_at_ms=now,
+                watermark=newest.document.watermark if newest else None,
+                properties=properties,
+                operators=newest.document.operators if newest else [],
+            )
+            # Losing means that another writer took the number: look again and go above it.
+            committed = self._log.append(fence)
+            if committed is not None:
+                return committed
+
+
+def _check_subtasks(uid: str, subtasks: Sequence[FrozenSubtask]) -> None:
+    if not subtasks:
+        raise InvalidInputError(f"operator {uid!r} has no backend; pass one per subtask")
+    first = subtasks[0]
+    following = 0
+    for number, subtask in enumerate(subtasks):
+        if subtask.key != first.key or subtask.max_parallelism != first.max_parallelism:
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must have one key and one max parallelism; subtask {number} has "
+                f"{subtask.key.names} and {subtask.max_parallelism}, subtask 0 has {first.key.names} and "
+                f"{first.max_parallelism}"
+            )
+        if [state.document for state in subtask.states] != [state.document for state in first.states]:
+            names = [[state.document.name for state in item.states] for item in (first, subtask)]
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must have the same states in the same order; "
+                f"subtask 0 has {names[0]}, subtask {number} has {names[1]}"
+            )
+        if subtask.key_groups.start != following:
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must cover each key group once, in order: subtask {number} starts "
+                f"at key group {subtask.key_groups.start}, expected {following}"
+            )
+        following = subtask.key_groups.end + 1
+    if following != first.max_parallelism:
+        raise InvalidInputError(
+            f"the subtasks of operator {uid!r} must cover the key groups 0 to {first.max_parallelism - 1}; "
+            f"they end at {following - 1}"
+        )

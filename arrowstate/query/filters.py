@@ -1,0 +1,272 @@
+"""What a pushed-down filter says: the columns it reads, the values a column is limited to, what it rules out.
+
+An engine hands its filter over as a pyarrow expression, which has no public way to look inside. The text form
+of its serialized copy names the parts, so it is read from there. That reading is never trusted: the expression
+is built anew from what was read, and only if Arrow says that both are equal is it used. A filter that cannot be
+read this way prunes nothing; the rows are filtered by Arrow in any case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Bounds", "Call", "Column", "Literal", "Node", "columns_of", "may_match", "read_filter", "values_of"]
+
+_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+_MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
+_METADATA_LINE = re.compile(r"^(call|end|literal|options|field_ref|nested_field_ref): '(.*)'$")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, or a field inside a struct column."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant."""
+
+    value: pa.Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of other parts."""
+
+    function: str
+    arguments: tuple[Node, ...]
+    value_set: pa.Array | None = None
+    "The values of `is_in`."
+
+
+Node: TypeAlias = Column | Literal | Call
+
+
+Values: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is known of one column in each of a number of batches; both ends are inclusive."""
+
+    kind: pa.DataType
+    known: npt.NDArray[np.bool_]
+    low: Values
+    high: Values
+    "Dates, times and durations as the integers they are stored as."
+
+
+def read_filter(expression: pc.Expression) -> Node | None:
+    """Return the parts of a filter, or None if it has parts that are not understood.
+
+    Examples
+    --------
+    >>> read_filter((pc.field("user") == "ann") & (pc.field("clicks") > 3)).function
+    'and_kleene'
+    """
+    try:
+        node = _Reader(expression).node()
+        return node if _build(node).equals(expression) else None
+    except (pa.ArrowException, LookupError, StopIteration, TypeError, ValueError):
+        return None
+
+
+class _Reader:
+    """Reads the serialized form of an expression: a file of literals whose metadata lists the parts in order."""
+
+    def __init__(self, expression: pc.Expression) -> None:
+        _, (buffer,) = expression.__reduce__()
+        reader = pa.ipc.open_file(buffer)
+        self._literals = reader.get_batch(0)
+        # The metadata repeats its names; as a dict it would keep one of each.
+        text = reader.schema.to_string(show_schema_metadata=True, truncate_metadata=False)
+        lines = text.partition("-- schema metadata --\n")[2].split("\n")
+        self._parts = iter([(match[1], match[2]) for match in map(_METADATA_LINE.match, lines) if match])
+
+    def node(self) -> Node:
+        return self._after(*next(self._parts))
+
+    def _after(self, kind: str, text: str) -> Node:
+        if kind == "field_ref":
+            return Column((text,))
+        if kind == "nested_field_ref":
+            return Column(tuple(next(self._parts)[1] for _ in range(int(text))))
+        if kind == "literal":
+            return Literal(self._scalar(text))
+        if kind != "call":
+            raise ValueError(f"unexpected {kind}")
+        arguments: list[Node] = []
+        value_set = None
+        for inner, inner_text in self._parts:
+            if inner == "end":
+                return Call(text, tuple(arguments), value_set)
+            if inner == "options":
+                options = self._scalar(inner_text)
+                value_set = options["value_set"].values if "value_set" in options else None
+            else:
+                arguments.append(self._after(inner, inner_text))
+        raise ValueError("the end is missing")
+
+    def _scalar(self, text: str) -> Any:
+        return self._literals.column(int(text))[0]
+
+
+def _build(node: Node) -> pc.Expression:
+    """Build the expression that the parts describe."""
+    if isinstance(node, Column):
+        return pc.field(*node.path)
+    if isinstance(node, Literal):
+        return pc.scalar(node.value)
+    arguments = [_build(argument) for argument in node.arguments]
+    if node.function == "is_in":
+        return pc.is_in(*arguments, value_set=node.value_set, skip_nulls=False)
+    return {
+        "and_kleene": lambda left, right: left & right,
+        "or_kleene": lambda left, right: left | right,
+        "equal": lambda left, right: left == right,
+        "not_equal": lambda left, right: left != right,
+        "less": lambda left, right: left < right,
+        "less_equal": lambda left, right: left <= right,
+        "greater": lambda left, right: left > right,
+        "greater_equal": lambda left, right: left >= right,
+        "invert": lambda inner: ~inner,
+        "is_valid": lambda inner: inner.is_valid(),
+        "is_null": lambda inner: inner.is_null(nan_is_null=False),
+        "if_else": pc.if_else,
+    }[node.function](*arguments)
+
+
+def columns_of(node: Node) -> set[str]:
+    """Return the names of the columns that a filter reads."""
+    if isinstance(node, Column):
+        return {node.path[0]}
+    if isinstance(node, Literal):
+        return set()
+    return set().union(*map(columns_of, node.arguments))
+
+
+def values_of(node: Node, column: str, kind: pa.DataType) -> pa.Array | None:
+    """Return all values that a column without nulls can have in rows that pass, or None if they are not limited.
+
+    The values are distinct and of the given type; some of them may still not pass.
+    """
+    if isinstance(node, Literal):
+        return None if node.value.is_valid and node.value.as_py() else pa.array([], kind)
+    if isinstance(node, Column):
+        return None
+    if node.function in ("and_kleene", "or_kleene"):
+        left, right = (values_of(argument, column, kind) for argument in node.arguments)
+        if left is None or right is None:
+            return (right if left is None else left) if node.function == "and_kleene" else None
+        if node.function == "or_kleene":
+            return pc.unique(pa.concat_arrays([left, right]))
+        return left.filter(pc.is_in(left, value_set=right))
+    if node.function == "if_else":
+        condition, inner, otherwise = node.arguments
+        is_guard = isinstance(condition, Call) and condition.function == "is_valid"
+        fails = isinstance(otherwise, Literal) and not otherwise.value.is_valid
+        return values_of(inner, column, kind) if is_guard and fails else None
+    given = None
+    if node.function == "is_in" and node.arguments == (Column((column,)),):
+        given = node.value_set
+    elif node.function == "equal":
+        compared = _compared(node)
+        if compared is not None and compared[0].path == (column,):
+            given = pa.array([compared[2].value.as_py()], compared[2].value.type)
+    if given is None:
+        return None
+    try:
+        values = pc.cast(pc.drop_null(given), kind, safe=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    return pc.unique(values)
+
+
+def _compared(node: Call) -> tuple[Column, str, Literal] | None:
+    """Return (column, function, literal) of a comparison between the two, whichever stands first."""
+    if node.function not in _COMPARISONS:
+        return None
+    left, right = node.arguments
+    if isinstance(left, Column) and isinstance(right, Literal):
+        return left, node.function, right
+    if isinstance(left, Literal) and isinstance(right, Column):
+        return right, _MIRRORED.get(node.function, node.function), left
+    return None
+
+
+def may_match(node: Node, bounds: Mapping[str, Bounds], batches: int) -> npt.NDArray[np.bool_]:
+    """Return for each batch whether it may hold a row that passes; false only where it certainly does not."""
+    try:
+        return _may_match(node, bounds, batches)
+    except (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        # The constant is of a type that does not compare with the column's; Arrow knows what that means.
+        return np.ones(batches, dtype=np.bool_)
+
+
+def _may_match(node: Node, bounds: Mapping[str, Bounds], batches: int) -> npt.NDArray[np.bool_]:
+    everything = np.ones(batches, dtype=np.bool_)
+    if isinstance(node, Literal):
+        return everything if node.value.is_valid and node.value.as_py() else ~everything
+    if isinstance(node, Column):
+        return everything
+    if node.function in ("and_kleene", "or_kleene"):
+        left, right = (_may_match(argument, bounds, batches) for argument in node.arguments)
+        return left & right if node.function == "and_kleene" else left | right
+    if node.function == "if_else":
+        condition, inner, otherwise = node.arguments
+        if isinstance(otherwise, Literal) and not otherwise.value.is_valid:
+            return _may_match(condition, bounds, batches) & _may_match(inner, bounds, batches)
+        return everything
+    tested = _tested_column(node)
+    known = bounds.get(tested) if tested is not None else None
+    test = _test(node, known.kind) if known is not None else None
+    if known is None or test is None:
+        return everything
+    everything[known.known] = test(known.low[known.known], known.high[known.known])
+    return everything
+
+
+def _tested_column(node: Call) -> str | None:
+    """Return the column that a comparison with constants is about."""
+    compared = _compared(node)
+    column = node.arguments[0] if node.function == "is_in" else compared[0] if compared is not None else None
+    return column.path[0] if isinstance(column, Column) and len(column.path) == 1 else None
+
+
+def _test(node: Call, kind: pa.DataType) -> Callable[[Values, Values], npt.NDArray[np.bool_]] | None:
+    """Return what tells from the lowest and the highest values of batches whether a row may pass."""
+    if node.value_set is not None:
+        values = np.sort(np.array(_plain(pc.drop_null(node.value_set), kind), dtype=object))
+        return lambda low, high: np.searchsorted(values, low, "left") < np.searchsorted(values, high, "right")
+    compared = _compared(node)
+    if compared is None:
+        return None
+    literal = compared[2].value
+    if not literal.is_valid:
+        return lambda low, _: np.zeros(low.size, dtype=np.bool_)
+    value = _plain(pa.array([literal.as_py()], literal.type), kind)[0]
+    return {
+        "equal": lambda low, high: (low <= value) & (value <= high),
+        "less": lambda low, _: low < value,
+        "less_equal": lambda low, _: low <= value,
+        "greater": lambda _, high: high > value,
+        "greater_equal": lambda _, high: high >= value,
+    }.get(compared[1])
+
+
+def _plain(values: pa.Array, kind: pa.DataType) -> list[Any]:
+    """Return constants in the form that bounds have."""
+    if pa.types.is_temporal(kind):
+        whole = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return pc.cast(values, kind, safe=True).view(whole).to_pylist()  # type: ignore[no-any-return]
+    return values.to_pylist()  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Descriptors, keys, and the Arrow layout of a state's rows."""

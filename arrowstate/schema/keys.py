@@ -1,0 +1,148 @@
+"""Keys as given by a caller, checked and brought to the operator's key schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
+from arrowstate_formats.key_hash import hash_columns
+from arrowstate_formats.names import check_column_name
+
+__all__ = ["check_key_schema", "key_columns", "to_type", "value_array"]
+
+
+def check_key_schema(key: pa.Schema) -> pa.Schema:
+    """Return the key schema with all columns not null, after checking names and types."""
+    if not isinstance(key, pa.Schema) or not len(key):
+        raise InvalidInputError(f"the key must be a pyarrow schema with at least one column, got {key!r}")
+    names = [check_column_name(name) for name in key.names]
+    if len({name.lower() for name in names}) < len(names):
+        raise InvalidInputError(f"key columns must differ in more than case, got {', '.join(names)}; rename one")
+    for field in key:
+        if pa.types.is_dictionary(field.type):
+            raise InvalidInputError(
+                f"key column {field.name!r}: {field.type} is not stored; declare its value type {field.type.value_type}"
+            )
+        hash_columns([pa.array([], type=field.type)])
+    return pa.schema([pa.field(field.name, field.type, nullable=False) for field in key])
+
+
+def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
+    """Return the key columns of a batch, each of the type the key schema asks for and without nulls.
+
+    Raises
+    ------
+    KeyTypeError
+        If the number, the names or the types of the columns do not fit the key schema.
+    NullKeyError
+        If a key is null; the message names the first such row.
+    """
+    columns = _columns(keys, key)
+    out = []
+    for field, column in zip(key, columns, strict=True):
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+            if isinstance(column, pa.ChunkedArray):
+                column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
+        try:
+            column = to_type(column, field.type, ("string", "binary"))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+            raise KeyTypeError(f"{field.name}: {field.type}", _given(column, error)) from None
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise NullKeyError(field.name, row)
+        out.append(column)
+    lengths = {len(column) for column in out}
+    if len(lengths) > 1:
+        raise InvalidInputError(f"key columns must have one length, got {sorted(lengths)}")
+    return out
+
+
+def _columns(keys: Any, key: pa.Schema) -> list[Any]:
+    if isinstance(keys, pa.StructArray) and not (len(key) == 1 and pa.types.is_struct(key.field(0).type)):
+        if keys.null_count:
+            row = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
+            raise NullKeyError(", ".join(key.names), row)
+        keys = pa.RecordBatch.from_struct_array(keys)
+    if isinstance(keys, (pa.RecordBatch, pa.Table)):
+        if set(keys.schema.names) != set(key.names) or keys.num_columns != len(key):
+            raise KeyTypeError(_described(key), _described(keys.schema))
+        return [keys.column(name) for name in key.names]
+    if len(key) > 1:
+        raise KeyTypeError(_described(key), _given(keys, None))
+    return [keys]
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
+
+
+def _given(values: Any, error: Exception | None) -> str:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return str(values.type)
+    return f"{type(values).__name__} ({error})" if error is not None else type(values).__name__
+
+
+def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = None) -> pa.Array:
+    """Return the values as an Arrow array of a type, converting only within a family of types and without loss.
+
+    `families` names those that may be converted; all by default.
+    """
+    if not isinstance(values, pa.Array):
+        if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
+            raise TypeError(f"expected an Arrow array or a sequence, got {type(values).__name__}")
+        if isinstance(values, np.ndarray):
+            return to_type(pa.array(values), kind, families)
+        return pa.array(values, type=kind)
+    if values.type == kind:
+        return values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    family = _family(kind)
+    same = family is not None and family == _family(values.type) and (families is None or family in families)
+    if values.type == kind or pa.types.is_null(values.type) or same:
+        return pc.cast(values, kind, safe=True)
+    raise TypeError(f"got {values.type}; cast it first, or declare the type you have")
+
+
+def _family(kind: pa.DataType) -> str | None:
+    if pa.types.is_integer(kind):
+        return "integer"
+    if pa.types.is_floating(kind):
+        return "float"
+    if pa.types.is_decimal(kind):
+        return "decimal"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "string"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return "binary"
+    if pa.types.is_timestamp(kind):
+        return f"timestamp {kind.tz is not None}"
+    if pa.types.is_date(kind):
+        return "date"
+    if pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        # Arrow's own safe cast decides field by field.
+        return "struct" if pa.types.is_struct(kind) else "map" if pa.types.is_map(kind) else "list"
+    return None
+
+
+def value_array(values: Any, kind: pa.DataType, rows: int, name: str) -> pa.Array:
+    """Return the values of a batch verb as an array of the state's type, one entry a row."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
+            values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], type=values.type)
+    if isinstance(values, pa.RecordBatch):
+        values = values.to_struct_array()
+    try:
+        values = to_type(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        raise ValueTypeError(name, str(kind), _given(values, error)) from None
+    if len(values) != rows:
+        raise InvalidInputError(f"state {name!r}: {rows} keys need {rows} values, got {len(values)}")
+    return values

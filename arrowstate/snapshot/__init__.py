@@ -1,0 +1,1 @@
+"""Runs to storage and back: the commit log, run files, manifests, savepoints."""

@@ -1,0 +1,337 @@
+"""From storage to runs: manifests, run files, deletion vectors, directories, cut to a range of hashes.
+
+A file is opened once per process and stays mapped while it is used, and each record batch is compared with
+its checksum at its first use. Files are immutable, so what is kept can never be stale; live bits are made
+anew for each caller. Specification: formats/spec/run-files.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyroaring import BitMap
+
+from arrowstate.errors import CorruptDataError, MissingFileError, OperatorNotFoundError, StateNotFoundError
+from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
+from arrowstate.storage.base import Storage
+from arrowstate.table import kernels
+from arrowstate.table.run import Directory, Run, Segment, all_live, hashes_of
+from arrowstate_formats.directory import read_directory
+from arrowstate_formats.documents import (
+    DeletionVectorDocument,
+    LogEntryDocument,
+    ManifestDocument,
+    ManifestHandle,
+    OperatorDocument,
+    RunDocument,
+    StateDocument,
+    SubtaskDocument,
+    decode,
+    decode_inline,
+)
+from arrowstate_formats.key_groups import KeyGroupRange
+from arrowstate_formats.run_files import checksum, frame_checksum, read_run
+
+__all__ = [
+    "OpenState",
+    "find_operator",
+    "find_state",
+    "forget_open_files",
+    "open_run",
+    "open_state",
+    "read_manifest",
+    "states_of",
+    "subtask_runs",
+    "whole_state_rows",
+]
+
+_CACHED_FILES = 4096
+_CACHED_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OpenState:
+    """The runs of one state, or of a part of it."""
+
+    document: StateDocument
+    layout: StateLayout
+    runs: tuple[Run, ...]
+    bytes_read: int
+    "Bytes of the record batches that were opened, whether or not they were in a cache."
+
+
+def find_operator(entry: LogEntryDocument, uid: str) -> OperatorDocument:
+    """Return an operator of a checkpoint, or raise OperatorNotFoundError with the uids there are."""
+    for operator in entry.operators:
+        if operator.uid == uid:
+            return operator
+    raise OperatorNotFoundError(uid, [operator.uid for operator in entry.operators], entry.checkpoint_id)
+
+
+def find_state(entry: LogEntryDocument, operator: OperatorDocument, name: str) -> StateDocument:
+    """Return a state of an operator, or raise StateNotFoundError with the names there are."""
+    for state in operator.states:
+        if state.name == name:
+            return state
+    raise StateNotFoundError(name, [state.name for state in operator.states], operator.uid, entry.checkpoint_id)
+
+
+def open_state(
+    storage: Storage,
+    store_id: str,
+    entry: LogEntryDocument,
+    uid: str,
+    state: str,
+    *,
+    hash_bounds: tuple[int, int] | None = None,
+) -> OpenState:
+    """Open the runs of a state, all of them or those rows whose hash is in a range.
+
+    Parameters
+    ----------
+    storage, store_id
+        Where the store is, and its identity.
+    entry
+        The checkpoint.
+    uid, state
+        The operator and its state.
+    hash_bounds
+        Lowest and highest hash, both inclusive.
+
+    Raises
+    ------
+    OperatorNotFoundError, StateNotFoundError
+        If there is no such state; the message lists what there is.
+    CorruptDataError
+        If a file is missing, truncated or altered.
+    """
+    operator = find_operator(entry, uid)
+    document = find_state(entry, operator, state)
+    key = key_schema_of(operator.key)
+    layout = StateLayout(key, state, descriptor_of(document).type)
+    runs = []
+    size = 0
+    for subtask in operator.subtasks:
+        if hash_bounds is not None and not _overlap(
+            KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism), hash_bounds
+        ):
+            continue
+        for run_document in subtask_runs(storage, operator, subtask).get(state, []):
+            opened = open_run(storage, store_id, run_document, layout.schema, hash_bounds=hash_bounds)
+            if opened is not None:
+                runs.append(opened[0])
+                size += opened[1]
+    return OpenState(document, layout, tuple(runs), size)
+
+
+def _overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
+    return left[0] <= right[1] and right[0] <= left[1]
+
+
+def read_manifest(storage: Storage, handle: ManifestHandle, uid: str) -> ManifestDocument:
+    """Return the manifest a handle points to, after comparing its checksum."""
+    if handle.inline is not None:
+        path, data = f"the manifest of operator {uid!r}", decode_inline(handle.inline)
+    else:
+        assert handle.path is not None
+        path = handle.path
+        data = _read(storage, path)
+    if checksum(data) != handle.xxh3_128:
+        raise CorruptDataError(path, "the manifest does not match its checksum")
+    manifest = decode(data, ManifestDocument, path=path)
+    if manifest.operator != uid:
+        raise CorruptDataError(path, f"the manifest is of operator {manifest.operator!r}, expected {uid!r}")
+    return manifest
+
+
+def subtask_runs(
+    storage: Storage, operator: OperatorDocument, subtask: SubtaskDocument
+) -> dict[str, list[RunDocument]]:
+    """Return the run documents of a subtask by the name of their state."""
+    manifest = read_manifest(storage, subtask.manifest, operator.uid)
+    return {state.name: state.runs for state in manifest.states}
+
+
+def open_run(
+    storage: Storage,
+    store_id: str,
+    document: RunDocument,
+    schema: pa.Schema,
+    *,
+    hash_bounds: tuple[int, int] | None = None,
+) -> tuple[Run, int] | None:
+    """Open a run, or the part of it whose hashes are in a range; None if no row is.
+
+    Returns
+    -------
+    tuple of Run and int
+        The run, and how many bytes of record batches were opened for it.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file is missing, truncated or altered.
+    """
+    segments: list[Segment] = []
+    file = _FILES.get(storage, document, schema)
+    size = 0
+    end_row = 0
+    for number, batch_document in enumerate(document.batches):
+        start_row, end_row = end_row, end_row + batch_document.rows
+        if end_row <= document.first_row or start_row >= document.last_row:
+            continue
+        if hash_bounds and not _overlap((batch_document.min_hash, batch_document.max_hash), hash_bounds):
+            continue
+        batch = file.batch(number)
+        size += batch_document.bytes
+        hashes = hashes_of(batch)
+        start, stop = max(0, document.first_row - start_row), min(hashes.size, document.last_row - start_row)
+        if hash_bounds:
+            start = max(start, int(np.searchsorted(hashes, hash_bounds[0], side="left")))
+            stop = min(stop, int(np.searchsorted(hashes, hash_bounds[1], side="right")))
+        if start < stop:
+            segments.append(Segment(batch.slice(start, stop - start), hashes[start:stop], start_row + start))
+    if not segments:
+        return None
+    first_row, last_row = segments[0].first_row, segments[-1].end_row
+    live = all_live(last_row - first_row)
+    live_rows = last_row - first_row
+    if document.deletion_vector is not None:
+        dead = _dead_rows(storage, document.deletion_vector)
+        low, high = np.searchsorted(dead, [first_row, last_row])
+        live_rows -= int(kernels.clear_bits(live, dead[low:high] - first_row))
+    run = Run(tuple(segments), first_row, last_row, live, live_rows, mapped=True, stored={store_id: (document, 0)})
+    if document.directory is not None:
+        run.built = file.directory(storage)
+    return run, size
+
+
+def _dead_rows(storage: Storage, document: DeletionVectorDocument) -> npt.NDArray[np.int64]:
+    if document.inline is not None:
+        path, data = "an inline deletion vector", decode_inline(document.inline)
+    else:
+        assert document.path is not None
+        path = document.path
+        data = _read(storage, path)
+    if checksum(data) != document.xxh3_128:
+        raise CorruptDataError(path, "the deletion vector does not match its checksum")
+    try:
+        bitmap = BitMap.deserialize(data)
+    except Exception as error:
+        # The parser raises whatever the damaged bytes lead to.
+        raise CorruptDataError(path, f"no Roaring bitmap: {error}") from error
+    return np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64)
+
+
+def _read(storage: Storage, path: str) -> bytes:
+    try:
+        return storage.read(path)
+    except MissingFileError:
+        raise CorruptDataError(path, "the file is missing") from None
+
+
+@dataclass(slots=True)
+class _File:
+    """An open run file: its buffer, and the batches read so far."""
+
+    document: RunDocument
+    path: str
+    buffer: pa.Buffer
+    schema: pa.Schema
+    batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    heap_bytes: int = 0
+    _directory: Directory | None = None
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        batch = self.batches.get(number)
+        if batch is None:
+            document = self.document
+            batch = read_run(self.buffer, document.format, document.batches, [number], path=self.path)[0]
+            if not batch.schema.equals(self.schema):
+                raise CorruptDataError(self.path, f"the columns are {batch.schema}, expected {self.schema}")
+            self.batches[number] = batch
+            if document.format != "arrow":
+                self.heap_bytes += batch.nbytes
+        return batch
+
+    def directory(self, storage: Storage) -> Directory:
+        if self._directory is None:
+            document = self.document.directory
+            assert document is not None
+            try:
+                buffer = storage.open_buffer(document.path)
+            except MissingFileError:
+                raise CorruptDataError(document.path, "the file is missing") from None
+            base, shift, offsets = read_directory(buffer, xxh3_128=document.xxh3_128, path=document.path)
+            if int(offsets[-1]) > self.document.rows or int(offsets[0]) != 0:
+                raise CorruptDataError(document.path, f"the rows end at {offsets[-1]}, expected {self.document.rows}")
+            self._directory = Directory(base + (1 << 63), shift, offsets, 0)
+        return self._directory
+
+
+class _Files:
+    """The open files of this process, the least recently used one closed first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[tuple[str, str], _File] = OrderedDict()
+
+    def get(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> _File:
+        if document.path is None:
+            assert document.inline is not None
+            data = pa.py_buffer(decode_inline(document.inline, path=f"run {document.id}"))
+            return self._open(f"run {document.id} (inline)", document, data, schema)
+        # The checksum is in the key, so another store at the same path is never taken for this one.
+        key = (storage.url + document.path, document.xxh3_128)
+        with self._lock:
+            file = self._files.get(key)
+            if file is not None:
+                self._files.move_to_end(key)
+                return file
+        try:
+            buffer = storage.open_buffer(document.path)
+        except MissingFileError:
+            raise CorruptDataError(document.path, "the file is missing") from None
+        file = self._open(document.path, document, buffer, schema)
+        with self._lock:
+            self._files[key] = file
+            heap_bytes = sum(other.heap_bytes for other in self._files.values())
+            while len(self._files) > _CACHED_FILES or (heap_bytes > _CACHED_BYTES and len(self._files) > 1):
+                heap_bytes -= self._files.popitem(last=False)[1].heap_bytes
+        return file
+
+    def clear(self) -> None:
+        with self._lock:
+            self._files.clear()
+
+    @staticmethod
+    def _open(path: str, document: RunDocument, buffer: pa.Buffer, schema: pa.Schema) -> _File:
+        if buffer.size != document.bytes:
+            raise CorruptDataError(path, f"the file has {buffer.size} bytes, expected {document.bytes}")
+        if frame_checksum(buffer, document.batches) != document.frame_xxh3_128:
+            raise CorruptDataError(path, "the header or the footer does not match its checksum")
+        return _File(document, path, buffer, schema)
+
+
+_FILES = _Files()
+
+
+def forget_open_files() -> None:
+    """Close the files this process keeps open, so that the next use reads and checks them anew."""
+    _FILES.clear()
+
+
+def whole_state_rows(entry: LogEntryDocument, uid: str, state: str) -> int:
+    """Return the live rows of a state, as the log entry counts them."""
+    return sum(subtask.live_rows.get(state, 0) for subtask in find_operator(entry, uid).subtasks)
+
+
+def states_of(entry: LogEntryDocument) -> Sequence[tuple[str, str]]:
+    """Return (operator uid, state name) of every state in a checkpoint."""
+    return [(operator.uid, state.name) for operator in entry.operators for state in operator.states]

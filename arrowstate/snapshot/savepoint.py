@@ -1,0 +1,128 @@
+"""Savepoints: a checkpoint as a store of its own, in plain Parquet without dead rows.
+
+Specification: formats/spec/savepoints.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
+from arrowstate.snapshot.log import HINT_PATH, CommitLog, path_of, put_store_document
+from arrowstate.snapshot.reading import open_run, subtask_runs
+from arrowstate.snapshot.writing import RunWriter, delete_quietly, write_manifest
+from arrowstate.storage.base import Storage
+from arrowstate.table.merging import MemorySink, MergePolicy, SpillSink, merge_runs
+from arrowstate.table.run import Run
+from arrowstate_formats.documents import LogEntryDocument, ManifestDocument, StateRunsDocument
+
+__all__ = ["write_savepoint"]
+
+_IN_MEMORY_BYTES = 256 << 20
+
+
+def write_savepoint(
+    storage: Storage,
+    store_id: str,
+    entry: LogEntryDocument,
+    target: Storage,
+    *,
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+    progress: Callable[[int, int], None] | None = None,
+) -> LogEntryDocument:
+    """Write a checkpoint as a self-contained store of Parquet files.
+
+    Each state of a subtask becomes one Parquet file of its live rows, sorted by `_key_hash`; a state without
+    rows has one file without rows. The folder may be moved or copied as a whole.
+
+    Parameters
+    ----------
+    storage, store_id, entry
+        The store and the checkpoint to write.
+    target
+        An empty place.
+    new_id, clock_ms
+        Where names and times come from.
+    progress
+        Called with (files written, files to write) after each file.
+
+    Returns
+    -------
+    LogEntryDocument
+        The only entry of the savepoint; its checkpoint id is that of the checkpoint.
+
+    Raises
+    ------
+    InvalidInputError
+        If the target holds files.
+    CorruptDataError
+        If the checkpoint cannot be read; nothing is left at the target.
+    StorageFullError, StorageError
+        If the target cannot be written; nothing is left there.
+    """
+    if target.list(""):
+        raise InvalidInputError(f"a savepoint needs an empty place, {target.url} holds files; choose another name")
+    started_at_ms = clock_ms()
+    paths: list[str] = []
+    done, total = 0, sum(len(operator.subtasks) * len(operator.states) for operator in entry.operators)
+    try:
+        operators = []
+        for operator in entry.operators:
+            key = key_schema_of(operator.key)
+            layouts = {state.name: StateLayout(key, state.name, descriptor_of(state).type) for state in operator.states}
+            empty = {name for name in layouts if not any(sub.live_rows.get(name) for sub in operator.subtasks)}
+            subtasks = []
+            for subtask in operator.subtasks:
+                have = subtask_runs(storage, operator, subtask)
+                states = []
+                for name, layout in layouts.items():
+                    writer = RunWriter(
+                        target, f"data/{operator.uid}/{name}", operator.max_parallelism, "parquet", new_id, 0, paths
+                    )
+                    opened = [open_run(storage, store_id, run, layout.schema) for run in have.get(name, [])]
+                    merged = _merged([run for run, _ in filter(None, opened)], layout)
+                    if merged is None and name in empty and subtask is operator.subtasks[0]:
+                        merged = Run.of([])
+                    documents = [] if merged is None else [writer.write(merged.freeze(), layout.schema)[0]]
+                    states.append(StateRunsDocument(name=name, runs=documents))
+                    done += 1
+                    if progress is not None:
+                        progress(done, total)
+                manifest = ManifestDocument(operator=operator.uid, key_groups=subtask.key_groups, states=states)
+                subtasks.append(replace(subtask, manifest=write_manifest(target, manifest, new_id, paths)))
+            operators.append(replace(operator, subtasks=subtasks))
+        savepoint = LogEntryDocument(
+            number=1,
+            parent=None,
+            commit_id=new_id(),
+            writer_epoch=1,
+            kind="savepoint",
+            checkpoint_id=entry.checkpoint_id,
+            started_at_ms=started_at_ms,
+            committed_at_ms=clock_ms(),
+            watermark=entry.watermark,
+            properties=entry.properties,
+            operators=operators,
+        )
+        # The entry first: until the folder is a store, a reader finds none there.
+        paths += [path_of(savepoint.number), HINT_PATH]
+        if CommitLog(target).append(savepoint) is None:
+            raise InvalidInputError(f"another savepoint was written to {target.url} meanwhile; choose another name")
+        put_store_document(target, new_id(), clock_ms())
+    except BaseException:
+        delete_quietly(target, paths)
+        raise
+    return savepoint
+
+
+def _merged(runs: list[Run], layout: StateLayout) -> Run | None:
+    size = sum(segment.batch.nbytes for run in runs for segment in run.segments)
+    if size <= _IN_MEMORY_BYTES:
+        return merge_runs(runs, MergePolicy(), MemorySink())
+    return merge_runs(runs, MergePolicy(), SpillSink(Path(tempfile.gettempdir()), layout.schema))

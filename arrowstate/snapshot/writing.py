@@ -1,0 +1,358 @@
+"""From runs to storage: only the runs that the store does not have, and changed deletion vectors.
+
+What is written has fresh names, so an attempt that is repeated or abandoned never touches what is referenced;
+it leaves files that no log entry names. Specification: formats/spec/manifests-and-log.md.
+"""
+
+from __future__ import annotations
+
+import array
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+from pyroaring import BitMap
+
+from arrowstate.schema.layout import key_documents
+from arrowstate.storage.base import Storage
+from arrowstate.table import kernels
+from arrowstate.table.run import Directory, FrozenRun, Run
+from arrowstate.table.table import FrozenTable
+from arrowstate_formats.directory import write_directory
+from arrowstate_formats.documents import (
+    ColumnStatistics,
+    DeletionVectorDocument,
+    DirectoryDocument,
+    ManifestDocument,
+    ManifestHandle,
+    OperatorDocument,
+    RunDocument,
+    StateDocument,
+    StateRunsDocument,
+    SubtaskDocument,
+    encode,
+    encode_inline,
+)
+from arrowstate_formats.key_groups import KeyGroupRange
+from arrowstate_formats.run_files import INLINE_BYTES, RunFormat, checksum, split_at_key_groups, write_run
+
+__all__ = [
+    "FrozenState",
+    "FrozenSubtask",
+    "RunWriter",
+    "WrittenSubtask",
+    "delete_quietly",
+    "operator_document",
+    "write_manifest",
+    "write_subtask",
+]
+
+_DIRECTORY_ROWS = 65_536
+"""A run with fewer rows is faster to pass over once than its directory is to open."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenState:
+    """One state of a subtask at one moment."""
+
+    document: StateDocument
+    table: FrozenTable
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSubtask:
+    """The keyed state of one subtask at one moment."""
+
+    key: pa.Schema
+    max_parallelism: int
+    key_groups: KeyGroupRange
+    states: tuple[FrozenState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSubtask:
+    """A subtask whose files are written, ready to be named in a log entry."""
+
+    document: SubtaskDocument
+    new_runs: tuple[tuple[Run, RunDocument, int], ...]
+    "Runs the store did not have: the run, its document, and run row minus file row."
+    paths: tuple[str, ...]
+    "The files written for it."
+    bytes_written: int
+
+    def committed(self, store_id: str) -> None:
+        """Note that the store has these runs now, so that the next checkpoint need not write them."""
+        for run, document, shift in self.new_runs:
+            run.stored[store_id] = (document, shift)
+
+
+@dataclass(slots=True)
+class RunWriter:
+    """Writes the files of one state of a subtask."""
+
+    storage: Storage
+    folder: str
+    max_parallelism: int
+    format: RunFormat
+    new_id: Callable[[], str]
+    inline_bytes: int = INLINE_BYTES
+    paths: list[str] = field(default_factory=list)
+    bytes_written: int = 0
+
+    def write(self, frozen: FrozenRun, schema: pa.Schema) -> tuple[RunDocument, int]:
+        """Write a run with all its rows; return its document, and run row minus file row."""
+        run = frozen.run
+        batches = list(self._batches(run)) or _no_rows(schema)
+        id = self.new_id()
+        path: str | None = f"{self.folder}/{id}.{self.format}"
+        inline = None
+        assert path is not None
+        if sum(batch.nbytes for batch in batches) < self.inline_bytes:
+            buffer = io.BytesIO()
+            written = write_run(batches, self.format, buffer)
+            if written.bytes < self.inline_bytes:
+                inline, path = encode_inline(buffer.getvalue()), None
+            else:
+                self._put(path, buffer.getvalue())
+        else:
+            with self._file(path) as sink:
+                written = write_run(batches, self.format, sink)
+        self.bytes_written += written.bytes
+        document = RunDocument(
+            id=id,
+            format=self.format,
+            path=path,
+            inline=inline,
+            bytes=written.bytes,
+            rows=run.rows,
+            first_row=0,
+            last_row=run.rows,
+            live_rows=frozen.live_rows,
+            xxh3_128=written.xxh3_128,
+            frame_xxh3_128=written.frame_xxh3_128,
+            batches=written.batches,
+            statistics=_statistics(run, schema),
+            deletion_vector=self._deletion_vector(frozen, run.first_row),
+            directory=self._directory(run, id),
+        )
+        return document, run.first_row
+
+    def refer(self, frozen: FrozenRun, stored: RunDocument, shift: int) -> RunDocument:
+        """Return the document of a run the store has, with what changed since: its slice and its dead rows."""
+        first_row, last_row = frozen.run.first_row - shift, frozen.run.last_row - shift
+        same_slice = (first_row, last_row) == (stored.first_row, stored.last_row)
+        # Rows only ever die, so an equal count means the same rows.
+        if same_slice and frozen.live_rows == stored.live_rows:
+            return stored
+        return replace(
+            stored,
+            first_row=first_row,
+            last_row=last_row,
+            live_rows=frozen.live_rows,
+            deletion_vector=self._deletion_vector(frozen, shift),
+        )
+
+    def _batches(self, run: Run) -> Iterator[pa.RecordBatch]:
+        for segment in run.segments:
+            borders = split_at_key_groups(segment.hashes, self.max_parallelism)
+            for start, stop in pairwise(borders):
+                yield segment.batch.slice(start, stop - start)
+
+    def _deletion_vector(self, frozen: FrozenRun, shift: int) -> DeletionVectorDocument | None:
+        rows = frozen.run.rows
+        if frozen.live_rows == rows:
+            return None
+        dead = kernels.live_rows(~frozen.live, 0, rows) + (frozen.run.first_row - shift)
+        data = BitMap(array.array("I", dead.astype(np.uint32).tobytes())).serialize()
+        path = None if len(data) < self.inline_bytes else f"{self.folder}/{self.new_id()}.roaring"
+        if path is not None:
+            self._put(path, data)
+        self.bytes_written += len(data)
+        return DeletionVectorDocument(
+            path=path,
+            inline=encode_inline(data) if path is None else None,
+            bytes=len(data),
+            dead_rows=int(dead.size),
+            xxh3_128=checksum(data),
+        )
+
+    def _directory(self, run: Run, id: str) -> DirectoryDocument | None:
+        if run.rows < _DIRECTORY_ROWS or self.format != "arrow":
+            return None
+        directory = run.directory
+        if directory.first_row != run.first_row:
+            directory = Directory.build(run.segments)
+        data = write_directory(directory.base - (1 << 63), directory.shift, directory.offsets)
+        path = f"{self.folder}/{id}.directory"
+        self._put(path, data)
+        self.bytes_written += len(data)
+        return DirectoryDocument(path=path, bytes=len(data), xxh3_128=checksum(data))
+
+    def _put(self, path: str, data: bytes) -> None:
+        with self._file(path) as sink:
+            sink.write(data)
+
+    @contextmanager
+    def _file(self, path: str) -> Iterator[BinaryIO]:
+        with self.storage.write_file(path) as sink:
+            yield sink
+        self.paths.append(path)
+
+
+def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
+
+
+def _statistics(run: Run, schema: pa.Schema) -> list[ColumnStatistics]:
+    """Bounds of each key and value column over all rows of the run, dead ones included."""
+    out = []
+    for number, column in enumerate(schema.names[1:], 1):
+        chunks = pa.chunked_array([s.batch.column(number) for s in run.segments], type=schema.field(number).type)
+        low, high = _bounds(chunks)
+        out.append(ColumnStatistics(column=column, null_count=chunks.null_count, min=low, max=high))
+    return out
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[int | float | str | bool | None, int | float | str | bool | None]:
+    kind = column.type
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        column = pa.chunked_array(
+            [chunk.view(pa.int32() if kind.bit_width == 32 else pa.int64()) for chunk in column.chunks]
+            or [pa.array([], pa.int64())]
+        )
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_string(kind)):
+        return None, None
+    if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
+        # A bound that leaves NaN out would prune rows that hold it.
+        return None, None
+    bounds = pc.min_max(column).as_py()
+    low, high = bounds["min"], bounds["max"]
+    if isinstance(low, float) and (low == float("-inf") or high == float("inf")):
+        return None, None
+    if isinstance(low, str) and max(len(low), len(high)) > 64:
+        return None, None
+    return low, high
+
+
+def write_subtask(
+    storage: Storage,
+    store_id: str,
+    uid: str,
+    subtask: int,
+    frozen: FrozenSubtask,
+    *,
+    format: RunFormat,
+    new_id: Callable[[], str],
+    previous: SubtaskDocument | None = None,
+) -> WrittenSubtask:
+    """Write what the store lacks of a subtask's state, and its manifest.
+
+    Parameters
+    ----------
+    storage, store_id
+        Where to, and the identity of the store there.
+    uid, subtask
+        The operator and the number of the subtask.
+    frozen
+        What to write.
+    format
+        The format of new run files.
+    new_id
+        Returns a fresh, unique name at each call.
+    previous
+        The subtask in the entry before; its manifest is used again if nothing changed.
+
+    Raises
+    ------
+    StorageFullError, StorageError
+        If a file cannot be written; what was written before is deleted.
+    """
+    paths: list[str] = []
+    states = []
+    new_runs: list[tuple[Run, RunDocument, int]] = []
+    bytes_written = 0
+    try:
+        for state in frozen.states:
+            writer = RunWriter(
+                storage, f"data/{uid}/{state.document.name}", frozen.max_parallelism, format, new_id, paths=paths
+            )
+            documents = []
+            for run in state.table.runs:
+                stored = run.run.stored.get(store_id)
+                if stored is None:
+                    document, shift = writer.write(run, state.table.schema)
+                    new_runs.append((run.run, document, shift))
+                else:
+                    document = writer.refer(run, *stored)
+                documents.append(document)
+            states.append(StateRunsDocument(name=state.document.name, runs=documents))
+            bytes_written += writer.bytes_written
+        key_groups = (frozen.key_groups.start, frozen.key_groups.end)
+        manifest = ManifestDocument(operator=uid, key_groups=key_groups, states=states)
+        handle = write_manifest(storage, manifest, new_id, paths, previous.manifest if previous else None)
+        if previous is None or handle is not previous.manifest:
+            bytes_written += handle.bytes
+    except BaseException:
+        delete_quietly(storage, paths)
+        raise
+    document_of_subtask = SubtaskDocument(
+        subtask=subtask,
+        key_groups=key_groups,
+        manifest=handle,
+        live_rows={state.document.name: state.table.live_rows for state in frozen.states},
+    )
+    return WrittenSubtask(document_of_subtask, tuple(new_runs), tuple(paths), bytes_written)
+
+
+def write_manifest(
+    storage: Storage,
+    manifest: ManifestDocument,
+    new_id: Callable[[], str],
+    paths: list[str],
+    previous: ManifestHandle | None = None,
+) -> ManifestHandle:
+    """Write a manifest, inline if it is small, and add its path to `paths`; an equal previous one is used again."""
+    data = encode(manifest)
+    digest = checksum(data)
+    if previous is not None and (previous.bytes, previous.xxh3_128) == (len(data), digest):
+        return previous
+    if len(data) < INLINE_BYTES:
+        return ManifestHandle(inline=encode_inline(data), bytes=len(data), xxh3_128=digest)
+    path = f"manifests/{new_id()}.json"
+    with storage.write_file(path) as sink:
+        sink.write(data)
+    paths.append(path)
+    return ManifestHandle(path=path, bytes=len(data), xxh3_128=digest)
+
+
+def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:
+    """Delete files of an attempt that failed; one that cannot be deleted stays behind, unreferenced."""
+    for path in paths:
+        try:
+            storage.delete(path)
+        except OSError:
+            continue
+
+
+def operator_document(
+    uid: str,
+    key: pa.Schema,
+    max_parallelism: int,
+    states: Sequence[StateDocument],
+    subtasks: Sequence[SubtaskDocument],
+) -> OperatorDocument:
+    """Return what a log entry says of an operator."""
+    return OperatorDocument(
+        uid=uid,
+        key=key_documents(key),
+        max_parallelism=max_parallelism,
+        states=list(states),
+        subtasks=list(subtasks),
+    )

@@ -1,0 +1,175 @@
+"""The commit of a micro-batch: one log entry with the state of all subtasks and the id of the batch.
+
+The commit runs in a process of its own beside the driver, which may be another one each time: all it knows is
+the log. A run of a query takes the fence at its first commit, so a driver that is still alive somewhere, with
+the same query, finds its successor's fence above its own entries and stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from arrowstate.errors import FencedError, InvalidInputError
+from arrowstate.snapshot.log import CommitLog, CommittedEntry
+from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.spark.batches import BatchRecord, MicroBatch, is_committed, stored_state
+from arrowstate.spark.fold import SubtaskResult
+from arrowstate.spark.plan import SinkPlan
+from arrowstate.storage.registry import open_storage
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, SubtaskDocument
+
+__all__ = ["abort_micro_batch", "check_alone", "commit_micro_batch"]
+
+
+def commit_micro_batch(
+    plan: SinkPlan, results: Sequence[SubtaskResult], *, new_id: Callable[[], str], clock_ms: Callable[[], int]
+) -> LogEntryDocument | None:
+    """Commit what the tasks of a micro-batch wrote; return the entry, None if the store held the batch already.
+
+    Raises
+    ------
+    QueryConflictError
+        If another query owns the operator, or batches between the committed one and this one are missing.
+    FencedError
+        If another run of the query, or another writer, has taken over the store.
+    InvalidInputError
+        If the store holds the state of other operators, or the results are not those of all subtasks.
+    CommitUnknownError
+        If it cannot be told whether it was committed; the next start of the query finds out.
+    """
+    first = results[0]
+    batch = MicroBatch(first.query_id, first.run_id, first.batch_id)
+    started_at_ms = clock_ms()
+    log = CommitLog(open_storage(plan.store))
+    while True:
+        newest = log.latest()
+        stored = stored_state(log, plan.uid)
+        if is_committed(plan.uid, batch, stored.record):
+            return None
+        check_alone(plan.uid, stored.checkpoint, plan.store)
+        epoch = _epoch_of_run(log, newest, batch.run_id)
+        base = None if stored.checkpoint is None else stored.checkpoint.number
+        if any(result.base != base or result.subtask is None for result in results):
+            # Another writer committed after the tasks had begun: what they wrote lacks that.
+            raise FencedError(epoch, None if newest is None else newest.document.writer_epoch)
+        if epoch is not None:
+            break
+        # Another writer may take the number first: then look again.
+        log.append(_fence(plan, batch, newest, new_id=new_id, now_ms=clock_ms()))
+    assert newest is not None, "the fence of this run is in the log"
+    number = newest.document.number + 1
+    record = BatchRecord(plan.uid, batch.query_id, batch.run_id, batch.batch_id)
+    entry = LogEntryDocument(
+        number=number,
+        parent=newest.as_parent,
+        commit_id=new_id(),
+        writer_epoch=epoch,
+        kind="checkpoint",
+        checkpoint_id=number,
+        started_at_ms=started_at_ms,
+        committed_at_ms=clock_ms(),
+        watermark=newest.document.watermark,
+        properties=dict(record.to_properties()),
+        operators=[_operator(plan, results)],
+    )
+    committed = log.append(entry)
+    if committed is None:
+        raise FencedError(epoch, log.read(number).document.writer_epoch)
+    return committed.document
+
+
+def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:
+    """Delete what the tasks of a failed micro-batch wrote, unless the commit may have been tried."""
+    if None not in results:
+        # All tasks were done, so the commit failed, and perhaps only its answer was lost.
+        return
+    storage = open_storage(plan.store)
+    for result in results:
+        if result is not None:
+            delete_quietly(storage, result.paths)
+
+
+def check_alone(uid: str, checkpoint: LogEntryDocument | None, store: str) -> None:
+    """Refuse a store with the state of other operators, which the checkpoints of a sink would drop.
+
+    Raises
+    ------
+    InvalidInputError
+        If there are any.
+    """
+    others = [operator.uid for operator in checkpoint.operators if operator.uid != uid] if checkpoint else []
+    if others:
+        raise InvalidInputError(
+            f"the store {store} holds the state of {', '.join(map(repr, others))}; a sink needs a store of its own: "
+            f"write operator {uid!r} to another store"
+        )
+
+
+def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, run_id: str) -> int | None:
+    """The epoch of a run that may commit, None if it has not taken the fence yet."""
+    entry = newest
+    while entry is not None:
+        record = BatchRecord.of(entry.document)
+        if record is not None and record.run_id == run_id:
+            if entry is newest:
+                return entry.document.writer_epoch
+            assert newest is not None
+            raise FencedError(entry.document.writer_epoch, newest.document.writer_epoch)
+        # The last batch is this run's or it has had none: further back there is nothing of it.
+        if entry.document.kind != "fence" or entry.document.parent is None:
+            return None
+        entry = log.read(entry.document.parent.number)
+    return None
+
+
+def _fence(
+    plan: SinkPlan, batch: MicroBatch, newest: CommittedEntry | None, *, new_id: Callable[[], str], now_ms: int
+) -> LogEntryDocument:
+    document = None if newest is None else newest.document
+    return LogEntryDocument(
+        number=document.number + 1 if document else 1,
+        parent=newest.as_parent if newest else None,
+        commit_id=new_id(),
+        writer_epoch=document.writer_epoch + 1 if document else 1,
+        kind="fence",
+        checkpoint_id=None,
+        started_at_ms=now_ms,
+        committed_at_ms=now_ms,
+        watermark=document.watermark if document else None,
+        properties=dict(BatchRecord(plan.uid, batch.query_id, batch.run_id, None).to_properties()),
+        operators=document.operators if document else [],
+    )
+
+
+def _operator(plan: SinkPlan, results: Sequence[SubtaskResult]) -> OperatorDocument:
+    """The operator's document, after checking that the results are those of each subtask once."""
+    subtasks: list[SubtaskDocument] = []
+    following = 0
+    for result in results:
+        subtask = result.subtask
+        if (
+            subtask is None
+            or subtask.subtask != len(subtasks)
+            or subtask.key_groups[0] != following
+            or (result.key, result.states) != (results[0].key, results[0].states)
+            or (result.query_id, result.run_id, result.batch_id)
+            != (results[0].query_id, results[0].run_id, results[0].batch_id)
+        ):
+            raise InvalidInputError(
+                f"the tasks of operator {plan.uid!r} do not fit together: expected subtask {len(subtasks)} of "
+                f"{plan.parallelism} from key group {following}, got {subtask}; write with keyed_sink only"
+            )
+        subtasks.append(subtask)
+        following = subtask.key_groups[1] + 1
+    if following != plan.max_parallelism:
+        raise InvalidInputError(
+            f"the tasks of operator {plan.uid!r} cover the key groups 0 to {following - 1} of {plan.max_parallelism}; "
+            "write with keyed_sink only"
+        )
+    return OperatorDocument(
+        uid=plan.uid,
+        key=results[0].key,
+        max_parallelism=plan.max_parallelism,
+        states=results[0].states,
+        subtasks=subtasks,
+    )

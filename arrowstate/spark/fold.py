@@ -1,0 +1,172 @@
+"""The task of a micro-batch: restore a subtask's state, fold its rows in, write what is new.
+
+A task is a pure function of the newest checkpoint and its rows. Files get fresh names, so any number of attempts
+may run, one after another or at once: the commit names the files of one of them, and nothing refers to the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.errors import KeyTypeError
+from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
+from arrowstate.schema.layout import key_documents
+from arrowstate.snapshot.log import CommitLog, open_store_document
+from arrowstate.snapshot.writing import write_subtask
+from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
+from arrowstate.spark.plan import SinkPlan
+from arrowstate.storage.registry import open_storage
+from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument, SubtaskDocument
+from arrowstate_formats.key_groups import key_group_range
+
+__all__ = ["SubtaskResult", "fold_micro_batch"]
+
+
+class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task hands to the commit."""
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    base: int | None
+    """The number of the checkpoint it started from, None if the store had none."""
+    key: list[FieldDocument]
+    states: list[StateDocument]
+    subtask: SubtaskDocument | None
+    """None if the store held the micro-batch already."""
+    paths: list[str]
+    """The files written for it."""
+
+
+def fold_micro_batch(
+    plan: SinkPlan, batch: MicroBatch, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
+) -> SubtaskResult:
+    """Fold the rows of one subtask into its state and write the result, which takes effect with the commit.
+
+    Raises
+    ------
+    QueryConflictError
+        If this micro-batch must not be written to the operator.
+    NullKeyError, KeyOutOfRangeError, ValueOverflowError, ValueTypeError
+        If a row does not fit; nothing is left in the store.
+    IncompatibleStateError, KeyTypeError
+        If the store holds a state or a key of another type.
+    StorageFullError, StorageError
+        If a file cannot be written; nothing is left in the store.
+    """
+    storage = open_storage(plan.store)
+    store_id = open_store_document(storage).store_id
+    stored = stored_state(CommitLog(storage), plan.uid)
+    checkpoint = stored.checkpoint
+    base = None if checkpoint is None else checkpoint.number
+    if is_committed(plan.uid, batch, stored.record):
+        return _result(batch, base, plan.key, (), None)
+    key_groups = key_group_range(plan.max_parallelism, parallelism=plan.parallelism, subtask=subtask)
+    operator = None
+    if checkpoint is not None:
+        operator = next((item for item in checkpoint.operators if item.uid == plan.uid), None)
+    previous = _same_subtask(operator, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
+    table = pa.Table.from_batches(given) if (given := [item for item in rows if item.num_rows]) else None
+    if table is None and previous is not None and operator is not None and _has_states(operator, plan):
+        return _result(batch, base, operator.key, operator.states, previous)
+    if operator is None or checkpoint is None:
+        backend = KeyedStateBackend(key=plan.key_schema, max_parallelism=plan.max_parallelism, key_groups=key_groups)
+    else:
+        backend = restore_backend(
+            storage,
+            store_id,
+            checkpoint,
+            plan.uid,
+            parallelism=plan.parallelism,
+            subtask=subtask,
+            max_parallelism=plan.max_parallelism,
+        )
+        if not backend.key.equals(plan.key_schema):
+            raise KeyTypeError(_text(backend.key), _text(plan.key_schema))
+    _fold(plan, backend, table)
+    frozen = backend.freeze()
+    written = write_subtask(
+        storage, store_id, plan.uid, subtask, frozen, format="arrow", new_id=new_id, previous=previous
+    )
+    states = [state.document for state in frozen.states]
+    return _result(batch, base, key_documents(backend.key), states, written.document, written.paths)
+
+
+def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) -> None:
+    """Fold all rows into all states; a state without rows is declared all the same."""
+    # One batch, unless a column holds more text than one array can address.
+    batches = [] if table is None else table.combine_chunks().to_batches()
+    key = [item.name for item in plan.key]
+    for state_input in plan.states:
+        descriptor = state_input.descriptor
+        state = backend.state(descriptor)
+        for rows in batches:
+            keys = pa.RecordBatch.from_arrays(rows.columns[: len(key)], names=key)
+            values = _values(descriptor, [rows.column(number) for number in state_input.columns])
+            if not isinstance(descriptor, ReducingStateDescriptor):
+                state.update_batch(keys, values)  # type: ignore[attr-defined]
+                continue
+            if values.null_count:
+                # In a table a null is no value; what clears a state when it is added one by one is passed over.
+                kept = values.is_valid()
+                keys, values = keys.filter(kept), values.filter(kept)
+            state.add_batch(keys, values)  # type: ignore[attr-defined]
+
+
+def _values(descriptor: StateDescriptor, columns: Sequence[pa.Array]) -> pa.Array:
+    """The values of a state, put together from the columns that stand for them."""
+    if not pa.types.is_struct(descriptor.type):
+        return columns[0]
+    fields = [pa.field(field.name, column.type) for field, column in zip(descriptor.type, columns, strict=True)]
+    if isinstance(descriptor, ReducingStateDescriptor) and not isinstance(descriptor.reduce, str):
+        # Field by field, as in SQL: a row of nulls makes a group, and changes nothing in one that exists.
+        return pa.StructArray.from_arrays(columns, fields=fields)
+    absent = columns[0].is_null()
+    for column in columns[1:]:
+        absent = pc.and_(absent, column.is_null())
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
+
+
+def _same_subtask(
+    operator: OperatorDocument | None, subtask: int, key_groups: tuple[int, int], max_parallelism: int
+) -> SubtaskDocument | None:
+    """The subtask of the checkpoint that owned exactly these keys, if there is one."""
+    if operator is None or operator.max_parallelism != max_parallelism or subtask >= len(operator.subtasks):
+        return None
+    found = operator.subtasks[subtask]
+    return found if (found.subtask, found.key_groups) == (subtask, key_groups) else None
+
+
+def _has_states(operator: OperatorDocument, plan: SinkPlan) -> bool:
+    """Whether a subtask without rows can be taken over as it is."""
+    stored = {state.name: state for state in operator.states}
+    return operator.key == plan.key and all(stored.get(item.state.name) == item.state for item in plan.states)
+
+
+def _result(
+    batch: MicroBatch,
+    base: int | None,
+    key: Sequence[FieldDocument],
+    states: Sequence[StateDocument],
+    subtask: SubtaskDocument | None,
+    paths: Sequence[str] = (),
+) -> SubtaskResult:
+    return SubtaskResult(
+        query_id=batch.query_id,
+        run_id=batch.run_id,
+        batch_id=batch.batch_id,
+        base=base,
+        key=list(key),
+        states=list(states),
+        subtask=subtask,
+        paths=list(paths),
+    )
+
+
+def _text(key: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in key)

@@ -1,0 +1,74 @@
+"""What the driver decides once and every task and commit follows: the plan of a keyed sink.
+
+The plan travels as text in the options of the Spark writer, so that it is the same in the driver, in the process
+that commits, and in the workers; none of them keeps anything else from one micro-batch to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.layout import descriptor_of, key_schema_of
+from arrowstate_formats.documents import FieldDocument, StateDocument
+
+__all__ = ["SinkPlan", "StateInput"]
+
+_OPTION = "plan"
+
+
+class StateInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One state of the sink, and where in the rows its values are."""
+
+    state: StateDocument
+    columns: list[int]
+    """Per value column of the state, the number of the column in the rows that reach the sink."""
+
+    @property
+    def descriptor(self) -> StateDescriptor:
+        return descriptor_of(self.state)
+
+
+class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a keyed sink does with each micro-batch."""
+
+    store: str
+    """Absolute path or URL of the store, the same for every process."""
+    uid: str
+    key: list[FieldDocument]
+    """The key columns; they are the first columns of the rows, in this order."""
+    states: list[StateInput]
+    parallelism: int
+    max_parallelism: int
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        return key_schema_of(self.key)
+
+    def to_options(self) -> dict[str, str]:
+        """Return the options of the Spark writer; those beside the plan are for readers of a query plan."""
+        return {
+            "store": self.store,
+            "uid": self.uid,
+            "parallelism": str(self.parallelism),
+            "maxParallelism": str(self.max_parallelism),
+            _OPTION: msgspec.json.encode(self).decode(),
+        }
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> SinkPlan:
+        """Return the plan that `to_options` wrote.
+
+        Raises
+        ------
+        InvalidInputError
+            If the options were not made by `arrowstate.spark.keyed_sink`.
+        """
+        text = options.get(_OPTION)
+        if text is None:
+            raise InvalidInputError("a stream is written to a store by arrowstate.spark.keyed_sink(stream, ...)")
+        return msgspec.json.decode(text, type=cls)

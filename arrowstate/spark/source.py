@@ -1,0 +1,111 @@
+"""The Spark data source `arrowstate`: where Spark's calls meet the sink and the reader.
+
+Spark pickles these classes by name, so the Python of its workers must have arrowstate installed. A writer is made
+anew in every process and for every micro-batch; it holds the plan and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.spark.batches import MicroBatch
+from arrowstate.spark.committing import abort_micro_batch, commit_micro_batch
+from arrowstate.spark.fold import SubtaskResult, fold_micro_batch
+from arrowstate.spark.plan import SinkPlan
+from arrowstate.spark.reader import ReadPlan, reader_of
+from arrowstate.store import new_id, now_ms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["FORMAT", "ArrowStateDataSource", "KeyedStateWriter", "SubtaskMessage"]
+
+FORMAT = "arrowstate"
+"""The name of the data source."""
+
+
+class SubtaskMessage(WriterCommitMessage):
+    """A `SubtaskResult` on its way from a task to the commit."""
+
+    def __init__(self, result: SubtaskResult) -> None:
+        self.text = msgspec.json.encode(result)
+
+    @property
+    def result(self) -> SubtaskResult:
+        return msgspec.json.decode(self.text, type=SubtaskResult)
+
+
+class KeyedStateWriter(DataSourceStreamArrowWriter):
+    """Folds micro-batches into keyed state; see `fold_micro_batch` and `commit_micro_batch`."""
+
+    def __init__(self, plan: SinkPlan) -> None:
+        self.plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: fold the rows of one subtask."""
+        context = TaskContext.get()
+        assert context is not None, "Spark calls write inside a task"
+        return SubtaskMessage(
+            fold_micro_batch(self.plan, _micro_batch(context), context.partitionId(), iterator, new_id)
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Beside the driver, after all tasks: commit the micro-batch."""
+        results = [message.result for message in messages if isinstance(message, SubtaskMessage)]
+        if len(results) != self.plan.parallelism or any(result.batch_id != batchId for result in results):
+            raise InvalidInputError(
+                f"batch {batchId} came in {len(messages)} tasks, expected {self.plan.parallelism}; "
+                "write with keyed_sink only"
+            )
+        commit_micro_batch(self.plan, results, new_id=new_id, clock_ms=now_ms)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Beside the driver, after a failure: remove what the micro-batch left."""
+        results = [message.result if isinstance(message, SubtaskMessage) else None for message in messages]
+        abort_micro_batch(self.plan, results)
+
+
+class ArrowStateDataSource(DataSource):
+    """Reads the states of a store as tables, and writes streams to it for `keyed_sink`."""
+
+    _read_plan: ReadPlan | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns of the state; from here on the table is pinned to one checkpoint."""
+        self._read_plan = ReadPlan.from_options(self.options)
+        return self._read_plan.schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        plan = self._read_plan or ReadPlan.from_options(self.options)
+        return reader_of(plan, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:  # noqa: ARG002
+        if overwrite:
+            raise InvalidInputError("a keyed sink adds to its state; use outputMode append or update, not complete")
+        return KeyedStateWriter(SinkPlan.from_options(self.options))
+
+
+def _micro_batch(context: TaskContext) -> MicroBatch:
+    """What Spark says of the micro-batch a task works for: the job group of a streaming query is its run."""
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    run_id = context.getLocalProperty("spark.jobGroup.id")
+    batch_id = context.getLocalProperty("streaming.sql.batchId")
+    if query_id is None or run_id is None or batch_id is None:
+        raise InvalidInputError("this task belongs to no streaming query; write with keyed_sink only")
+    return MicroBatch(query_id, run_id, int(batch_id))

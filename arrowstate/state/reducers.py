@@ -1,0 +1,231 @@
+"""Built-in reducers, vectorised over the groups of a batch.
+
+A group is the rows of one key; its old value, if there is one, comes before them. Nulls are passed over
+here: what a null means for a whole value is decided by the state. Integers are summed exactly or refused,
+floats in float64; for `min` and `max` NaN is larger than every other number, as in Spark and DuckDB.
+"""
+
+from __future__ import annotations
+
+import decimal
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import ValueOverflowError
+from arrowstate.table.columns import take
+
+__all__ = ["reduce_column", "reduce_scalar"]
+
+Ints = npt.NDArray[np.int64]
+
+_SUM, _MIN, _MAX, _FIRST, _LAST = range(5)
+_CODES = {"sum": _SUM, "min": _MIN, "max": _MAX, "first": _FIRST, "last": _LAST}
+
+
+@numba.njit(cache=True, nogil=True)
+def _reduce(
+    code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, check: Any
+) -> Any:  # pragma: no branch
+    # result and filled hold the old values on entry and the new ones on return.
+    # Returns the first group whose integer sum overflows, or -1.
+    all_valid = valid.size == 0
+    for group in range(starts.size - 1):
+        current = result[group]
+        have = filled[group]
+        for place in range(starts[group], starts[group + 1]):
+            row = order[place]
+            if not (all_valid or valid[row]):
+                continue
+            value = values[row]
+            if not have:
+                current = value
+                have = True
+            elif code == _SUM:
+                total = current + value
+                if check and ((total < current) != (value < 0)):
+                    return group
+                current = total
+            elif code == _MIN:
+                if value < current or current != current:
+                    current = value
+            elif code == _MAX:
+                if value > current or value != value:
+                    current = value
+            elif code == _LAST:
+                current = value
+        result[group] = current
+        filled[group] = have
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(valid: Any, order: Any, starts: Any, result: Any) -> None:
+    for group in range(starts.size - 1):
+        if valid.size == 0:
+            result[group] += starts[group + 1] - starts[group]
+        else:
+            for place in range(starts[group], starts[group + 1]):
+                result[group] += valid[order[place]]
+
+
+def reduce_column(
+    reduce: str, values: pa.Array, order: Ints, starts: Ints, old: pa.Array, kind: pa.DataType, where: str
+) -> pa.Array:
+    """Fold the values of each group into its old value.
+
+    Parameters
+    ----------
+    reduce
+        The reducer's name.
+    values
+        One entry a row of the batch; nulls are passed over. For `count` any type.
+    order, starts
+        Group g has the rows order[starts[g]:starts[g + 1]].
+    old
+        One entry a group, of type `kind`, null where there is none.
+    kind
+        The type of the state.
+    where
+        The state's name, for an error.
+
+    Returns
+    -------
+    pa.Array
+        One entry a group, of type `kind`; null where a group has neither an old nor a new value.
+
+    Raises
+    ------
+    ValueOverflowError
+        If a sum does not fit `kind`.
+    """
+    valid = _validity(values)
+    if reduce == "count":
+        counts = pc.fill_null(old, 0).to_numpy(zero_copy_only=False).copy()
+        _count(valid, order, starts, counts)
+        return pa.array(counts)
+    if pa.types.is_decimal(kind) and reduce == "sum":
+        return _sum_decimals(values, order, starts, old, kind, where)
+    if _as_numbers(values) is None or reduce in ("first", "last"):
+        return _reduce_by_rank(reduce, values, valid, order, starts, old)
+    numbers, before = _as_numbers(values), _as_numbers(old)
+    assert numbers is not None and before is not None
+    result = before.copy()
+    filled = _filled(old)
+    checked = reduce == "sum" and result.dtype.kind in "iu"
+    group = _reduce(_CODES[reduce], numbers, valid, order, starts, result, filled, checked)
+    if group >= 0:
+        raise ValueOverflowError(where, reduce, str(kind))
+    return _from_numbers(result, filled, kind, where)
+
+
+def _validity(values: pa.Array) -> npt.NDArray[np.bool_]:
+    if not values.null_count:
+        return np.empty(0, dtype=np.bool_)
+    return _filled(values)
+
+
+def _filled(values: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.array(values.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _as_numbers(values: pa.Array) -> npt.NDArray[Any] | None:
+    """View a numeric, temporal or boolean column as int64, uint64 or float64; None for other types."""
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        values = values.cast(pa.uint8())
+    elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    kind = values.type
+    target = (
+        np.float64
+        if pa.types.is_floating(kind)
+        else np.uint64
+        if pa.types.is_unsigned_integer(kind)
+        else np.int64
+    )  # fmt: skip
+    # The bytes under a null are never used, so the buffer serves as it is.
+    data = values.buffers()[1]
+    width = kind.bit_width // 8
+    raw: npt.NDArray[Any] = np.frombuffer(data, dtype=kind.to_pandas_dtype(), count=values.offset + len(values))
+    assert raw.itemsize == width
+    return raw[values.offset :].astype(target, copy=False)
+
+
+def _from_numbers(result: npt.NDArray[Any], filled: npt.NDArray[np.bool_], kind: pa.DataType, where: str) -> pa.Array:
+    mask = None if filled.all() else ~filled
+    array = pa.array(result, mask=mask)
+    if pa.types.is_boolean(kind):
+        return array.cast(pa.bool_())
+    if pa.types.is_temporal(kind):
+        return array.cast(pa.int32()).view(kind) if kind.bit_width == 32 else array.view(kind)
+    try:
+        return array.cast(kind, safe=not pa.types.is_floating(kind))
+    except pa.ArrowInvalid as error:
+        raise ValueOverflowError(where, "sum", str(kind)) from error
+
+
+def _reduce_by_rank(
+    reduce: str, values: pa.Array, valid: npt.NDArray[np.bool_], order: Ints, starts: Ints, old: pa.Array
+) -> pa.Array:
+    """Pick one row per group: by position for first and last, by rank for min and max."""
+    both = pa.concat_arrays([old, values])
+    if reduce in ("min", "max"):
+        by_rank = pc.array_sort_indices(both).to_numpy().astype(np.int64)
+    else:
+        by_rank = np.arange(len(both), dtype=np.int64)
+    ranks = np.empty(len(both), dtype=np.int64)
+    ranks[by_rank] = np.arange(len(both), dtype=np.int64)
+    result, filled = ranks[: len(old)].copy(), _filled(old)
+    _reduce(_CODES[reduce], ranks[len(old) :], valid, order, starts, result, filled, False)
+    picked = by_rank[result]
+    if not filled.all():
+        return both.take(pa.array(picked, mask=~filled))
+    return take(both, picked)
+
+
+def _sum_decimals(
+    values: pa.Array, order: Ints, starts: Ints, old: pa.Array, kind: pa.DataType, where: str
+) -> pa.Array:
+    groups = np.empty(len(values), dtype=np.int64)
+    groups[order] = np.repeat(np.arange(starts.size - 1), np.diff(starts))
+    ids = np.concatenate((np.arange(len(old)), groups[order]))
+    table = pa.table({"group": ids, "value": pa.concat_arrays([old, take(values, order)])})
+    sums = table.group_by("group", use_threads=False).aggregate([("value", "sum")]).sort_by("group")
+    try:
+        return pa.concat_arrays(sums["value_sum"].cast(kind).chunks)
+    except pa.ArrowInvalid as error:
+        raise ValueOverflowError(where, "sum", str(kind)) from error
+
+
+def _less(left: Any, right: Any) -> bool:
+    # NaN is the one value that differs from itself, and it is the largest.
+    return bool(left < right or (right != right and left == left))
+
+
+def reduce_scalar(reduce: str, old: Any, new: Any, kind: pa.DataType, where: str) -> Any:
+    """Fold one plain Python value that is not None into the old one, which may be None."""
+    if reduce == "count":
+        return (old or 0) + 1
+    if old is None:
+        return new
+    if reduce != "sum":
+        replace = {
+            "first": False,
+            "last": True,
+            "min": reduce == "min" and _less(new, old),
+            "max": reduce == "max" and _less(old, new),
+        }
+        return new if replace[reduce] else old
+    with decimal.localcontext(prec=80):
+        total = old + new
+    try:
+        return pa.scalar(total, kind).as_py()
+    except (pa.ArrowInvalid, OverflowError) as error:
+        raise ValueOverflowError(where, reduce, str(kind)) from error

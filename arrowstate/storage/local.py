@@ -1,0 +1,313 @@
+"""A storage in a folder of a local file system.
+
+A new file is written under a temporary name in its own folder, made durable, and then linked to its
+final name. `link` fails where the name exists; `rename` would replace it silently, and an exclusive
+`open` would leave a torn file after a crash. So a commit has one winner among any number of
+processes, and no reader ever sees half a file. Temporary names begin with a dot and are never
+listed; a writer that is killed leaves one behind and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from arrowstate.errors import (
+    ArrowStateError,
+    CommitUnknownError,
+    CorruptDataError,
+    MissingFileError,
+    StorageError,
+    StorageFullError,
+    StoreNotFoundError,
+)
+from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
+
+__all__ = ["LocalStorage"]
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+_REFUSED = _NO_ROOM | _NO_LINKS | {errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+"""Errors of a link that say for sure that nothing was done."""
+_WRITE_BUFFER_BYTES = 1 << 20
+
+
+class LocalStorage:
+    """Files in a folder; see `Storage` for what each method promises.
+
+    The file system must have hard links, as every common file system of Linux and macOS has. Links
+    and locks over NFS are as good as its server.
+
+    Parameters
+    ----------
+    root : Path
+        The folder; kept as an absolute path.
+    create : bool, default False
+        Make the folder, with its parents, where there is none.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If there is no such folder and `create` is false.
+    StorageError
+        If the path is a file, or the folder cannot be made.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> storage = LocalStorage(Path(tempfile.mkdtemp()) / "store", create=True)
+    >>> with storage.write_file("data/1.bin") as file:
+    ...     _ = file.write(b"abc")
+    >>> storage.open_buffer("data/1.bin").to_pybytes()
+    b'abc'
+    """
+
+    def __init__(self, root: Path, *, create: bool = False) -> None:
+        # Resolved once: a working folder or a link to the store that changes later must not move an open store.
+        self._root = Path(os.path.realpath(root))
+        if create:
+            with _storage_errors(str(self._root)):
+                _make_folders(self._root)
+        if not self._root.is_dir():
+            if self._root.exists():
+                raise StorageError(str(self._root), "is a file; a store is a folder")
+            raise StoreNotFoundError(str(self._root))
+
+    @property
+    def url(self) -> str:
+        """The absolute path of the folder."""
+        return str(self._root)
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({str(self._root)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._root,)
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """See `Storage.read`."""
+        check_range(start, length)
+        with self._reading(path) as location, location.open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if length is None else length)
+
+    def open_buffer(self, path: str) -> pa.Buffer:
+        """See `Storage.open_buffer`."""
+        with self._reading(path) as location, pa.memory_map(str(location)) as mapped:
+            return mapped.read_buffer()
+
+    def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
+        """See `Storage.put_if_absent`."""
+        check_commit(data, commit_id)
+        with self._new_file(path) as new:
+            new.sink.write(data)
+            new.make_durable()
+            try:
+                os.link(new.temporary, new.location)
+            except OSError as error:
+                return self._resolve(path, new.location, commit_id, error)
+            _sync_commit(path, new.location, commit_id)
+        return Outcome.WON
+
+    @contextmanager
+    def write_file(self, path: str) -> Iterator[BinaryIO]:
+        """See `Storage.write_file`."""
+        with self._new_file(path) as new:
+            yield new.sink
+            new.make_durable()
+            try:
+                os.link(new.temporary, new.location)
+            except FileExistsError as error:
+                raise StorageError(path, "there is a file under this name already") from error
+            except OSError as error:
+                raise _translate(path, error) from error
+            try:
+                _sync_folder(new.location.parent)
+            except OSError as error:
+                new.location.unlink(missing_ok=True)
+                raise _translate(path, error) from error
+
+    def put_hint(self, path: str, data: bytes) -> None:
+        """See `Storage.put_hint`."""
+        with self._new_file(path) as new, _storage_errors(path):
+            new.sink.write(data)
+            new.sink.flush()
+            new.temporary.replace(new.location)
+
+    def list(self, prefix: str) -> list[str]:
+        """See `Storage.list`."""
+        folder, _, _ = check_prefix(prefix).rpartition("/")
+        top = self._inside(self._root / folder, folder)
+        found = []
+        with _storage_errors(prefix):
+            for parent, folders, files in os.walk(top, onerror=_raise_unless_gone):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                below = os.path.relpath(parent, top)
+                start = "/".join(part for part in (folder, below if below != "." else "") if part)
+                found += [f"{start}/{name}" if start else name for name in files if not name.startswith(".")]
+        return sorted(path for path in found if path.startswith(prefix))
+
+    def exists(self, path: str) -> bool:
+        """See `Storage.exists`."""
+        with _storage_errors(path):
+            return self._existing(path).is_file()
+
+    def delete(self, path: str) -> None:
+        """See `Storage.delete`."""
+        with _storage_errors(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._new(path).unlink()
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[Path]:
+        """Where a file is, while errors of the file system become those of this project."""
+        location = self._existing(path)
+        try:
+            yield location
+        except OSError as error:
+            if isinstance(error, FileNotFoundError | NotADirectoryError) or location.is_dir():
+                raise MissingFileError(self.url, path) from error
+            raise _translate(path, error) from error
+
+    def _existing(self, path: str) -> Path:
+        """Where a file is that is there: every link on the way, the last too, must stay inside."""
+        return self._inside(self._root / check_path(path), path)
+
+    def _new(self, path: str) -> Path:
+        """Where a name is: links on the way are followed, a link under the name itself is what the name is."""
+        location = self._root / check_path(path)
+        return self._inside(location.parent, path) / location.name
+
+    def _inside(self, location: Path, path: str) -> Path:
+        real = Path(os.path.realpath(location))
+        if not real.is_relative_to(self._root):
+            raise CorruptDataError(path, "a symbolic link leads outside the store")
+        return real
+
+    @contextmanager
+    def _new_file(self, path: str) -> Iterator[_NewFile]:
+        """A file under a temporary name beside its place, whose folder is made; the temporary name goes in the end."""
+        location = self._new(path)
+        with _storage_errors(path):
+            _make_folders(location.parent)
+            temporary = location.parent / f".{uuid.uuid4().hex}.tmp"
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        sink = io.BufferedWriter(_Checked(descriptor, path), _WRITE_BUFFER_BYTES)
+        try:
+            yield _NewFile(path, location, temporary, descriptor, sink)
+        finally:
+            # What a failed write left in the buffer is not wanted any more.
+            with suppress(OSError):
+                sink.close()
+            os.close(descriptor)
+            with suppress(OSError):
+                temporary.unlink()
+
+    def _resolve(self, path: str, location: Path, commit_id: str, error: OSError) -> Outcome:
+        """Tell how a link ended that reported an error: what is there decides, not the error."""
+        try:
+            body = self.read(path)
+        except MissingFileError:
+            if error.errno in _REFUSED:
+                raise _translate(path, error) from error
+            raise CommitUnknownError(path, commit_id, str(error)) from error
+        except StorageError as unreadable:
+            raise CommitUnknownError(path, commit_id, f"{error}; {unreadable}") from error
+        if not is_ours(body, commit_id):
+            return Outcome.LOST
+        _sync_commit(path, location, commit_id)
+        return Outcome.WON
+
+
+@dataclass(frozen=True, slots=True)
+class _NewFile:
+    path: str
+    location: Path
+    """Where it will be."""
+    temporary: Path
+    """Where it is."""
+    descriptor: int
+    """Open to the end, even if the sink was closed: the writer of a columnar file may do that."""
+    sink: io.BufferedWriter[Any]
+
+    def make_durable(self) -> None:
+        with _storage_errors(self.path):
+            if not self.sink.closed:
+                self.sink.flush()
+            os.fsync(self.descriptor)
+
+
+class _Checked(io.FileIO):
+    """A file whose writes raise the errors of this project, at the call that failed."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        with _storage_errors(self._path):
+            return super().write(data)
+
+
+@contextmanager
+def _storage_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ArrowStateError:
+        raise
+    except OSError as error:
+        raise _translate(path, error) from error
+
+
+def _translate(path: str, error: OSError) -> ArrowStateError:
+    detail = error.strerror or str(error)
+    if error.errno in _NO_ROOM:
+        return StorageFullError(path, detail)
+    if error.errno in _NO_LINKS and error.filename2 is not None:
+        return StorageError(path, f"{detail}: the file system must have hard links, on which commits rest")
+    return StorageError(path, detail)
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and its parents, each durable in the folder above."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True)
+        _sync_folder(made.parent)
+
+
+def _sync_commit(path: str, location: Path, commit_id: str) -> None:
+    """Make the name of a commit durable; a name that is there but may not survive is no answer."""
+    try:
+        _sync_folder(location.parent)
+    except OSError as error:
+        raise CommitUnknownError(path, commit_id, str(error)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems make names durable on their own and have no such call.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """A folder that is not there, or went while the files are listed, has no files."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

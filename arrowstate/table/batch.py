@@ -1,0 +1,87 @@
+"""A batch of keys made ready for sorted runs: hashed, sorted, and grouped by equal key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.table import kernels
+from arrowstate.table.columns import rows_equal, take
+
+__all__ = ["KeyBatch"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBatch:
+    """The distinct keys of a batch, sorted by hash, and which rows of the batch have them.
+
+    Group g holds the rows order[starts[g]:starts[g + 1]] of the batch, in the order of the batch.
+    """
+
+    hashes: Ints
+    "One per distinct key, ascending; two neighbours are equal only where two keys collide."
+    columns: tuple[pa.Array, ...]
+    order: Ints
+    starts: Ints
+    one_to_one: bool
+    "Whether different keys always have different hashes, so that equal hashes mean equal keys."
+
+    @classmethod
+    def of(cls, hashes: Ints, columns: Sequence[pa.Array], *, one_to_one: bool = False) -> KeyBatch:
+        """Sort and group the rows of the key columns by their hashes."""
+        sorted_hashes, order = kernels.sort_by_hash(hashes)
+        starts = kernels.group_starts(sorted_hashes)
+        if starts.size - 1 < order.size and not one_to_one:
+            order, starts = _split_collisions(columns, order, starts)
+        first = starts[:-1]
+        if starts.size - 1 < order.size:
+            sorted_hashes = sorted_hashes[first]
+        picked = order[first]
+        return cls(sorted_hashes, tuple(take(column, picked) for column in columns), order, starts, one_to_one)
+
+    def __len__(self) -> int:
+        return int(self.hashes.size)
+
+    @property
+    def row_count(self) -> int:
+        """The rows of the batch, equal keys counted each time."""
+        return int(self.order.size)
+
+    def groups(self) -> Ints:
+        """Return, for each row of the batch, the number of its key."""
+        return kernels.fill_from_groups(self.order, self.starts)
+
+    def last_rows(self) -> Ints:
+        """Return, for each key, the last row of the batch that has it."""
+        return self.order[self.starts[1:] - 1]
+
+
+def _split_collisions(columns: Sequence[pa.Array], order: Ints, starts: Ints) -> tuple[Ints, Ints]:
+    """Make each group hold one key: where different keys share a hash, order and starts are mended."""
+    inner = np.ones(order.size, dtype=np.bool_)
+    inner[starts[:-1]] = False
+    places = np.flatnonzero(inner)
+    same = np.ones(places.size, dtype=np.bool_)
+    for column in columns:
+        same &= rows_equal(column, order[places], column, order[places - 1])
+    if same.all():
+        return order, starts
+    order = order.copy()
+    borders = [starts]
+    for group in np.unique(np.searchsorted(starts, places[~same], side="right") - 1):
+        place, end = int(starts[group]), int(starts[group + 1])
+        while place < end:
+            rows = order[place:end]
+            equal = np.ones(rows.size, dtype=np.bool_)
+            for column in columns:
+                equal &= rows_equal(column, rows, column, np.full(rows.size, rows[0]))
+            order[place:end] = np.concatenate((rows[equal], rows[~equal]))
+            borders.append(np.array([place], dtype=np.int64))
+            place += int(equal.sum())
+    return order, np.unique(np.concatenate(borders))

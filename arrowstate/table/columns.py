@@ -1,0 +1,142 @@
+"""Arrow columns as the kernels see them, and what equality of two key columns means.
+
+Two keys are equal when all their columns are: by value for numbers, by bytes for text, field by field and
+element by element for nested types. Floats are made canonical when a batch comes in (-0.0 is 0.0, there is
+one NaN), as the key hash does it, so that from then on equal keys have equal bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.table import kernels
+
+__all__ = ["canonical_floats", "fixed_words", "rows_equal", "take"]
+
+Ints = npt.NDArray[np.int64]
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64, 32: np.uint64}
+
+
+def take(column: pa.Array, rows: Ints) -> pa.Array:
+    """Return the given rows of a column; the rows must exist."""
+    return pc.take(column, pa.array(rows), boundscheck=False)
+
+
+def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
+    """View a fixed-width column as (rows, words), without a copy and without its nulls; None for other types."""
+    try:
+        width = column.type.bit_width
+    except ValueError:
+        return None
+    if width % 8 or width // 8 not in _WORDS or pa.types.is_nested(column.type) or pa.types.is_null(column.type):
+        return None
+    if pa.types.is_fixed_size_binary(column.type):
+        return None
+    word = np.dtype(_WORDS[width // 8])
+    words = width // 8 // word.itemsize
+    data = column.buffers()[1]
+    if data is None:
+        return np.empty((0, words), dtype=word)
+    view = np.frombuffer(data, dtype=word, count=(column.offset + len(column)) * words)
+    return view.reshape(-1, words)[column.offset :]
+
+
+def _text_parts(column: pa.Array) -> tuple[npt.NDArray[Any], np.uint64] | None:
+    """View a string or binary column as its offsets and the address of its bytes; None for other types."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        offset_type: Any = np.int32
+    elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        offset_type = np.int64
+    else:
+        return None
+    _, offsets, data = column.buffers()
+    if offsets is None:
+        return np.zeros(1, dtype=offset_type), np.uint64(0)
+    ends = np.frombuffer(offsets, dtype=offset_type, count=column.offset + len(column) + 1)[column.offset :]
+    return ends, np.uint64(data.address if data is not None else 0)
+
+
+def rows_equal(left: pa.Array, left_rows: Ints, right: pa.Array, right_rows: Ints) -> npt.NDArray[np.bool_]:
+    """Compare left[left_rows] with right[right_rows] row by row; the top level has no nulls."""
+    left_words, right_words = fixed_words(left), fixed_words(right)
+    if left_words is not None and right_words is not None:
+        return kernels.equal_fixed(left_words, left_rows, right_words, right_rows)
+    left_text, right_text = _text_parts(left), _text_parts(right)
+    if left_text is not None and right_text is not None:
+        return kernels.equal_bytes(*left_text, left_rows, *right_text, right_rows)
+    return _equal(take(left, left_rows), take(right, right_rows))
+
+
+def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _equal(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_]:
+    left_valid, right_valid = _valid(left), _valid(right)
+    same: npt.NDArray[np.bool_] = left_valid == right_valid
+    both = np.flatnonzero(left_valid & right_valid)
+    if not both.size or pa.types.is_null(left.type):
+        return same
+    if len(both) != len(left):
+        same[both] = _equal(take(left, both), take(right, both))
+        return same
+    if pa.types.is_struct(left.type):
+        for field in range(left.type.num_fields):
+            same &= _equal(_field(left, field), _field(right, field))
+        return same
+    if pa.types.is_fixed_size_list(left.type) or pa.types.is_list(left.type) or pa.types.is_large_list(left.type):
+        lengths = pc.list_value_length(left).to_numpy().astype(np.int64)
+        same = lengths == pc.list_value_length(right).to_numpy()
+        rows = np.flatnonzero(same & (lengths > 0))
+        if rows.size:
+            elements = _equal(take(left, rows).flatten(), take(right, rows).flatten())
+            starts = np.concatenate(([0], np.cumsum(lengths[rows])[:-1]))
+            same[rows] = np.logical_and.reduceat(elements, starts)
+        return same
+    words = fixed_words(left)
+    if words is not None:
+        other = fixed_words(right)
+        assert other is not None
+        return np.asarray((words == other).all(axis=1))
+    return np.asarray(pc.equal(left, right).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _field(column: pa.StructArray, number: int) -> pa.Array:
+    # field() honours the offset but not the parent's nulls; here the parent has none left.
+    return column.field(number)
+
+
+def canonical_floats(column: pa.Array) -> pa.Array:
+    """Return the column with -0.0 as 0.0 and every NaN as the one canonical NaN, inside nested types too."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = column.to_numpy(zero_copy_only=False) if column.null_count else column.to_numpy()
+        clean = values + values.dtype.type(0)
+        clean[np.isnan(clean)] = np.nan
+        mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        return pa.array(clean, type=kind, mask=mask, from_pandas=False)
+    if not pa.types.is_nested(kind) or not _has_floats(kind):
+        return column
+    mask = pa.array(~_valid(column)) if column.null_count else None
+    if pa.types.is_struct(kind):
+        fields = [canonical_floats(_field(column, i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=mask)
+    if pa.types.is_fixed_size_list(kind):
+        start = column.offset * kind.list_size
+        values = canonical_floats(column.values.slice(start, len(column) * kind.list_size))
+        return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
+    column = pa.concat_arrays([column])
+    return type(column).from_arrays(column.offsets, canonical_floats(column.values), type=kind, mask=mask)
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_floats(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))

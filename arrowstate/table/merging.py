@@ -1,0 +1,198 @@
+"""Tiered merging: which runs to merge when, and the merge itself.
+
+Runs are put in tiers by their live rows, each tier `fan_in` times as large as the one below. When a tier
+holds `fan_in` runs, or more than `max_dead_share` of a run's rows are dead, the runs concerned are merged
+with all smaller ones. So there are at most (fan_in - 1) runs a tier, and the dead share stays bounded.
+The tiers are those of the size-tiered LSM trees (O'Neil et al., 1996; Cassandra); there are no tombstones.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.errors import StorageFullError
+from arrowstate.table import kernels
+from arrowstate.table.columns import take
+from arrowstate.table.run import Run
+
+__all__ = ["BatchSink", "MemorySink", "MergePolicy", "SpillSink", "merge_runs"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MergePolicy:
+    """When runs are merged."""
+
+    fan_in: int = 8
+    "Runs of one tier that trigger a merge, and the size ratio of neighbouring tiers; at least 2."
+    max_dead_share: float = 0.5
+    "A run with a larger share of dead rows is merged; above 0, at most 1."
+    first_tier_rows: int = 65_536
+    "Runs with up to this many live rows are in the lowest tier."
+    segment_bytes: int = 32 << 20
+    "A merged run is cut into record batches of about this size, which also bounds the memory a merge takes."
+
+    def pick(self, runs: Sequence[Run]) -> list[Run]:
+        """Return the runs to merge now, or none."""
+        largest = -1
+        counts: dict[int, int] = {}
+        for run in runs:
+            tier = self.tier(run.live_rows)
+            counts[tier] = counts.get(tier, 0) + 1
+            if run.dead_rows > self.max_dead_share * run.rows:
+                largest = max(largest, run.live_rows)
+        full = [tier for tier, count in counts.items() if count >= self.fan_in]
+        if full:
+            top = max(full)
+            largest = max(largest, max(run.live_rows for run in runs if self.tier(run.live_rows) == top))
+        return [run for run in runs if run.live_rows <= largest]
+
+    def tier(self, live_rows: int) -> int:
+        tier = 0
+        size = self.first_tier_rows
+        while live_rows > size:
+            size *= self.fan_in
+            tier += 1
+        return tier
+
+
+class BatchSink(Protocol):
+    """Where a merge puts its record batches."""
+
+    def append(self, batch: pa.RecordBatch) -> None: ...
+
+    def finish(self) -> Run: ...
+
+
+class MemorySink:
+    """Keeps the batches in memory."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+
+    def finish(self) -> Run:
+        return Run.of(self._batches)
+
+
+class SpillSink:
+    """Writes the batches to a local Arrow IPC file and maps it.
+
+    The file has no name once it is mapped, so it is gone when the run is dropped or the process dies.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, self._path = tempfile.mkstemp(prefix="arrowstate-", suffix=".spill", dir=folder)
+        self._file = os.fdopen(descriptor, "wb")
+        self._writer = pa.ipc.new_file(self._file, schema)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        try:
+            with self._room():
+                self._writer.write_batch(batch)
+        except BaseException:
+            self._discard()
+            raise
+
+    def finish(self) -> Run:
+        try:
+            with self._room():
+                self._writer.close()
+                self._file.close()
+            reader = pa.ipc.open_file(pa.memory_map(self._path))
+            return Run.of([reader.get_batch(i) for i in range(reader.num_record_batches)], mapped=True)
+        finally:
+            self._discard()
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise StorageFullError(self._path, str(error)) from error
+            raise
+
+    def _discard(self) -> None:
+        with suppress(OSError):
+            # What is still buffered has no room either.
+            self._file.close()
+        Path(self._path).unlink(missing_ok=True)
+
+
+def merge_runs(runs: Sequence[Run], policy: MergePolicy, sink: BatchSink) -> Run | None:
+    """Write the live rows of the runs, in hash order, to the sink; None if there are none."""
+    live = sum(run.live_rows for run in runs)
+    if not live:
+        return None
+    row_bytes = max(1, sum(s.batch.nbytes for run in runs for s in run.segments) // sum(run.rows for run in runs))
+    piece_rows = max(1024, policy.segment_bytes // row_bytes)
+    for low, high in _pieces(max(runs, key=lambda run: run.rows), -(-live // piece_rows)):
+        batch = _merge_piece(runs, low, high)
+        if batch is not None:
+            sink.append(batch)
+    return sink.finish()
+
+
+def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:
+    """Cut the hash range into about `count` pieces; each is (low inclusive, high exclusive), None is open."""
+    borders: list[int] = []
+    for number in range(1, count):
+        row = largest.first_row + largest.rows * number // count
+        segment = next(s for s in largest.segments if row < s.end_row)
+        border = int(segment.hashes[row - segment.first_row])
+        if not borders or border > borders[-1]:
+            borders.append(border)
+    return list(zip([None, *borders], [*borders, None], strict=True))
+
+
+def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.RecordBatch | None:
+    sources: list[pa.RecordBatch] = []
+    lists: list[tuple[int, int, Ints, Ints]] = []
+    offset = 0
+    for run in runs:
+        for segment in run.segments:
+            start = 0 if low is None else int(np.searchsorted(segment.hashes, low))
+            stop = segment.hashes.size if high is None else int(np.searchsorted(segment.hashes, high))
+            if start >= stop:
+                continue
+            bit = segment.first_row - run.first_row
+            rows = kernels.live_rows(run.live, bit + start, bit + stop) - (bit + start)
+            if not rows.size:
+                continue
+            lists.append((rows.size, len(lists), segment.hashes[start + rows], rows + offset))
+            sources.append(segment.batch.slice(start, stop - start))
+            offset += stop - start
+    if not lists:
+        return None
+    # Smallest first: each row is then moved about log(runs) times, the rows of the largest run only once.
+    heapq.heapify(lists)
+    number = len(lists)
+    while len(lists) > 1:
+        _, _, left_hashes, left_rows = heapq.heappop(lists)
+        _, _, right_hashes, right_rows = heapq.heappop(lists)
+        hashes, rows = kernels.merge_two(left_hashes, left_rows, right_hashes, right_rows)
+        heapq.heappush(lists, (rows.size, number, hashes, rows))
+        number += 1
+    _, _, hashes, rows = lists[0]
+    columns = [pa.array(hashes)]
+    for field in range(1, sources[0].num_columns):
+        parts = [source.column(field) for source in sources]
+        columns.append(take(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), rows))
+    return pa.RecordBatch.from_arrays(columns, schema=sources[0].schema)

@@ -1,0 +1,226 @@
+"""Runs: immutable, hash-sorted Arrow record batches with a directory and live bits.
+
+A run is one or more segments (record batches) in hash order. Row numbers are those of the file the run was
+written to or read from; a subtask that owns a slice of a file holds a run whose first row is not 0. Only the
+live bits of a run ever change; a frozen run has its own copy of them.
+Formats: formats/spec/run-files.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.table import kernels
+from arrowstate.table.columns import rows_equal
+
+__all__ = ["Directory", "FrozenRun", "Run", "Segment", "all_live", "hashes_of"]
+
+HASH_COLUMN = "_key_hash"
+
+Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.uint8]
+
+
+def hashes_of(batch: pa.RecordBatch) -> Ints:
+    """View the `_key_hash` column of a run's batch as numpy, without a copy."""
+    return np.asarray(batch.column(0).to_numpy(), dtype=np.int64)
+
+
+def all_live(rows: int) -> Bits:
+    """Return live bits for `rows` rows, all of them set; bits past the end are 0."""
+    bits = np.full((rows + 7) // 8, 0xFF, dtype=np.uint8)
+    if rows % 8:
+        bits[-1] = (1 << rows % 8) - 1
+    return bits
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One record batch of a run."""
+
+    batch: pa.RecordBatch
+    hashes: Ints
+    first_row: int
+    "The row of the run's file that the batch starts with."
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + int(self.hashes.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Offsets by the top bits of the hash, about one entry per row.
+
+    Bucket b holds the rows whose (unsigned hash - base) >> shift is b; they start at offsets[b] + first_row
+    and end before offsets[b + 1] + first_row.
+    """
+
+    base: int
+    shift: int
+    offsets: npt.NDArray[np.uint32]
+    first_row: int
+
+    @classmethod
+    def build(cls, segments: Sequence[Segment]) -> Directory:
+        """Build the directory of a run's segments in one pass over their hashes."""
+        first_row = segments[0].first_row
+        rows = segments[-1].end_row - first_row
+        base = int(segments[0].hashes[0]) + (1 << 63)
+        span = int(segments[-1].hashes[-1]) + (1 << 63) - base
+        shift = max(0, span.bit_length() - max(1, (rows - 1).bit_length()))
+        offsets = np.empty((span >> shift) + 2, dtype=np.uint32)
+        bucket = 0
+        for segment in segments:
+            bucket = kernels.build_directory(
+                segment.hashes, np.uint64(base), np.uint64(shift), offsets, segment.first_row - first_row, bucket
+            )
+        offsets[bucket:] = rows
+        return cls(base, shift, offsets, first_row)
+
+
+@dataclass(slots=True)
+class Run:
+    """Sorted rows of one state; every key occurs at most once."""
+
+    segments: tuple[Segment, ...]
+    first_row: int
+    last_row: int
+    "One past the last row of the file that belongs to this run."
+    live: Bits
+    "Bit i stands for row first_row + i."
+    live_rows: int
+    mapped: bool = False
+    "Whether the rows live in a mapped file, not in memory."
+    stored: dict[str, Any] = field(default_factory=dict)
+    "By store id: (the run's entry in that store's committed manifests, run row minus file row)."
+    built: Directory | None = None
+    "The directory, once it was needed."
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], *, mapped: bool = False) -> Run:
+        """Make a run of sorted batches in memory, all rows live."""
+        segments = []
+        row = 0
+        for batch in batches:
+            segments.append(Segment(batch, hashes_of(batch), row))
+            row += batch.num_rows
+        return cls(tuple(segments), 0, row, all_live(row), row, mapped)
+
+    @property
+    def rows(self) -> int:
+        return self.last_row - self.first_row
+
+    @property
+    def dead_rows(self) -> int:
+        return self.rows - self.live_rows
+
+    @property
+    def directory(self) -> Directory:
+        if self.built is None:
+            self.built = Directory.build(self.segments)
+        return self.built
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this run keeps in memory: its rows unless they are mapped, its directory, its live bits."""
+        size = int(self.live.nbytes)
+        if not self.mapped:
+            size += sum(segment.batch.nbytes for segment in self.segments)
+        if self.built is not None:
+            size += int(self.built.offsets.nbytes)
+        return size
+
+    def find(self, hashes: Ints, keys: Sequence[pa.Array], pending: Ints) -> Ints:
+        """Return the live row of each pending key, or -1.
+
+        `hashes` (ascending) describe all queries; `pending` are the numbers of those to look for, ascending.
+        The real keys are compared: a hash is trusted alone only where it is one-to-one, and `keys` is empty then.
+        """
+        out = np.full(pending.size, -1, dtype=np.int64)
+        directory = self.directory
+        for segment, low, high in self._parts(hashes, pending):
+            found = out[low:high]
+            asked = pending[low:high]
+            kernels.probe(
+                hashes,
+                asked,
+                segment.hashes,
+                np.uint64(directory.base),
+                np.uint64(directory.shift),
+                directory.offsets,
+                directory.first_row,
+                segment.first_row,
+                self.live,
+                self.first_row,
+                found,
+            )
+            hits = np.flatnonzero(found >= 0) if keys else np.empty(0, dtype=np.int64)
+            while hits.size:
+                places = found[hits] - segment.first_row
+                same = np.ones(hits.size, dtype=np.bool_)
+                for number, column in enumerate(keys):
+                    same &= rows_equal(column, asked[hits], segment.batch.column(1 + number), places)
+                # Another key with the same hash: go on to the next live row with that hash.
+                hits = hits[~same]
+                for i in hits:
+                    found[i] = kernels.next_candidate(
+                        found[i], segment.hashes, segment.first_row, self.live, self.first_row
+                    )
+                hits = hits[found[hits] >= 0]
+        return out
+
+    def _parts(self, hashes: Ints, pending: Ints) -> Iterator[tuple[Segment, int, int]]:
+        if len(self.segments) == 1:
+            if pending.size:
+                yield self.segments[0], 0, pending.size
+            return
+        starts = np.searchsorted(hashes, [segment.hashes[0] for segment in self.segments], side="left")
+        ends = np.searchsorted(hashes, [segment.hashes[-1] for segment in self.segments], side="right")
+        lows, highs = np.searchsorted(pending, starts), np.searchsorted(pending, ends)
+        for segment, low, high in zip(self.segments, lows, highs, strict=True):
+            if low < high:
+                yield segment, int(low), int(high)
+
+    def kill(self, rows: Ints) -> int:
+        """Mark rows dead; return how many were live before."""
+        killed = int(kernels.clear_bits(self.live, rows - self.first_row))
+        self.live_rows -= killed
+        return killed
+
+    def freeze(self) -> FrozenRun:
+        """Return the run as it is now: the same rows, a copy of the live bits."""
+        return FrozenRun(self, self.live.copy(), self.live_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRun:
+    """A run at one moment."""
+
+    run: Run
+    live: Bits
+    live_rows: int
+
+    def thaw(self) -> Run:
+        """Return a run of its own over the same rows, which may change without touching this view."""
+        run = self.run
+        return Run(
+            run.segments, run.first_row, run.last_row, self.live.copy(), self.live_rows, run.mapped, run.stored,
+            run.built,
+        )  # fmt: skip
+
+    def live_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the live rows, segment by segment, in hash order."""
+        for segment in self.run.segments:
+            start = segment.first_row - self.run.first_row
+            rows = kernels.live_rows(self.live, start, start + segment.hashes.size)
+            if rows.size == segment.hashes.size:
+                yield segment.batch
+            elif rows.size:
+                yield segment.batch.take(pa.array(rows - start))

@@ -1,0 +1,233 @@
+"""A table: the sorted runs of one state of one subtask, with batch reads and writes.
+
+Writing a key marks its old row dead where it stands and adds the new row to a new run, so a key has at most
+one live row, a scan needs no merge and there are no tombstones. Freezing copies the live bits and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.table import kernels
+from arrowstate.table.batch import KeyBatch
+from arrowstate.table.columns import fixed_words, take
+from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, merge_runs
+from arrowstate.table.run import FrozenRun, Run
+
+__all__ = ["Found", "FrozenTable", "Table", "find_keys"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where the keys of a batch are; valid until the table is next written to."""
+
+    key_count: int
+    hits: tuple[tuple[Run, Ints, Ints], ...]
+    "Per run: the numbers of the keys it holds, and their rows."
+    absent: Ints
+    "The numbers of the keys that have no row."
+
+    def column(self, number: int, kind: pa.DataType) -> pa.Array:
+        """Return column `number` of the rows found, one entry a key, null where the key is absent."""
+        fixed = self._fixed_column(number, kind)
+        if fixed is not None:
+            return fixed
+        parts, places = [], []
+        for run, keys, rows in self.hits:
+            for segment, low, high in _by_segment(run, rows):
+                parts.append(take(segment.batch.column(number), rows[low:high] - segment.first_row))
+                places.append(keys[low:high])
+        parts.append(pa.nulls(self.absent.size, kind))
+        places.append(self.absent)
+        back = np.empty(self.key_count, dtype=np.int64)
+        back[np.concatenate(places)] = np.arange(self.key_count)
+        return take(pa.concat_arrays(parts), back)
+
+    def _fixed_column(self, number: int, kind: pa.DataType) -> pa.Array | None:
+        out = None
+        for run, keys, rows in self.hits:
+            for segment, low, high in _by_segment(run, rows):
+                column = segment.batch.column(number)
+                words = None if column.null_count else fixed_words(column)
+                if words is None:
+                    return None
+                if out is None:
+                    out = np.zeros((self.key_count, words.shape[1]), dtype=words.dtype)
+                kernels.gather(words, rows[low:high] - segment.first_row, keys[low:high], out)
+        if out is None:
+            return pa.nulls(self.key_count, kind)
+        validity = None
+        if self.absent.size:
+            present = np.ones(self.key_count, dtype=np.bool_)
+            present[self.absent] = False
+            validity = pa.py_buffer(np.packbits(present, bitorder="little"))
+        return pa.Array.from_buffers(kind, self.key_count, [validity, pa.py_buffer(out)], self.absent.size)
+
+
+def _by_segment(run: Run, rows: Ints) -> Iterator[tuple[Any, int, int]]:
+    if len(run.segments) == 1:
+        yield run.segments[0], 0, rows.size
+        return
+    borders = np.searchsorted(rows, [segment.first_row for segment in run.segments] + [run.last_row])
+    for segment, low, high in zip(run.segments, borders[:-1], borders[1:], strict=True):
+        if low < high:
+            yield segment, int(low), int(high)
+
+
+def find_keys(runs: Sequence[Run], keys: KeyBatch) -> Found:
+    """Find the live row of each key in the runs."""
+    hits = []
+    pending = np.arange(len(keys), dtype=np.int64)
+    # A key is live in one run at most, so the order is free: the largest first settles most keys at once.
+    for run in sorted(runs, key=lambda run: run.live_rows, reverse=True):
+        if not pending.size:
+            break
+        if not run.live_rows:
+            continue
+        rows = run.find(keys.hashes, () if keys.one_to_one else keys.columns, pending)
+        hit = rows >= 0
+        if hit.any():
+            hits.append((run, pending[hit], rows[hit]))
+            pending = pending[~hit]
+    return Found(len(keys), tuple(hits), pending)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTable:
+    """A table at one moment: its runs and their live bits then."""
+
+    schema: pa.Schema
+    key_columns: int
+    runs: tuple[FrozenRun, ...]
+
+    @property
+    def live_rows(self) -> int:
+        return sum(run.live_rows for run in self.runs)
+
+
+class Table:
+    """Sorted runs under writes; not safe for use by several threads at once.
+
+    Parameters
+    ----------
+    schema
+        `_key_hash` int64, the key columns, the value columns.
+    key_columns
+        How many key columns there are.
+    runs
+        The runs to start with; the table owns them from now on.
+    policy
+        When runs are merged.
+    memory_budget_bytes
+        Runs past this many bytes are kept in mapped files; None for no limit.
+    spill_folder
+        Where these files go; the system's temporary folder by default.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        key_columns: int,
+        *,
+        runs: Sequence[Run] = (),
+        policy: MergePolicy | None = None,
+        memory_budget_bytes: int | None = None,
+        spill_folder: Path | None = None,
+    ) -> None:
+        self.schema = schema
+        self.key_columns = key_columns
+        self._runs = list(runs)
+        self._policy = policy or MergePolicy()
+        self._budget = memory_budget_bytes
+        self._spill_folder = spill_folder or Path(tempfile.gettempdir())
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self._runs)
+
+    @property
+    def live_rows(self) -> int:
+        return sum(run.live_rows for run in self._runs)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(run.memory_bytes for run in self._runs)
+
+    def find(self, keys: KeyBatch) -> Found:
+        """Find the live row of each key."""
+        return find_keys(self._runs, keys)
+
+    def put(self, found: Found, keys: KeyBatch, values: Sequence[pa.Array], *, keep: Ints | None = None) -> None:
+        """Write one row per key and drop the rows the keys had.
+
+        Parameters
+        ----------
+        found
+            The result of `find` for the same keys.
+        keys
+            Distinct keys.
+        values
+            The value columns, one entry a key.
+        keep
+            The numbers of the keys that get a row, ascending; the others are removed. All by default.
+        """
+        arrays = [pa.array(keys.hashes), *keys.columns, *values]
+        if keep is not None and keep.size < len(keys):
+            arrays = [take(array, keep) for array in arrays]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        self.remove(found)
+        if batch.num_rows:
+            self._runs.append(Run.of([batch]))
+
+    def remove(self, found: Found) -> None:
+        """Drop the rows found."""
+        for run, _, rows in found.hits:
+            run.kill(rows)
+
+    def freeze(self) -> FrozenTable:
+        """Return a consistent view that later writes do not change. No row is copied."""
+        runs = tuple(run.freeze() for run in self._runs if run.live_rows)
+        return FrozenTable(self.schema, self.key_columns, runs)
+
+    def settle(self) -> None:
+        """Merge until the policy asks for nothing, then spill until the budget holds.
+
+        To be called before `find`, so that a disk without room fails a write before it has changed anything.
+        """
+        self._runs = [run for run in self._runs if run.live_rows]
+        while picked := self._policy.pick(self._runs):
+            merged = merge_runs(picked, self._policy, self._sink(picked))
+            self._runs = [run for run in self._runs if not any(run is other for other in picked)]
+            if merged is not None:
+                self._runs.append(merged)
+        if self._budget is None:
+            return
+        while self.memory_bytes > self._budget:
+            in_memory = [run for run in self._runs if not run.mapped]
+            if not in_memory:
+                return
+            largest = max(in_memory, key=lambda run: run.memory_bytes)
+            sink = SpillSink(self._spill_folder, self.schema)
+            for segment in largest.segments:
+                sink.append(segment.batch)
+            spilled = sink.finish()
+            spilled.live, spilled.live_rows, spilled.stored = largest.live, largest.live_rows, largest.stored
+            spilled.built = largest.built
+            self._runs[self._runs.index(largest)] = spilled
+
+    def _sink(self, picked: Sequence[Run]) -> BatchSink:
+        expected = sum(run.live_rows * s.batch.nbytes // max(1, run.rows) for run in picked for s in run.segments)
+        if self._budget is not None and self.memory_bytes + expected > self._budget:
+            return SpillSink(self._spill_folder, self.schema)
+        return MemorySink()

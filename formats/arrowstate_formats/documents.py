@@ -1,0 +1,413 @@
+"""The JSON documents of a store: identity, manifests and log entries.
+
+One frozen struct per document or part of one; `encode` writes it in a stable form and `decode` reads
+it strictly. An unknown field is an error, because ignoring it could mean to overlook a file that is
+still referenced or a rule that changes what the rows mean; a newer `format_version` is told apart
+from damage before the shape is looked at. Specification: formats/spec/manifests-and-log.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from arrowstate_formats.errors import CorruptDataError, FormatVersionError, InvalidInputError
+from arrowstate_formats.key_groups import MAX_PARALLELISM
+from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name
+
+__all__ = [
+    "FORMAT_VERSION",
+    "BatchDocument",
+    "ColumnStatistics",
+    "DeletionVectorDocument",
+    "DirectoryDocument",
+    "FieldDocument",
+    "KeyHashDocument",
+    "LogEntryDocument",
+    "ManifestDocument",
+    "ManifestHandle",
+    "OperatorDocument",
+    "ParentDocument",
+    "RunDocument",
+    "StateDocument",
+    "StateRunsDocument",
+    "StoreDocument",
+    "SubtaskDocument",
+    "decode",
+    "decode_inline",
+    "encode",
+    "encode_inline",
+]
+
+FORMAT_VERSION = 1
+"""The version that this package writes, and the newest it reads."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Version = Annotated[int, msgspec.Meta(ge=1)]
+Checksum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", description="xxh3_128, 32 hexadecimal digits")]
+KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+TypeForm = str | dict[str, Any]
+Statistic = str | int | float | bool | None
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
+    """What every document and every part of one has in common: frozen, strict, keyword-only."""
+
+
+class KeyHashDocument(Document, frozen=True, kw_only=True):
+    """Which key hash the store was written with."""
+
+    name: Literal["spark-xxhash64"] = "spark-xxhash64"
+    seed: Literal[42] = 42
+
+
+class StoreDocument(Document, frozen=True, kw_only=True):
+    """`arrowstate.json`: what makes a folder a store; written once.
+
+    Examples
+    --------
+    >>> document = StoreDocument(store_id="3f0c", created_at_ms=1700000000000)
+    >>> decode(encode(document), StoreDocument) == document
+    True
+    """
+
+    format: Literal["arrowstate"] = "arrowstate"
+    format_version: Version = FORMAT_VERSION
+    store_id: Text
+    key_hash: KeyHashDocument = KeyHashDocument()
+    created_at_ms: int
+
+
+class FieldDocument(Document, frozen=True, kw_only=True):
+    """A key column or value column; `id` stays the same when the column is renamed."""
+
+    id: Count
+    name: Text
+    type: TypeForm
+    nullable: bool = True
+
+
+class StateDocument(Document, frozen=True, kw_only=True):
+    """A state as its descriptor declared it, and the columns its values are stored in."""
+
+    name: str
+    kind: Literal["value", "reducing"]
+    value_type: TypeForm
+    columns: list[FieldDocument]
+    reduce: str | dict[str, str] | None = None
+    schema_version: Version = 1
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+
+
+class BatchDocument(Document, frozen=True, kw_only=True):
+    """One record batch or row group: its byte range inside the run file, and what is in it."""
+
+    offset: Count
+    bytes: Version
+    rows: Version
+    xxh3_128: Checksum
+    min_hash: int
+    max_hash: int
+
+    def __post_init__(self) -> None:
+        if self.min_hash > self.max_hash:
+            raise ValueError(f"min_hash {self.min_hash} is above max_hash {self.max_hash}")
+
+
+class ColumnStatistics(Document, frozen=True, kw_only=True):
+    """Nulls and bounds of one column of a run; a bound is null where it is not known."""
+
+    column: Text
+    null_count: Count
+    min: Statistic = None
+    max: Statistic = None
+
+
+class DeletionVectorDocument(Document, frozen=True, kw_only=True):
+    """The dead rows of a run file, as a Roaring bitmap of row numbers of the file."""
+
+    path: str | None = None
+    inline: str | None = None
+    bytes: Version
+    dead_rows: Count
+    xxh3_128: Checksum
+
+    def __post_init__(self) -> None:
+        _check_place(self.path, self.inline)
+
+
+class DirectoryDocument(Document, frozen=True, kw_only=True):
+    """The bucket directory beside a run file."""
+
+    path: str
+    bytes: Version
+    xxh3_128: Checksum
+
+    def __post_init__(self) -> None:
+        check_relative_path(self.path)
+
+
+class RunDocument(Document, frozen=True, kw_only=True):
+    """A run: a file of sorted rows, and the half-open range of its rows that this subtask owns."""
+
+    id: Text
+    format: Literal["arrow", "parquet"]
+    path: str | None = None
+    inline: str | None = None
+    bytes: Version
+    rows: Count
+    first_row: Count
+    last_row: Count
+    live_rows: Count
+    xxh3_128: Checksum
+    frame_xxh3_128: Checksum
+    batches: list[BatchDocument]
+    statistics: list[ColumnStatistics]
+    deletion_vector: DeletionVectorDocument | None = None
+    directory: DirectoryDocument | None = None
+
+    def __post_init__(self) -> None:
+        _check_place(self.path, self.inline)
+        if not self.first_row <= self.last_row <= self.rows:
+            raise ValueError(f"rows {self.first_row} to {self.last_row} are outside a file of {self.rows} rows")
+        if self.live_rows > self.last_row - self.first_row:
+            raise ValueError(f"{self.live_rows} live rows in {self.last_row - self.first_row} rows")
+        if sum(batch.rows for batch in self.batches) != self.rows:
+            raise ValueError(f"the batches do not add up to {self.rows} rows")
+        end = 0
+        for batch in self.batches:
+            if batch.offset < end:
+                raise ValueError(f"the batch at byte {batch.offset} begins inside the one before it")
+            end = batch.offset + batch.bytes
+        if end > self.bytes:
+            raise ValueError(f"the batches end at byte {end} of a file of {self.bytes} bytes")
+
+
+class StateRunsDocument(Document, frozen=True, kw_only=True):
+    """The runs of one state, oldest first."""
+
+    name: str
+    runs: list[RunDocument]
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+
+
+class ManifestDocument(Document, frozen=True, kw_only=True):
+    """`manifests/<uuid>.json`: everything one subtask of an operator has stored."""
+
+    format_version: Version = FORMAT_VERSION
+    operator: str
+    key_groups: tuple[KeyGroup, KeyGroup]
+    states: list[StateRunsDocument]
+
+    def __post_init__(self) -> None:
+        check_operator_uid(self.operator)
+        _check_key_groups(self.key_groups)
+
+
+class ManifestHandle(Document, frozen=True, kw_only=True):
+    """Where a manifest is: its path, or its text inline; never both."""
+
+    path: str | None = None
+    inline: str | None = None
+    bytes: Version
+    xxh3_128: Checksum
+
+    def __post_init__(self) -> None:
+        _check_place(self.path, self.inline)
+
+
+class SubtaskDocument(Document, frozen=True, kw_only=True):
+    """One subtask of an operator: its key groups, its manifest, and the live rows of each state."""
+
+    subtask: Count
+    key_groups: tuple[KeyGroup, KeyGroup]
+    manifest: ManifestHandle
+    live_rows: dict[str, Count]
+
+    def __post_init__(self) -> None:
+        _check_key_groups(self.key_groups)
+
+
+class OperatorDocument(Document, frozen=True, kw_only=True):
+    """One operator: key schema, states and subtasks."""
+
+    uid: str
+    key: Annotated[list[FieldDocument], msgspec.Meta(min_length=1)]
+    max_parallelism: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM)]
+    states: list[StateDocument]
+    subtasks: list[SubtaskDocument]
+
+    def __post_init__(self) -> None:
+        check_operator_uid(self.uid)
+        for subtask in self.subtasks:
+            if subtask.key_groups[1] >= self.max_parallelism:
+                raise ValueError(f"key group {subtask.key_groups[1]} at max parallelism {self.max_parallelism}")
+
+
+class ParentDocument(Document, frozen=True, kw_only=True):
+    """The log entry before this one, pinned by the checksum of its bytes."""
+
+    number: Count
+    xxh3_128: Checksum
+
+
+class LogEntryDocument(Document, frozen=True, kw_only=True):
+    """`log/<20 digits>.json`: one commit. The newest entry alone tells the state of the store."""
+
+    format_version: Version = FORMAT_VERSION
+    number: Count
+    parent: ParentDocument | None
+    commit_id: Text
+    writer_epoch: Count
+    kind: Literal["fence", "checkpoint", "savepoint"]
+    checkpoint_id: Count | None
+    started_at_ms: int
+    committed_at_ms: int
+    watermark: int | None = None
+    properties: dict[str, Any] = {}
+    operators: list[OperatorDocument]
+
+    def __post_init__(self) -> None:
+        if self.parent is not None and self.parent.number != self.number - 1:
+            raise ValueError(f"entry {self.number} has parent {self.parent.number}")
+        if (self.checkpoint_id is None) != (self.kind == "fence"):
+            raise ValueError(f"a {self.kind} entry with checkpoint id {self.checkpoint_id}")
+
+
+D = TypeVar("D", bound=Document)
+
+
+class _Versioned(msgspec.Struct):
+    format_version: Version = FORMAT_VERSION
+
+
+def encode(document: Document) -> bytes:
+    """Return the UTF-8 JSON text of a document: two-space indent, declared field order, newline at the end.
+
+    Equal documents give equal bytes; members of free-form objects are sorted by name.
+
+    Raises
+    ------
+    InvalidInputError
+        If `properties` holds something that JSON cannot keep exactly (NaN, an integer outside 64 bits, bytes,
+        a date, a name that is no text).
+
+    Examples
+    --------
+    >>> encode(ParentDocument(number=3, xxh3_128="0" * 32))[:17]
+    b'{\\n  "number": 3,\\n'
+    """
+    if isinstance(document, LogEntryDocument):
+        _check_json("properties", document.properties)
+    try:
+        return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"the document cannot be written as JSON: {error}") from error
+
+
+def decode(data: bytes, document_type: type[D], *, path: str = "") -> D:
+    """Return the document that `encode` wrote.
+
+    Parameters
+    ----------
+    data
+        The JSON text.
+    document_type
+        The struct to read it as.
+    path
+        Where the text comes from, for messages.
+
+    Raises
+    ------
+    FormatVersionError
+        If `format_version` is newer than `FORMAT_VERSION`, whatever the rest of the document looks like.
+    CorruptDataError
+        If the text is no JSON, or has a missing, unknown or ill-formed field.
+
+    Examples
+    --------
+    >>> decode(b'{"number": 3, "xxh3_128": "00000000000000000000000000000000"}', ParentDocument).number
+    3
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).format_version
+        if version > FORMAT_VERSION:
+            raise FormatVersionError(path, version, FORMAT_VERSION)
+        return msgspec.json.decode(data, type=document_type)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptDataError(path, str(error)) from error
+
+
+def encode_inline(data: bytes) -> str:
+    """Return bytes as the text of an `inline` field (base64).
+
+    Examples
+    --------
+    >>> encode_inline(b"abc")
+    'YWJj'
+    """
+    return base64.b64encode(data).decode("ascii")
+
+
+def decode_inline(text: str, *, path: str = "") -> bytes:
+    """Return the bytes of an `inline` field.
+
+    Raises
+    ------
+    CorruptDataError
+        If the text is no base64.
+
+    Examples
+    --------
+    >>> decode_inline("YWJj")
+    b'abc'
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CorruptDataError(path, f"an inline field is no base64: {error}") from error
+
+
+def _check_place(path: str | None, inline: str | None) -> None:
+    if (path is None) == (inline is None):
+        raise ValueError("exactly one of path and inline must be given")
+    if path is not None:
+        check_relative_path(path)
+
+
+def _check_key_groups(key_groups: tuple[int, int]) -> None:
+    if key_groups[0] > key_groups[1]:
+        raise ValueError(f"key groups {key_groups[0]} to {key_groups[1]} are empty")
+
+
+def _check_json(where: str, value: object) -> None:
+    """Refuse what the JSON encoder would quietly change: NaN to null, dates and bytes to text."""
+    if value is None or isinstance(value, (str, bool)):
+        return
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        return
+    if isinstance(value, float) and math.isfinite(value):
+        return
+    if isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check_json(f"{where}[{index}]", item)
+        return
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise InvalidInputError(f"{where} must have text as names, got {name!r}")
+            _check_json(f"{where}.{name}", item)
+        return
+    raise InvalidInputError(
+        f"{where} must be null, a boolean, a text, a 64-bit integer, a finite number, a list or an object, "
+        f"got {value!r} ({type(value).__name__})"
+    )

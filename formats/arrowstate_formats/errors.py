@@ -1,0 +1,85 @@
+"""The errors of the format package.
+
+Every error is an `ArrowStateError`, also inherits the builtin that fits, carries its values as
+attributes and survives pickling, because Spark and process pools send errors between processes.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ArrowStateError", "CorruptDataError", "FormatVersionError", "InvalidInputError"]
+
+
+class ArrowStateError(Exception):
+    """Root of every error that arrowstate raises on purpose.
+
+    Examples
+    --------
+    >>> issubclass(InvalidInputError, ArrowStateError)
+    True
+    """
+
+
+class InvalidInputError(ArrowStateError, ValueError):
+    """An argument is outside what was promised; the message says what was required and given.
+
+    Examples
+    --------
+    >>> isinstance(InvalidInputError("max_parallelism must be at least 1, got 0"), ValueError)
+    True
+    """
+
+
+class CorruptDataError(ArrowStateError, ValueError):
+    """Stored bytes do not match their checksum, or cannot be parsed as what they should be.
+
+    Attributes
+    ----------
+    path : str
+        The object inside the store, empty where the bytes have no path.
+    detail : str
+        What did not match.
+
+    Examples
+    --------
+    >>> str(CorruptDataError("log/00000000000000000001.json", "truncated"))
+    'log/00000000000000000001.json is damaged: truncated'
+    """
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(path, detail)
+        self.path = path
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.path or 'stored data'} is damaged: {self.detail}"
+
+
+class FormatVersionError(ArrowStateError, RuntimeError):
+    """A document was written by a newer version of the format than this package reads.
+
+    Attributes
+    ----------
+    path : str
+        The object inside the store, empty where the bytes have no path.
+    found : int
+        The version in the document.
+    supported : int
+        The newest version this package reads.
+
+    Examples
+    --------
+    >>> FormatVersionError("arrowstate.json", 7, 1).found
+    7
+    """
+
+    def __init__(self, path: str, found: int, supported: int) -> None:
+        super().__init__(path, found, supported)
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path or 'the document'} has format version {self.found}, this arrowstate reads versions up to "
+            f"{self.supported}; install a newer arrowstate"
+        )

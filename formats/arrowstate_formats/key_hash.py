@@ -1,0 +1,303 @@
+"""The key hash: XXH64 over the key columns, bit for bit what Spark SQL's `xxhash64` computes.
+
+The hash of a column is the seed of the next, beginning with 42, and a null leaves it unchanged; so
+Spark can route rows with its own expression and the store finds them where it put them. The type is
+part of the hash: the int32 1 and the int64 1 differ. Types that Spark does not have follow the nearest
+type that it has. Specification: formats/spec/key-hash.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate_formats import _xxh64
+from arrowstate_formats.errors import InvalidInputError
+
+__all__ = ["SEED", "Keys", "check_key_type", "hash_columns", "key_hash"]
+
+SEED = 42
+"""The hash before the first column, and of a key whose columns are all null."""
+
+Keys: TypeAlias = pa.RecordBatch | pa.Array | pa.ChunkedArray
+"""One key column, or a record batch or struct array with one column or field per key column."""
+
+_Hashes: TypeAlias = npt.NDArray[np.uint64]
+_Slots: TypeAlias = npt.NDArray[np.int64]
+_Values: TypeAlias = npt.NDArray[Any]
+
+_EVERY_ROW: _Slots = np.empty(0, np.int64)
+_EVERY_ROW.flags.writeable = False
+_NO_NULLS: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+_NO_NULLS.flags.writeable = False
+
+_LONG_DIGITS = 18
+"""Decimals up to this precision are hashed as the long of their digits."""
+
+
+def key_hash(keys: Keys) -> pa.Int64Array:
+    """Return the key hash of each row, as Spark SQL's `xxhash64` of the key columns; never null.
+
+    Parameters
+    ----------
+    keys
+        One key column (array or chunked array), or a record batch or struct array with one column per key column.
+
+    Raises
+    ------
+    InvalidInputError
+        If the keys are no Arrow data or have no column; if a type has no hash (maps, unions, intervals); if a
+        timestamp or duration does not fit 64 bits of microseconds, or a date 32 bits of days.
+
+    Examples
+    --------
+    >>> key_hash(pa.array([1, 2])).to_pylist()
+    [-7001672635703045582, -3341702809300393011]
+    """
+    if isinstance(keys, pa.ChunkedArray):
+        check_key_type(keys.type)
+        chunks = [_hash_keys(chunk) for chunk in keys.chunks]
+        return pa.array(np.concatenate([np.empty(0, np.int64), *chunks]))
+    return pa.array(_hash_keys(keys))
+
+
+def hash_columns(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+    """Return the key hash of each row of key columns of equal length, as a new array.
+
+    Raises
+    ------
+    InvalidInputError
+        As for `key_hash`, and if the columns differ in length.
+
+    Examples
+    --------
+    >>> hash_columns([pa.array(["a"]), pa.array([1], pa.int32())]).tolist()
+    [-4810547614043336770]
+    """
+    if not columns:
+        raise InvalidInputError("a key needs at least one column")
+    if len({len(column) for column in columns}) != 1:
+        raise InvalidInputError(f"key columns must have one length, got {[len(column) for column in columns]}")
+    for column in columns:
+        check_key_type(column.type)
+    hashes = np.full(len(columns[0]), SEED, np.uint64)
+    for column in columns:
+        _chain(column, _EVERY_ROW, hashes)
+    return hashes.view(np.int64)
+
+
+def check_key_type(key_type: pa.DataType) -> None:
+    """Check that values of a type, nested ones included, have a key hash.
+
+    Raises
+    ------
+    InvalidInputError
+        If the type is or contains a map, a union or an interval; the message names it.
+
+    Examples
+    --------
+    >>> check_key_type(pa.list_(pa.string()))
+    """
+    types = pa.types
+    if types.is_map(key_type) or types.is_union(key_type) or types.is_interval(key_type):
+        raise InvalidInputError(f"a key cannot have the type {key_type}: maps, unions and intervals have no key hash")
+    if isinstance(key_type, pa.BaseExtensionType):
+        check_key_type(key_type.storage_type)
+    elif types.is_dictionary(key_type) or types.is_run_end_encoded(key_type) or _is_list(key_type):
+        check_key_type(key_type.value_type)
+    elif types.is_struct(key_type):
+        for field in key_type:
+            check_key_type(field.type)
+
+
+def _hash_keys(keys: pa.RecordBatch | pa.Array) -> npt.NDArray[np.int64]:
+    if isinstance(keys, pa.RecordBatch):
+        return hash_columns(keys.columns)
+    if not isinstance(keys, pa.Array):
+        raise InvalidInputError(f"keys must be an Arrow array, chunked array or record batch, got {_type_name(keys)}")
+    if pa.types.is_struct(keys.type) and keys.type.num_fields == 0:
+        raise InvalidInputError("a key needs at least one column")
+    return hash_columns([keys])
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _chain(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
+    """Chain the values of an array; value i belongs to hash slots[i], or to hash i where `slots` is empty."""
+    types, key_type = pa.types, array.type
+    if isinstance(array, pa.ExtensionArray):
+        _chain(array.storage, slots, hashes)
+    elif types.is_dictionary(key_type):
+        _chain(array.dictionary_decode(), slots, hashes)
+    elif types.is_run_end_encoded(key_type):
+        _chain(pc.run_end_decode(array), slots, hashes)
+    elif array.null_count == len(array):
+        return
+    elif types.is_struct(key_type):
+        # flatten() makes the fields of a null struct null, and a null leaves the hash alone.
+        for field in array.flatten():
+            _chain(field, slots, hashes)
+    elif _is_list(key_type):
+        _chain_list(array, slots, hashes)
+    elif types.is_string_view(key_type):
+        _chain_variable_bytes(array.cast(pa.large_string()), slots, hashes)
+    elif types.is_binary_view(key_type):
+        _chain_variable_bytes(array.cast(pa.large_binary()), slots, hashes)
+    elif types.is_fixed_size_binary(key_type):
+        _chain_fixed_bytes(array, slots, hashes)
+    elif types.is_decimal(key_type):
+        _chain_decimal(array, slots, hashes)
+    elif _is_variable_bytes(key_type):
+        _chain_variable_bytes(array, slots, hashes)
+    else:
+        _chain_flat(array, slots, hashes)
+
+
+def _chain_list(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    elements = array.flatten()
+    owners = np.arange(len(array)) if slots.size == 0 else slots
+    if _has_one_leaf(array.type.value_type):
+        _chain(elements, _frozen(np.repeat(owners, lengths)), hashes)
+        return
+    # The fields of one element come before the next element, so the elements are taken one rank at a time.
+    starts = np.cumsum(lengths) - lengths
+    lists = np.flatnonzero(lengths)
+    rank = 0
+    while lists.size:
+        _chain(elements.take(pa.array(starts[lists] + rank)), _frozen(owners[lists]), hashes)
+        rank += 1
+        lists = lists[lengths[lists] > rank]
+
+
+def _chain_flat(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
+    types, key_type = pa.types, array.type
+    if types.is_boolean(key_type):
+        array = array.cast(pa.int32())
+    elif types.is_date64(key_type):
+        array = _days(array)
+    elif types.is_timestamp(key_type) and key_type.unit in ("s", "ms"):
+        array = _convert(array, pa.timestamp("us", key_type.tz))
+    elif types.is_duration(key_type) and key_type.unit in ("s", "ms"):
+        array = _convert(array, pa.duration("us"))
+    elif types.is_time(key_type):
+        array = _convert(array, pa.time64("ns"))
+    values = _values(array, _numpy_type(array.type))
+    if types.is_float64(key_type):
+        bits = _xxh64.canonical_float64_bits(values.view(np.uint64))
+    elif types.is_floating(key_type):
+        bits = _xxh64.canonical_float32_bits(_frozen(values.astype(np.float32)).view(np.uint32))
+    elif values.itemsize == 8:
+        bits = values.view(np.uint64)
+    elif types.is_uint32(key_type):
+        # A uint32 does not fit an int, so it is hashed as the long that holds it.
+        bits = values.astype(np.uint64)
+    else:
+        bits = values.astype(np.int32, copy=False).view(np.uint32)
+    kernel = _xxh64.hash_int64 if bits.itemsize == 8 else _xxh64.hash_int32
+    kernel(_frozen(bits), *_validity(array), slots, hashes)
+
+
+def _chain_variable_bytes(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    _, offsets_buffer, data = array.buffers()
+    offsets = np.frombuffer(offsets_buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
+    address = 0 if data is None else data.address
+    _xxh64.hash_variable_bytes(address, _frozen(offsets), *_validity(array), slots, hashes)
+
+
+def _chain_fixed_bytes(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
+    width = array.type.byte_width
+    data = array.buffers()[1]
+    address = 0 if data is None else data.address + array.offset * width
+    _xxh64.hash_fixed_bytes(address, width, len(array), *_validity(array), slots, hashes)
+
+
+def _chain_decimal(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
+    width = array.type.byte_width
+    if array.type.precision > _LONG_DIGITS:
+        address = array.buffers()[1].address + array.offset * width
+        _xxh64.hash_decimals(address, width, len(array), *_validity(array), slots, hashes)
+        return
+    if width == 4:
+        longs = _values(array, np.dtype(np.int32)).astype(np.int64)
+    else:
+        words = np.frombuffer(array.buffers()[1], np.int64, len(array) * width // 8, array.offset * width)
+        longs = np.ascontiguousarray(words[:: width // 8])
+    _xxh64.hash_int64(_frozen(longs).view(np.uint64), *_validity(array), slots, hashes)
+
+
+def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert a point in time or a span to the unit that Spark hashes."""
+    try:
+        return array.cast(target)
+    except pa.ArrowInvalid as error:
+        raise InvalidInputError(f"a key of type {array.type} does not fit {target}: {error}") from error
+
+
+def _days(array: pa.Array) -> pa.Array:
+    days = _values(array, np.dtype(np.int64)) // 86_400_000
+    outside = (days < -(1 << 31)) | (days >= 1 << 31)
+    if outside.any() and pc.any(pc.and_(pa.array(outside), array.is_valid())).as_py():
+        raise InvalidInputError(f"a key of type {array.type} does not fit 32 bits of days")
+    # The bits of validity begin at the offset of the original; an array built anew begins at 0.
+    return pa.array(days.astype(np.int32), pa.int32(), mask=array.is_null().to_numpy(zero_copy_only=False))
+
+
+def _values(array: pa.Array, dtype: np.dtype[Any]) -> _Values:
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
+def _validity(array: pa.Array) -> tuple[npt.NDArray[np.uint8], int]:
+    bitmap = array.buffers()[0] if array.null_count else None
+    if bitmap is None:
+        return _NO_NULLS, 0
+    return _frozen(np.frombuffer(bitmap, np.uint8)), array.offset
+
+
+def _frozen(values: _Values) -> _Values:
+    # numba compiles a kernel once more for writable arrays, which costs about a second.
+    values.flags.writeable = False
+    return values
+
+
+def _numpy_type(key_type: pa.DataType) -> np.dtype[Any]:
+    types = pa.types
+    if types.is_integer(key_type) or types.is_floating(key_type):
+        dtype: np.dtype[Any] = np.dtype(key_type.to_pandas_dtype())
+        return dtype
+    return np.dtype(np.int32 if key_type.bit_width == 32 else np.int64)
+
+
+def _is_list(key_type: pa.DataType) -> bool:
+    return isinstance(
+        key_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+    )
+
+
+def _is_variable_bytes(key_type: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(key_type)
+        or types.is_large_string(key_type)
+        or types.is_binary(key_type)
+        or types.is_large_binary(key_type)
+    )
+
+
+def _has_one_leaf(key_type: pa.DataType) -> bool:
+    if isinstance(key_type, pa.BaseExtensionType):
+        return _has_one_leaf(key_type.storage_type)
+    if _is_list(key_type) or pa.types.is_dictionary(key_type) or pa.types.is_run_end_encoded(key_type):
+        return _has_one_leaf(key_type.value_type)
+    if pa.types.is_struct(key_type):
+        return key_type.num_fields == 1 and _has_one_leaf(key_type.field(0).type)
+    return True

@@ -1,0 +1,115 @@
+"""Which names and paths a store may contain.
+
+Operator uids and state names become folder names and SQL identifiers, so they are kept to a
+portable alphabet. Column names are free, except that a leading `_` is reserved for the format.
+Paths found in a document are checked before they are used, so that a damaged or hostile document
+cannot point outside the store. Specification: formats/spec/manifests-and-log.md.
+"""
+
+from __future__ import annotations
+
+import re
+
+from arrowstate_formats.errors import CorruptDataError, InvalidInputError
+
+__all__ = ["check_column_name", "check_operator_uid", "check_relative_path", "check_state_name"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def _check_name(what: str, name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"{what} must be 1 to 128 characters out of A-Z a-z 0-9 _ - . and begin with a letter or a digit, "
+            f"got {name!r}"
+        )
+    return name
+
+
+def check_operator_uid(uid: str) -> str:
+    """Return `uid` if it may name an operator.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is not 1 to 128 ASCII letters, digits, `_`, `-`, `.` beginning with a letter or digit.
+
+    Examples
+    --------
+    >>> check_operator_uid("counter-1")
+    'counter-1'
+    """
+    return _check_name("an operator uid", uid)
+
+
+def check_state_name(name: str) -> str:
+    """Return `name` if it may name a state; the rule is the one of `check_operator_uid`.
+
+    Raises
+    ------
+    InvalidInputError
+        If the name is outside the rule.
+
+    Examples
+    --------
+    >>> check_state_name("clicks")
+    'clicks'
+    """
+    return _check_name("a state name", name)
+
+
+def check_column_name(name: str) -> str:
+    """Return `name` if it may name a key or value column.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is empty, begins with `_` (reserved), has a NUL, or is not encodable as UTF-8.
+
+    Examples
+    --------
+    >>> check_column_name("departure delay")
+    'departure delay'
+    """
+    if not _is_text(name):
+        raise InvalidInputError(f"a column name must be a non-empty text, got {name!r}")
+    if name.startswith("_"):
+        raise InvalidInputError(f"column names beginning with '_' are reserved, got {name!r}")
+    # Arrow's C interface ends names at the first NUL, so such a name would change on its way to an engine.
+    if "\0" in name or not _is_utf8(name):
+        raise InvalidInputError(f"a column name must be UTF-8 without NUL, got {name!r}")
+    return name
+
+
+def check_relative_path(path: str) -> str:
+    """Return `path` if it is a relative POSIX path that stays inside the store.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is empty, absolute, has an empty, `.` or `..` component, a backslash or a control character.
+
+    Examples
+    --------
+    >>> check_relative_path("data/counter/clicks/1f.arrow")
+    'data/counter/clicks/1f.arrow'
+    """
+    if not _is_text(path):
+        raise CorruptDataError(str(path), "a path must be a non-empty text")
+    if "\\" in path or any(ord(character) < 32 or ord(character) == 127 for character in path) or not _is_utf8(path):
+        raise CorruptDataError(repr(path), "a path must have no backslash and no control character")
+    if any(component in ("", ".", "..") for component in path.split("/")):
+        raise CorruptDataError(path, "a path must be relative and have no empty, '.' or '..' component")
+    return path
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

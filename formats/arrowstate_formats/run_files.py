@@ -1,0 +1,489 @@
+"""Run files: the sorted rows of a run as Arrow IPC or Parquet, checksummed while they are written.
+
+A run file is an ordinary IPC or Parquet file that any reader opens. What makes it safe is outside of it:
+the manifest records the byte range and the checksum of each record batch or row group, so that a reader that
+maps the file and touches a few batches checks just these, and the checksum of the frame, which is
+everything around the batches (header, schema, footer). Arrow batches are handed out without a copy.
+Specification: formats/spec/run-files.md.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from arrowstate_formats.arrow_types import type_to_json
+from arrowstate_formats.documents import BatchDocument
+from arrowstate_formats.errors import CorruptDataError, InvalidInputError
+from arrowstate_formats.splitting import split_at_key_groups
+
+__all__ = [
+    "HASH_COLUMN",
+    "INLINE_BYTES",
+    "RunFile",
+    "RunFormat",
+    "checksum",
+    "frame_checksum",
+    "read_arrow_batches",
+    "read_parquet_row_groups",
+    "read_run",
+    "split_at_key_groups",
+    "write_run",
+]
+
+HASH_COLUMN = "_key_hash"
+"""The first column of every run: int64, not null, rising."""
+
+INLINE_BYTES = 20480
+"""A run file, deletion vector or manifest smaller than this is kept inside the document that refers to it."""
+
+RunFormat: TypeAlias = Literal["arrow", "parquet"]
+"""How a run file is encoded."""
+
+_ARROW_MAGIC_BYTES = 8
+"""`ARROW1` and two bytes of padding, before the schema message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """What a manifest records about a run file that was just written."""
+
+    bytes: int
+    """Size of the file."""
+    xxh3_128: str
+    """Checksum of the whole file."""
+    frame_xxh3_128: str
+    """Checksum of the bytes outside of every batch, in the order of the file."""
+    batches: list[BatchDocument]
+    """One per record batch or row group, in the order of the file."""
+
+
+def checksum(data: Any) -> str:
+    """Return the xxh3_128 checksum of bytes, a `pyarrow.Buffer` or another buffer, as 32 hexadecimal digits.
+
+    Examples
+    --------
+    >>> checksum(b"")
+    '99aa06d3014798d86001c324468d497f'
+    """
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+class _Sink:
+    """A binary file that counts and checksums what passes through, and leaves closing to the caller."""
+
+    closed = False
+
+    def __init__(self, sink: BinaryIO, header_bytes: int) -> None:
+        self._sink = sink
+        self._header_bytes = header_bytes
+        self._file = xxhash.xxh3_128()
+        self._frame = xxhash.xxh3_128()
+        self._batch: Any = None
+        self.position = 0
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        self._file.update(rest)
+        in_frame = self._batch is None or self.position < self._header_bytes
+        (self._frame if in_frame else self._batch).update(rest)
+        self.position += size
+        while len(rest):
+            # A raw file may take only a part, at the latest past 2 GiB.
+            rest = rest[self._sink.write(rest) :]
+        return size
+
+    @contextmanager
+    def batch(self) -> Iterator[Any]:
+        """Give the checksum of what is written inside the block, without the header of the file."""
+        self._batch = xxhash.xxh3_128()
+        yield self._batch
+        self._batch = None
+
+    def tell(self) -> int:
+        return self.position
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def close(self) -> None:
+        """The file belongs to the caller."""
+
+    def finish(self, batches: list[BatchDocument]) -> RunFile:
+        return RunFile(self.position, self._file.hexdigest(), self._frame.hexdigest(), batches)
+
+
+def write_run(
+    batches: Sequence[pa.RecordBatch],
+    format: RunFormat,  # noqa: A002 - the name of the field in a RunDocument
+    sink: BinaryIO,
+) -> RunFile:
+    """Write the rows of a run as one file and return its size, checksums and batches.
+
+    The data is read once. Arrow: IPC file format, uncompressed, one record batch per batch. Parquet: one row
+    group per batch, zstd, page checksums, `_key_hash` as DELTA_BINARY_PACKED, no dictionaries. Batches
+    without rows are left out of the file.
+
+    Parameters
+    ----------
+    batches
+        At least one, of one schema, sorted over all by `_key_hash`; for where to cut see `split_at_key_groups`.
+    format
+        "arrow" or "parquet".
+    sink
+        An open binary file; it is neither flushed nor closed.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no batch, the schemas differ, there is no `_key_hash` column of int64 without nulls, or a type
+        cannot be stored.
+    OSError
+        Whatever the sink raises, unchanged.
+
+    Examples
+    --------
+    >>> import io
+    >>> batch = pa.record_batch({"_key_hash": pa.array([1, 2]), "clicks": pa.array([10, 20])})
+    >>> write_run([batch], "arrow", io.BytesIO()).batches[0].max_hash
+    2
+    """
+    _check_format(format)
+    if not batches:
+        raise InvalidInputError("a run needs at least one batch")
+    schema = _check_schema(batches)
+    # The header is written together with the first batch, so its length must be known before.
+    header_bytes = _ARROW_MAGIC_BYTES + schema.serialize().size if format == "arrow" else 0
+    tee = _Sink(sink, header_bytes)
+    documents = []
+    with pa.PythonFile(tee, mode="w") as file, _open_writer(file, schema, format) as writer:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            hashes = batch.column(HASH_COLUMN)
+            offset = max(tee.position, header_bytes)
+            with tee.batch() as digest:
+                _write_batch(writer, batch)
+            documents.append(
+                BatchDocument(
+                    offset=offset,
+                    bytes=tee.position - offset,
+                    rows=batch.num_rows,
+                    xxh3_128=digest.hexdigest(),
+                    min_hash=hashes[0].as_py(),
+                    max_hash=hashes[-1].as_py(),
+                )
+            )
+    return tee.finish(documents)
+
+
+def _check_format(run_format: str) -> None:
+    if run_format not in ("arrow", "parquet"):
+        raise InvalidInputError(f"the format of a run is 'arrow' or 'parquet', got {run_format!r}")
+
+
+def _check_schema(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
+    schema = batches[0].schema
+    if schema.names.count(HASH_COLUMN) != 1 or schema.field(HASH_COLUMN).type != pa.int64():
+        raise InvalidInputError(f"a run needs one column {HASH_COLUMN} of type int64, got {schema}")
+    for field in schema:
+        type_to_json(field.type)
+    for batch in batches:
+        if batch.schema != schema:
+            raise InvalidInputError(f"the batches of a run must have one schema, got {schema} and {batch.schema}")
+        if batch.column(HASH_COLUMN).null_count:
+            raise InvalidInputError(f"{HASH_COLUMN} must have no nulls")
+    return schema
+
+
+def _open_writer(file: pa.PythonFile, schema: pa.Schema, run_format: RunFormat) -> Any:
+    if run_format == "arrow":
+        return pa.ipc.new_file(file, schema)
+    return pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding={HASH_COLUMN: "DELTA_BINARY_PACKED"},
+        write_page_checksum=True,
+        write_statistics=True,
+        store_schema=True,
+    )
+
+
+def _write_batch(writer: Any, batch: pa.RecordBatch) -> None:
+    if isinstance(writer, pq.ParquetWriter):
+        writer.write_batch(batch, row_group_size=batch.num_rows)
+    else:
+        writer.write_batch(batch)
+
+
+def frame_checksum(buffer: pa.Buffer, documents: Sequence[BatchDocument]) -> str:
+    """Return the checksum of the bytes of a run file that are in none of its batches.
+
+    Parameters
+    ----------
+    buffer
+        The whole file.
+    documents
+        All batches of the file, in its order.
+
+    Examples
+    --------
+    >>> frame_checksum(pa.py_buffer(b"headfoot"), []) == checksum(b"headfoot")
+    True
+    """
+    frame = xxhash.xxh3_128()
+    end = 0
+    for document in documents:
+        frame.update(buffer.slice(end, document.offset - end))
+        end = document.offset + document.bytes
+    frame.update(buffer.slice(end))
+    return frame.hexdigest()
+
+
+def read_arrow_batches(
+    buffer: pa.Buffer,
+    documents: Sequence[BatchDocument],
+    schema: pa.Schema | None = None,
+    *,
+    verify: bool = True,
+    path: str = "",
+) -> list[pa.RecordBatch]:
+    """Return the given record batches of an Arrow run file; their columns are views into `buffer`.
+
+    Parameters
+    ----------
+    buffer
+        The whole file, for instance a memory map.
+    documents
+        The batches to read, as the manifest lists them.
+    schema
+        The schema that the file must have; None takes what the file says.
+    verify
+        Whether to compare each batch with its checksum, which reads all of its bytes once.
+    path
+        For messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If a checksum, the schema or a number of rows differs, or the bytes cannot be parsed.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "arrow", file)
+    >>> read_arrow_batches(pa.py_buffer(file.getvalue()), run.batches)[0].num_rows
+    2
+    """
+    with _parsing(path):
+        stored = _arrow_schema(buffer)
+        if schema is not None and not stored.equals(schema):
+            raise CorruptDataError(path, f"the columns are {stored}, expected {schema}")
+        batches = []
+        for document in documents:
+            batch = pa.ipc.read_record_batch(_batch_bytes(buffer, document, verify, path), stored)
+            _check_batch(batch, document, path)
+            batches.append(batch)
+        return batches
+
+
+def _arrow_schema(buffer: pa.Buffer) -> pa.Schema:
+    """Read the schema from the head of the file and compare it with the copy in the footer."""
+    head = pa.ipc.read_schema(buffer.slice(_ARROW_MAGIC_BYTES))
+    foot = pa.ipc.open_file(buffer).schema
+    if not head.equals(foot, check_metadata=True):
+        raise ValueError(f"the schemas at the begin and at the end differ: {head} and {foot}")
+    return head
+
+
+def read_parquet_row_groups(
+    buffer: pa.Buffer,
+    documents: Sequence[BatchDocument],
+    indexes: Sequence[int],
+    columns: Sequence[str] | None = None,
+    *,
+    verify: bool = True,
+    path: str = "",
+) -> list[pa.RecordBatch]:
+    """Return the given row groups of a Parquet run file, one record batch each.
+
+    Parameters
+    ----------
+    buffer
+        The whole file.
+    documents
+        All row groups of the file, as the manifest lists them.
+    indexes
+        Which of them to read, 0 to len(documents) - 1.
+    columns
+        Which columns to read, in this order; None reads all.
+    verify
+        Whether to compare each row group with its checksum, which reads the bytes of all of its columns. The
+        checksums of the pages that are decoded are compared in any case.
+    path
+        For messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If a checksum or a number of rows differs, or the bytes cannot be parsed.
+    InvalidInputError
+        If a column does not exist.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "parquet", file)
+    >>> read_parquet_row_groups(pa.py_buffer(file.getvalue()), run.batches, [0])[0].num_rows
+    2
+    """
+    for index in indexes:
+        _batch_bytes(buffer, documents[index], verify, path)
+    with _parsing(path):
+        reader = pq.ParquetFile(pa.BufferReader(buffer), page_checksum_verification=True)
+        if reader.num_row_groups != len(documents):
+            raise CorruptDataError(path, f"{reader.num_row_groups} row groups, expected {len(documents)}")
+        schema = _parquet_schema(reader, columns)
+        batches = []
+        for index in indexes:
+            table = reader.read_row_group(index, columns=schema.names, use_threads=False)
+            batch = _one_batch(table.select(schema.names), schema)
+            _check_batch(batch, documents[index], path)
+            batches.append(batch)
+        return batches
+
+
+def _parquet_schema(reader: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the schema that was written; Parquet itself has no seconds, date64 or names of list items."""
+    metadata = reader.metadata.metadata or {}
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata[b"ARROW:schema"])))
+    if columns is None:
+        return schema
+    missing = [column for column in columns if column not in schema.names]
+    if missing:
+        raise InvalidInputError(f"no column {missing[0]!r} in the run; it has {', '.join(schema.names)}")
+    return pa.schema([schema.field(column) for column in columns])
+
+
+def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    if not schema.names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * table.num_rows, pa.struct([])))
+    table = table.combine_chunks()
+    if table.schema != schema:
+        table = table.cast(schema)
+    batches = table.to_batches()
+    if len(batches) != 1:
+        raise ValueError(f"a row group became {len(batches)} batches")
+    return batches[0]
+
+
+def read_run(
+    buffer: pa.Buffer,
+    format: RunFormat,  # noqa: A002 - the name of the field in a RunDocument
+    documents: Sequence[BatchDocument],
+    indexes: Sequence[int] | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    verify: bool = True,
+    frame_xxh3_128: str | None = None,
+    path: str = "",
+) -> list[pa.RecordBatch]:
+    """Return record batches of a run file of either format.
+
+    Parameters
+    ----------
+    buffer
+        The whole file, for instance a memory map.
+    format
+        "arrow" (the result is a view into the buffer) or "parquet".
+    documents
+        All batches of the file, as the manifest lists them.
+    indexes
+        Which of them to read; None reads all.
+    columns
+        Which columns to return, in this order; None returns all.
+    verify
+        Whether to compare the bytes of each batch that is read with its checksum.
+    frame_xxh3_128
+        The frame checksum of the manifest, compared when `verify` is true and it is given. Without it, damage to
+        header or footer is found only if it makes the file unreadable.
+    path
+        For messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If a checksum or a number of rows differs, or the bytes cannot be parsed.
+    InvalidInputError
+        If a column does not exist.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1]), "n": pa.array([7])})], "parquet", file)
+    >>> read_run(pa.py_buffer(file.getvalue()), "parquet", run.batches, columns=["n"])[0].to_pylist()
+    [{'n': 7}]
+    """
+    _check_format(format)
+    end = documents[-1].offset + documents[-1].bytes if documents else 0
+    if end > buffer.size:
+        raise CorruptDataError(path, f"{buffer.size} bytes, the last batch ends at {end}")
+    if verify and frame_xxh3_128 is not None and frame_checksum(buffer, documents) != frame_xxh3_128:
+        raise CorruptDataError(path, "the header or the footer does not match its checksum")
+    chosen = range(len(documents)) if indexes is None else indexes
+    if format == "parquet":
+        return read_parquet_row_groups(buffer, documents, chosen, columns, verify=verify, path=path)
+    batches = read_arrow_batches(buffer, [documents[index] for index in chosen], verify=verify, path=path)
+    if columns is None:
+        return batches
+    for batch in batches[:1]:
+        missing = [column for column in columns if column not in batch.schema.names]
+        if missing:
+            raise InvalidInputError(f"no column {missing[0]!r} in the run; it has {', '.join(batch.schema.names)}")
+    return [batch.select(list(columns)) for batch in batches]
+
+
+@contextmanager
+def _parsing(path: str) -> Iterator[None]:
+    """Report every failure of a parser as damage of the file it parses."""
+    try:
+        yield
+    except (CorruptDataError, InvalidInputError):
+        raise
+    except Exception as error:
+        # The parsers raise whatever the damaged bytes lead to: ArrowInvalid, OSError, KeyError, MemoryError, ...
+        raise CorruptDataError(path, f"{type(error).__name__}: {error}") from error
+
+
+def _batch_bytes(buffer: pa.Buffer, document: BatchDocument, verify: bool, path: str) -> pa.Buffer:
+    if document.offset + document.bytes > buffer.size:
+        raise CorruptDataError(path, f"{buffer.size} bytes, a batch ends at {document.offset + document.bytes}")
+    data = buffer.slice(document.offset, document.bytes)
+    if verify:
+        found = checksum(data)
+        if found != document.xxh3_128:
+            raise CorruptDataError(
+                path, f"the batch at byte {document.offset} has checksum {found}, expected {document.xxh3_128}"
+            )
+    return data
+
+
+def _check_batch(batch: pa.RecordBatch, document: BatchDocument, path: str) -> None:
+    batch.validate()
+    if batch.num_rows != document.rows:
+        raise CorruptDataError(
+            path, f"the batch at byte {document.offset} has {batch.num_rows} rows, expected {document.rows}"
+        )

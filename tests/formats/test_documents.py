@@ -1,0 +1,311 @@
+"""Documents: stable text, strict reading, and newer versions told apart from damage."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from arrowstate_formats import CorruptDataError, FormatVersionError, InvalidInputError
+from arrowstate_formats.documents import (
+    FORMAT_VERSION,
+    BatchDocument,
+    ColumnStatistics,
+    DeletionVectorDocument,
+    DirectoryDocument,
+    Document,
+    FieldDocument,
+    LogEntryDocument,
+    ManifestDocument,
+    ManifestHandle,
+    OperatorDocument,
+    ParentDocument,
+    RunDocument,
+    StateDocument,
+    StateRunsDocument,
+    StoreDocument,
+    SubtaskDocument,
+    decode,
+    decode_inline,
+    encode,
+    encode_inline,
+)
+
+SUM = "0123456789abcdef" * 2
+
+BATCHES = [
+    BatchDocument(offset=240, bytes=512, rows=3, xxh3_128=SUM, min_hash=-(2**63), max_hash=-1),
+    BatchDocument(offset=752, bytes=256, rows=2, xxh3_128=SUM, min_hash=0, max_hash=2**63 - 1),
+]
+RUN = RunDocument(
+    id="7b3e",
+    format="arrow",
+    path="data/counter/clicks/7b3e.arrow",
+    bytes=1400,
+    rows=5,
+    first_row=1,
+    last_row=5,
+    live_rows=3,
+    xxh3_128=SUM,
+    frame_xxh3_128=SUM,
+    batches=BATCHES,
+    statistics=[
+        ColumnStatistics(column="user", null_count=0, min="a", max="z"),
+        ColumnStatistics(column="clicks", null_count=1, min=-1.5, max=7),
+        ColumnStatistics(column="seen", null_count=5),
+    ],
+    deletion_vector=DeletionVectorDocument(inline="YWJj", bytes=3, dead_rows=1, xxh3_128=SUM),
+    directory=DirectoryDocument(path="data/counter/clicks/7b3e.directory", bytes=700, xxh3_128=SUM),
+)
+MANIFEST = ManifestDocument(
+    operator="counter", key_groups=(0, 63), states=[StateRunsDocument(name="clicks", runs=[RUN])]
+)
+OPERATOR = OperatorDocument(
+    uid="counter",
+    key=[FieldDocument(id=1, name="user", type="string", nullable=False)],
+    max_parallelism=128,
+    states=[
+        StateDocument(
+            name="clicks",
+            kind="reducing",
+            value_type={"type": "struct", "fields": [{"name": "n", "type": "int64", "nullable": True}]},
+            columns=[FieldDocument(id=2, name="n", type="int64")],
+            reduce={"n": "sum"},
+        )
+    ],
+    subtasks=[
+        SubtaskDocument(
+            subtask=0,
+            key_groups=(0, 127),
+            manifest=ManifestHandle(path="manifests/9c.json", bytes=900, xxh3_128=SUM),
+            live_rows={"clicks": 3},
+        )
+    ],
+)
+ENTRY = LogEntryDocument(
+    number=2,
+    parent=ParentDocument(number=1, xxh3_128=SUM),
+    commit_id="5d8a",
+    writer_epoch=1,
+    kind="checkpoint",
+    checkpoint_id=1,
+    started_at_ms=1,
+    committed_at_ms=2,
+    watermark=-5,
+    properties={"offset": 42, "nested": {"b": [1.5, None, True], "a": "ä"}},
+    operators=[OPERATOR],
+)
+STORE = StoreDocument(store_id="3f0c", created_at_ms=1_700_000_000_000)
+DOCUMENTS: list[Document] = [STORE, MANIFEST, ENTRY]
+VERSIONED = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: type(document).__name__)
+
+
+def changed(document: Document, **values: Any) -> bytes:
+    """Return the JSON of a document with top-level fields replaced or added."""
+    return json.dumps({**json.loads(encode(document)), **values}).encode()
+
+
+@VERSIONED
+def test_a_document_comes_back_as_it_was(document: Document) -> None:
+    data = encode(document)
+
+    found = decode(data, type(document))
+
+    assert found == document
+    assert encode(found) == data
+
+
+@VERSIONED
+def test_a_document_is_indented_json_with_every_field_in_declared_order(document: Document) -> None:
+    text = encode(document).decode()
+
+    found = json.loads(text)
+
+    assert list(found) == [field.name for field in msgspec.structs.fields(type(document))]
+    assert text.startswith('{\n  "')
+    assert text.endswith("}\n")
+
+
+def test_equal_properties_in_another_order_give_the_same_bytes() -> None:
+    reordered = msgspec.structs.replace(ENTRY, properties={"nested": {"a": "ä", "b": [1.5, None, True]}, "offset": 42})
+
+    assert encode(reordered) == encode(ENTRY)
+
+
+@VERSIONED
+def test_a_newer_version_is_refused_before_its_shape_is_looked_at(document: Document) -> None:
+    newer = changed(document, format_version=FORMAT_VERSION + 1, operators="another shape", extra=1)
+
+    with pytest.raises(FormatVersionError) as refused:
+        decode(newer, type(document), path="log/1.json")
+
+    assert (refused.value.path, refused.value.found, refused.value.supported) == ("log/1.json", 2, FORMAT_VERSION)
+
+
+@VERSIONED
+@pytest.mark.parametrize("version", [0, -1, "1", None, 1.5])
+def test_an_ill_formed_version_is_damage(document: Document, version: Any) -> None:
+    with pytest.raises(CorruptDataError):
+        decode(changed(document, format_version=version), type(document))
+
+
+@VERSIONED
+def test_an_unknown_field_is_refused(document: Document) -> None:
+    with pytest.raises(CorruptDataError, match="unknown field `since`"):
+        decode(changed(document, since=3), type(document))
+
+
+def test_an_unknown_field_inside_is_refused() -> None:
+    text = encode(MANIFEST).replace(b'"live_rows"', b'"priority": 1, "live_rows"')
+
+    with pytest.raises(CorruptDataError, match="unknown field `priority`"):
+        decode(text, ManifestDocument)
+
+
+@VERSIONED
+def test_a_missing_field_is_refused(document: Document) -> None:
+    required = [field.name for field in msgspec.structs.fields(type(document)) if field.required]
+    values = json.loads(encode(document))
+    for name in required:
+        without = json.dumps({key: value for key, value in values.items() if key != name}).encode()
+
+        with pytest.raises(CorruptDataError, match=f"missing required field `{name}`"):
+            decode(without, type(document))
+
+
+@VERSIONED
+def test_every_truncation_is_damage(document: Document) -> None:
+    data = encode(document)
+
+    # Only the newline at the end may be missing.
+    for length in range(len(data) - 1):
+        with pytest.raises(CorruptDataError):
+            decode(data[:length], type(document), path="log/1.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b"\xff", b"[" * 100_000, b"{}{}", b'"\xed\xa0\x80"'])
+def test_what_is_no_document_is_damage(data: bytes) -> None:
+    with pytest.raises(CorruptDataError) as damage:
+        decode(data, LogEntryDocument, path="log/1.json")
+    assert damage.value.path == "log/1.json"
+
+
+@pytest.mark.parametrize(
+    ("document", "values", "message"),
+    [
+        (STORE, {"format": "other"}, "other"),
+        (STORE, {"key_hash": {"name": "murmur", "seed": 42}}, "murmur"),
+        (STORE, {"key_hash": {"name": "spark-xxhash64", "seed": 7}}, "7"),
+        (MANIFEST, {"operator": "../x"}, "operator uid"),
+        (MANIFEST, {"key_groups": [5, 4]}, "are empty"),
+        (MANIFEST, {"key_groups": [0, 32768]}, "<= 32767"),
+        (MANIFEST, {"key_groups": [0]}, "length 2"),
+        (RUN, {"path": "/etc/passwd"}, "must be relative"),
+        (RUN, {"path": "../x"}, "must be relative"),
+        (RUN, {"path": None}, "exactly one of path and inline"),
+        (RUN, {"inline": "YQ=="}, "exactly one of path and inline"),
+        (RUN, {"format": "orc"}, "orc"),
+        (RUN, {"xxh3_128": "x"}, "[0-9a-f]"),
+        (RUN, {"first_row": 6}, "outside a file of 5 rows"),
+        (RUN, {"last_row": 6}, "outside a file of 5 rows"),
+        (RUN, {"live_rows": 5}, "5 live rows in 4 rows"),
+        (RUN, {"rows": 6}, "do not add up to 6"),
+        (RUN, {"bytes": 1000}, "end at byte 1008"),
+        (RUN, {"bytes": 0}, ">= 1"),
+        (BATCHES[0], {"min_hash": 0}, "is above max_hash"),
+        (BATCHES[0], {"offset": -1}, ">= 0"),
+        (OPERATOR, {"key": []}, "length >= 1"),
+        (OPERATOR, {"max_parallelism": 100}, "key group 127 at max parallelism 100"),
+        (ENTRY, {"kind": "compaction"}, "compaction"),
+        (ENTRY, {"number": 3}, "has parent 1"),
+        (ENTRY, {"checkpoint_id": None}, "checkpoint entry with checkpoint id None"),
+        (ENTRY, {"kind": "fence"}, "fence entry with checkpoint id 1"),
+        (ENTRY, {"number": "2"}, "got `str`"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Document) else str(value),
+)
+def test_values_that_contradict_each_other_are_damage(document: Document, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(CorruptDataError) as damage:
+        decode(changed(document, **values), type(document))
+
+    assert message in str(damage.value)
+
+
+def test_batches_out_of_order_are_damage() -> None:
+    batches = json.loads(encode(RUN))["batches"]
+
+    with pytest.raises(CorruptDataError, match="begins inside the one before it"):
+        decode(changed(RUN, batches=batches[::-1]), RunDocument)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        float("inf"),
+        b"bytes",
+        datetime.date(2024, 1, 1),
+        {1: 2},
+        2**64,
+        -(2**63) - 1,
+        object(),
+        {"a": [1, {"b": float("nan")}]},
+        "\ud800",
+    ],
+    ids=repr,
+)
+def test_properties_that_json_would_change_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        encode(msgspec.structs.replace(ENTRY, properties={"value": value}))
+
+
+def test_the_message_says_where_in_the_properties_the_value_is() -> None:
+    with pytest.raises(InvalidInputError, match=r"properties\.a\[1\]\.b must be"):
+        encode(msgspec.structs.replace(ENTRY, properties={"a": [1, {"b": float("nan")}]}))
+
+
+def test_documents_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        ENTRY.number = 5  # type: ignore[misc]
+
+
+def test_inline_bytes_come_back_and_damage_is_found() -> None:
+    assert decode_inline(encode_inline(bytes(range(256)))) == bytes(range(256))
+    with pytest.raises(CorruptDataError, match="no base64"):
+        decode_inline("YW*j", path="log/1.json")
+    with pytest.raises(CorruptDataError, match="no base64"):
+        decode_inline("YWJ")
+
+
+SCHEMAS = Path(__file__).parents[2] / "formats/schemas"
+SCHEMA_FILES = [("store.json", STORE), ("manifest.json", MANIFEST), ("log-entry.json", ENTRY)]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in SCHEMA_FILES])
+def test_the_committed_schema_is_the_generated_one(name: str) -> None:
+    script = runpy.run_path(str(SCHEMAS / "make_schemas.py"))
+
+    assert (SCHEMAS / name).read_text() == script["schema_text"](script["SCHEMAS"][name])
+
+
+@pytest.mark.parametrize(("name", "document"), SCHEMA_FILES)
+def test_a_document_is_valid_by_its_schema_and_with_an_unknown_field_it_is_not(name: str, document: Document) -> None:
+    validator = jsonschema.Draft202012Validator(json.loads((SCHEMAS / name).read_text()))
+
+    validator.validate(json.loads(encode(document)))
+
+    with pytest.raises(jsonschema.ValidationError, match="since"):
+        validator.validate(json.loads(changed(document, since=3)))
+
+
+def test_the_schema_refuses_what_it_can_say() -> None:
+    validator = jsonschema.Draft202012Validator(json.loads((SCHEMAS / "log-entry.json").read_text()))
+    wrong = [{"kind": "compaction"}, {"number": -1}, {"commit_id": ""}, {"operators": [{}]}, {"parent": {"number": 1}}]
+
+    assert [validator.is_valid(json.loads(changed(ENTRY, **values))) for values in wrong] == [False] * len(wrong)

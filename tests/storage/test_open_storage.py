@@ -1,0 +1,120 @@
+"""Which storage a path or URL means, and which are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arrowstate.errors import InvalidInputError, StorageError, StoreNotFoundError, UnsupportedStorageError
+from arrowstate.storage import SUPPORTED, LocalStorage, MemoryStorage, clear_memory_storage, open_storage
+
+
+def test_every_spelling_of_a_local_path_is_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "a store"
+    spellings = [folder, str(folder), "a store", "./a store/", f"file://{tmp_path}/a%20store", folder.as_uri()]
+    spellings += [
+        f"file:{tmp_path}/a%20store",
+        f"file://localhost{tmp_path}/a%20store",
+        "~/a store",
+        "FILE://" + f"{folder}",
+    ]
+
+    opened = [open_storage(spelling, create=True) for spelling in spellings]
+
+    assert {storage.url for storage in opened} == {str(folder)}
+    assert all(isinstance(storage, LocalStorage) for storage in opened)
+
+
+def test_a_path_object_is_never_taken_for_a_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    storage = open_storage(Path("s3:") / "bucket", create=True)
+
+    assert storage.url == str(tmp_path / "s3:" / "bucket")
+
+
+def test_every_spelling_of_a_memory_url_is_one_storage():
+    first = open_storage("memory://jobs/clicks", create=True)
+    first.put_hint("a", b"abc")
+
+    second = open_storage("memory://jobs//clicks/")
+
+    assert isinstance(second, MemoryStorage)
+    assert (second.url, second.read("a")) == ("memory://jobs/clicks", b"abc")
+    assert open_storage("memory://jobs").list("") == ["clicks/a"]
+    clear_memory_storage("memory://jobs")
+    with pytest.raises(StoreNotFoundError):
+        open_storage("memory://jobs/clicks")
+
+
+def test_memory_is_of_one_process():
+    open_storage("memory://process", create=True)
+
+    ran = subprocess.run(
+        [sys.executable, "-c", "from arrowstate.storage import open_storage; open_storage('memory://process')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 1
+    assert "StoreNotFoundError: no store at memory://process" in ran.stderr
+
+
+@pytest.mark.parametrize("make", [lambda path: str(path), lambda path: path.as_uri(), lambda path: path])
+def test_a_folder_is_made_only_when_asked_for(tmp_path, make):
+    folder = tmp_path / "deep" / "store"
+
+    with pytest.raises(StoreNotFoundError) as caught:
+        open_storage(make(folder))
+
+    assert caught.value.url == str(folder)
+    assert not folder.parent.exists()
+    assert open_storage(make(folder), create=True).list("") == []
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_file_is_no_folder(tmp_path, create):
+    (tmp_path / "file").write_bytes(b"abc")
+
+    with pytest.raises(StorageError):
+        open_storage(tmp_path / "file", create=create)
+
+    assert (tmp_path / "file").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("given", ["", "a\0b"])
+def test_a_path_that_is_none_is_refused(given):
+    with pytest.raises(InvalidInputError):
+        open_storage(given, create=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "reason"),
+    [
+        ("s3://bucket/x", "s3", ""),
+        ("gs://bucket/x", "gs", ""),
+        ("abfs://bucket/x", "abfs", ""),
+        ("hdfs://host/x", "hdfs", "two writers would overwrite"),
+        ("sftp://host/x", "sftp", "two writers would overwrite"),
+        ("SSH://host/x", "ssh", "two writers would overwrite"),
+        ("dir::file:///x", "dir", "two writers would overwrite"),
+        ("simplecache::s3://bucket/x", "simplecache", "hides the files"),
+        ("memory::memory://x", "memory", ""),
+        ("file://host/x", "file on host host", ""),
+        ("nonsense://x", "nonsense", ""),
+    ],
+)
+def test_another_storage_is_refused_by_name_with_what_is_supported(url, protocol, reason):
+    with pytest.raises(UnsupportedStorageError) as caught:
+        open_storage(url, create=True)
+
+    assert caught.value.protocol == protocol
+    assert caught.value.supported == SUPPORTED
+    assert reason in str(caught.value)
+    assert "a local path, file:///path, memory://name" in str(caught.value)

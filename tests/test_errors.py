@@ -1,0 +1,90 @@
+"""The error tree: what every error promises to a caller that catches, prints or pickles it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from arrowstate import errors
+
+EXAMPLES = [
+    errors.StoreNotFoundError("/data/clicks"),
+    errors.CheckpointNotFoundError(7, [41, 42]),
+    errors.CheckpointNotFoundError(None, []),
+    errors.OperatorNotFoundError("conter", ["counter", "routes"], 41),
+    errors.StateNotFoundError("cuonts", ["clicks", "counts"], "counter", 41),
+    errors.StateNotFoundError("cuonts", []),
+    errors.MissingFileError("/data/clicks", "log/00000000000000000007.json"),
+    errors.InvalidInputError("max_parallelism must be at least 1, got 0"),
+    errors.KeyTypeError("int64", "int32"),
+    errors.NullKeyError("user", 17),
+    errors.KeyOutOfRangeError(77, 0, 42),
+    errors.ValueTypeError("clicks", "int64", "string"),
+    errors.ValueOverflowError("clicks", "sum", "int32"),
+    errors.UnsupportedStorageError("s3://bucket/x", "s3", ["a local path"], "not safe"),
+    errors.IncompatibleStateError("clicks", "sum of int64", "sum of int32", "declare int64"),
+    errors.FencedError(3, 4),
+    errors.QueryConflictError("counter", "b2", 0, "a1", 6),
+    errors.QueryConflictError("counter", "a1", 9, "a1", 6),
+    errors.CommitUnknownError("log/7.json", "9b2e", "connection lost"),
+    errors.StorageFullError("data/1.arrow", "No space left on device"),
+    errors.StorageError("data/1.arrow", "Permission denied"),
+    errors.CorruptDataError("log/7.json", "truncated"),
+    errors.FormatVersionError("arrowstate.json", 7, 1),
+    errors.MissingDependencyError("the Spark sink", "pyspark", "spark"),
+]
+
+
+def error_classes() -> list[type[Exception]]:
+    return [found for name in errors.__all__ if issubclass(found := getattr(errors, name), Exception)]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy], ids=["pickle", "copy"])
+def test_an_error_survives_pickling_and_copying_with_every_value(error, again):
+    restored = again(error)
+
+    assert type(restored) is type(error)
+    assert str(restored) == str(error)
+    assert vars(restored) == vars(error)
+
+
+def test_every_error_that_a_caller_can_meet_has_an_example_here():
+    groups = {errors.ArrowStateError, errors.NotFoundError}
+
+    shown = {type(example) for example in EXAMPLES}
+
+    assert shown == set(error_classes()) - groups
+
+
+def test_every_error_is_of_the_one_tree_and_of_a_builtin_that_fits():
+    builtin = (LookupError, ValueError, TypeError, RuntimeError, OSError, ImportError)
+
+    outside = [found for found in error_classes() if not issubclass(found, errors.ArrowStateError)]
+    without = [found for found in error_classes() if not issubclass(found, builtin)]
+
+    assert outside == []
+    assert without == [errors.ArrowStateError]
+
+
+def test_a_query_conflict_is_caught_as_a_fenced_writer_and_has_its_attributes():
+    error = errors.QueryConflictError("counter", "b2", 0, "a1", 6)
+
+    assert isinstance(error, errors.FencedError)
+    assert (error.writer_epoch, error.current_epoch) == (None, None)
+
+
+def test_a_missing_dependency_names_the_package_as_import_errors_do():
+    error = errors.MissingDependencyError("the Spark sink", "pyspark", "spark")
+
+    assert error.name == "pyspark"
+    assert "pip install 'arrowstate[spark]'" in str(error)
+
+
+def test_a_message_lists_no_more_names_than_a_person_reads():
+    error = errors.CheckpointNotFoundError(5000, range(1000))
+
+    assert str(error).endswith("998, 999 and 980 earlier ones")
+    assert len(error.available) == 1000
