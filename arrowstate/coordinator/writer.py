@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.errors import CommitUnknownError, FencedError, InvalidInputError
+from arrowstate.errors import FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.snapshot.log import CommitLog, CommittedEntry
 from arrowstate.snapshot.writing import (
     FrozenSubtask,
@@ -142,17 +142,17 @@ class CheckpointWriter:
                 documents.append(
                     operator_document(uid, subtasks[0].key, subtasks[0].max_parallelism, states, of_operator)
                 )
-            entry = self.commit(
-                documents, properties=properties, watermark=watermark, started_at_ms=started_at_ms
-            )  # fmt: skip
-        except CommitUnknownError:
-            # The files may be referenced.
-            raise
         except BaseException:
-            delete_quietly(self._storage, [path for result in written for path in result.paths])
+            _delete(self._storage, written)
+            raise
+        try:
+            entry = self.commit(documents, properties=properties, watermark=watermark, started_at_ms=started_at_ms)
+        except (FencedError, InvalidInputError, StorageFullError, StorageError):
+            # After anything else, an interrupt for one, the entry may be there and refer to the files.
+            _delete(self._storage, written)
             raise
         for result in written:
-            result.committed(self._store_id)
+            result.committed(self._storage, self._store_id)
         return entry
 
     def commit(
@@ -220,6 +220,10 @@ class CheckpointWriter:
             committed = self._log.append(fence)
             if committed is not None:
                 return committed
+
+
+def _delete(storage: Storage, written: Sequence[WrittenSubtask]) -> None:
+    delete_quietly(storage, [path for result in written for path in result.paths])
 
 
 def _check_subtasks(uid: str, subtasks: Sequence[FrozenSubtask]) -> None:

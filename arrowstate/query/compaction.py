@@ -1,77 +1,121 @@
-"""The live rows of a record batch.
+"""Picking rows out of record batches by a bitmap: the live rows, or those that pass a filter.
 
-Where all rows live the batch is handed out as it is, a view of the file. Where some are dead, columns of
-numbers are copied by a kernel that takes about a nanosecond a row, a third of Arrow's own filter; that is
-what keeps a scan of a state with dead rows as fast as one of a plain file.
+Where every row is picked a batch is handed out as it is, a view of the file. Otherwise columns of numbers are
+copied by a kernel that takes about a nanosecond a row, a third of Arrow's own filter, and small batches are put
+together; that is what keeps a scan of a state with dead rows as fast as one of a plain file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.table import kernels
 
-__all__ = ["live_count", "live_mask", "take_live"]
+__all__ = ["Picked", "count_rows", "gather"]
 
 _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+_GATHERED_ROWS = 65_536
 
 
 @numba.njit(cache=True, nogil=True, boundscheck=False)
-def _copy_live(source: Any, bits: Any, first: Any, out: Any) -> None:
-    # Every row is written, a dead one is overwritten by the next: no branch to guess wrong. Hence out has
-    # room for one row more than live.
-    count = 0
+def _copy_picked(source: Any, bits: Any, first: Any, out: Any, place: Any) -> None:
+    # Every row is written, one that is not picked is overwritten by the next: no branch to guess wrong.
+    # Hence out has room for one row more than picked.
     for i in range(source.size):
         row = first + i
-        out[count] = source[i]
-        count += (bits[row >> 3] >> (row & 7)) & 1
+        out[place] = source[i]
+        place += (bits[row >> 3] >> (row & 7)) & 1
 
 
-def live_count(bits: npt.NDArray[np.uint8], first: int, rows: int) -> int:
-    """Return how many of `rows` rows from row `first` on live."""
+def count_rows(bits: npt.NDArray[np.uint8], first: int, rows: int) -> int:
+    """Return how many of `rows` bits from bit `first` on are set."""
     return int(kernels.count_bits(bits, first, first + rows))
 
 
-def live_mask(bits: npt.NDArray[np.uint8], first: int, rows: int) -> pa.BooleanArray:
-    """View the live bits of `rows` rows from row `first` on as an Arrow array."""
-    return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bits)], 0, first)
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A batch and which of its rows are picked."""
+
+    batch: pa.RecordBatch
+    bits: npt.NDArray[np.uint8]
+    first: int
+    "The bit that stands for the first row of the batch."
+    count: int
+    "How many bits are set."
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == self.batch.num_rows
+
+    @property
+    def mask(self) -> pa.BooleanArray:
+        """The bits of the batch as an Arrow array, without a copy."""
+        return pa.Array.from_buffers(pa.bool_(), self.batch.num_rows, [None, pa.py_buffer(self.bits)], 0, self.first)
+
+    def narrowed(self, passes: pa.BooleanArray) -> Picked:
+        """Return the rows that are picked and for which `passes` is true."""
+        if passes.null_count:
+            passes = pc.fill_null(passes, False)
+        both = passes if self.is_whole else pc.and_(passes, self.mask)
+        bits = np.frombuffer(both.buffers()[1], dtype=np.uint8)
+        return Picked(self.batch, bits, both.offset, count_rows(bits, both.offset, len(both)))
+
+    def select(self, columns: Sequence[str]) -> Picked:
+        """Return the same rows of some columns."""
+        return Picked(self.batch.select(list(columns)), self.bits, self.first, self.count)
 
 
-def take_live(batch: pa.RecordBatch, bits: npt.NDArray[np.uint8], first: int, live: int) -> pa.RecordBatch:
-    """Return the rows of a batch whose bit is set.
+def gather(pieces: Iterable[Picked]) -> Iterator[pa.RecordBatch]:
+    """Yield the picked rows in order, without empty batches.
 
-    Parameters
-    ----------
-    batch
-        The rows.
-    bits
-        Live bits; bit `first` stands for the first row of the batch.
-    first
-        See above.
-    live
-        How many rows live.
+    A batch that is picked whole comes as it is; others are put together to batches of about 65,536 rows.
     """
-    if live == batch.num_rows:
-        return batch
-    mask = None
-    columns = []
-    for column in batch.columns:
-        word = None if column.null_count else _WORDS.get(_width(column.type))
-        if word is None:
-            mask = live_mask(bits, first, batch.num_rows) if mask is None else mask
-            columns.append(column.filter(mask))
+    waiting: list[Picked] = []
+    rows = 0
+    for piece in pieces:
+        if not piece.count:
             continue
-        source = np.frombuffer(column.buffers()[1], dtype=word, count=column.offset + len(column))[column.offset :]
+        if piece.is_whole or rows + piece.count > _GATHERED_ROWS:
+            if waiting:
+                yield _put_together(waiting, rows)
+            waiting, rows = [], 0
+        if piece.is_whole:
+            yield piece.batch
+        else:
+            waiting.append(piece)
+            rows += piece.count
+    if waiting:
+        yield _put_together(waiting, rows)
+
+
+def _put_together(pieces: list[Picked], rows: int) -> pa.RecordBatch:
+    schema = pieces[0].batch.schema
+    columns = []
+    for number, field in enumerate(schema):
+        word = _WORDS.get(_width(field.type))
+        arrays = [piece.batch.column(number) for piece in pieces]
+        if word is None or any(array.null_count for array in arrays):
+            picked = [array.filter(piece.mask) for array, piece in zip(arrays, pieces, strict=True)]
+            columns.append(picked[0] if len(picked) == 1 else pa.concat_arrays(picked))
+            continue
         # Arrow's allocator keeps its pages; a fresh numpy array of this size would fault in each of them.
-        buffer = pa.allocate_buffer((live + 1) * source.itemsize)
-        _copy_live(source, bits, first, np.frombuffer(buffer, dtype=word))
-        columns.append(pa.Array.from_buffers(column.type, live, [None, buffer], 0))
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        buffer = pa.allocate_buffer((rows + 1) * np.dtype(word).itemsize)
+        out = np.frombuffer(buffer, dtype=word)
+        place = 0
+        for array, piece in zip(arrays, pieces, strict=True):
+            source = np.frombuffer(array.buffers()[1], dtype=word, count=array.offset + len(array))[array.offset :]
+            _copy_picked(source, piece.bits, piece.first, out, place)
+            place += piece.count
+        columns.append(pa.Array.from_buffers(field.type, rows, [None, buffer], 0))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _width(kind: pa.DataType) -> int:

@@ -18,7 +18,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Bounds", "Call", "Column", "Literal", "Node", "columns_of", "may_match", "read_filter", "values_of"]
+__all__ = [
+    "Bounds",
+    "Call",
+    "Column",
+    "Literal",
+    "Node",
+    "columns_of",
+    "evaluate",
+    "may_match",
+    "read_filter",
+    "values_of",
+]
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
@@ -146,6 +157,36 @@ def _build(node: Node) -> pc.Expression:
     }[node.function](*arguments)
 
 
+def evaluate(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray | None:
+    """Return for each row whether it passes, null where that is unknown; None if Arrow has no kernel for it.
+
+    It calls the kernels that Arrow's own evaluation of the expression calls.
+    """
+    try:
+        passes = _value(node, batch)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        return None
+    if isinstance(passes, pa.Scalar):
+        return pa.repeat(passes, batch.num_rows)
+    return passes
+
+
+def _value(node: Node, batch: pa.RecordBatch) -> Any:
+    if isinstance(node, Literal):
+        return node.value
+    if isinstance(node, Column):
+        value = batch.column(node.path[0])
+        for name in node.path[1:]:
+            value = pc.struct_field(value, name)
+        return value
+    arguments = [_value(argument, batch) for argument in node.arguments]
+    if node.function == "is_in":
+        return pc.is_in(*arguments, value_set=node.value_set, skip_nulls=False)
+    if node.function == "is_null":
+        return pc.is_null(*arguments, nan_is_null=False)
+    return pc.call_function(node.function, arguments)
+
+
 def columns_of(node: Node) -> set[str]:
     """Return the names of the columns that a filter reads."""
     if isinstance(node, Column):
@@ -268,5 +309,5 @@ def _plain(values: pa.Array, kind: pa.DataType) -> list[Any]:
     """Return constants in the form that bounds have."""
     if pa.types.is_temporal(kind):
         whole = pa.int32() if kind.bit_width == 32 else pa.int64()
-        return pc.cast(values, kind, safe=True).view(whole).to_pylist()  # type: ignore[no-any-return]
-    return values.to_pylist()  # type: ignore[no-any-return]
+        return pc.cast(values, kind, safe=True).view(whole).to_pylist()
+    return values.to_pylist()

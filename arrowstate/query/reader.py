@@ -1,4 +1,299 @@
-"""Placeholder until the reader is in place."""
+"""A checkpoint or savepoint as tables: Arrow, Polars, SQL by DuckDB, and lookups of keys.
+
+Nothing here needs the job that wrote the state: the columns come from the checkpoint itself. An engine is
+imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate.query.catalog import resolve, sql_names
+from arrowstate.query.recent import Recent
+from arrowstate.query.state import StateReader
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.key_groups import KeyGroupRange
+
+if TYPE_CHECKING:
+    import polars
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+    from duckdb import Error as DuckDBError
+
+    from arrowstate.query.dataset import ScanStatistics
+    from arrowstate.query.engine import Database
+
+__all__ = ["SnapshotReader"]
+
+_KEPT_SCANS = 64
+_STATES: Recent[StateReader] = Recent(64)
+_MISSING_TABLE = re.compile(r'Table with name "?(.+?)"? does not exist')
+
+
 class SnapshotReader:
-    def __init__(self, storage, store_id, entry):
-        self.storage, self.store_id, self.entry = storage, store_id, entry
+    """Reads one checkpoint or savepoint; safe to use from several threads.
+
+    Parameters
+    ----------
+    storage
+        Where the store is.
+    store_id
+        Its identity.
+    entry
+        The log entry of the checkpoint.
+    """
+
+    def __init__(self, storage: Storage, store_id: str, entry: LogEntryDocument) -> None:
+        self.storage = storage
+        self.store_id = store_id
+        self.entry = entry
+        self._lock = threading.Lock()
+        self._states: dict[tuple[str, str], StateReader] = {}
+        self._scans: deque[ScanStatistics] = deque(maxlen=_KEPT_SCANS)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.checkpoint_id} of {self.storage.url}: {', '.join(self.states())}>"
+
+    @property
+    def checkpoint_id(self) -> int | None:
+        """The id to ask the store for this checkpoint."""
+        return self.entry.checkpoint_id
+
+    @property
+    def number(self) -> int:
+        """The number of the log entry."""
+        return self.entry.number
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """What the writer noted with the checkpoint, for instance source offsets."""
+        return self.entry.properties
+
+    @property
+    def watermark(self) -> int | None:
+        """The watermark at the checkpoint, in milliseconds since 1970."""
+        return self.entry.watermark
+
+    @property
+    def operators(self) -> dict[str, list[str]]:
+        """The names of the states by operator uid."""
+        return {operator.uid: [state.name for state in operator.states] for operator in self.entry.operators}
+
+    def states(self) -> list[str]:
+        """Return `<operator uid>.<state>` of each state."""
+        return [f"{uid}.{name}" for uid, names in self.operators.items() for name in names]
+
+    def to_arrow(
+        self,
+        state: str | tuple[str, str],
+        *,
+        columns: Sequence[str] | None = None,
+        key_groups: KeyGroupRange | None = None,
+    ) -> pa.Table:
+        """Return the rows of a state, one per key, in no particular order.
+
+        Parameters
+        ----------
+        state
+            `<operator uid>.<state>`, or a tuple of both.
+        columns
+            Which columns, in this order; the key and value columns by default. `_key_hash` (int64) and
+            `_key_group` (int32, at the max parallelism of the checkpoint) are there by name.
+        key_groups
+            Only the keys of these key groups; record batches without such keys are not read.
+
+        Returns
+        -------
+        pa.Table
+            The key columns, without nulls; then one column named after the state, or for a struct value one
+            column per field.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError
+            If there is no such state; the message lists what there is.
+        InvalidInputError
+            If there is no such column or key group; the message lists the columns there are.
+        CorruptDataError
+            If a file is missing, truncated or altered.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://to-arrow-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+        >>> clicks.add_batch(pa.array(["ann"]), pa.array([3]))
+        >>> with store.writer() as writer:
+        ...     snapshot = writer.checkpoint({"counter": [backend]})
+        >>> snapshot.to_arrow("counter.clicks", columns=["clicks", "_key_group"]).to_pylist()
+        [{'clicks': 3, '_key_group': 116}]
+        """
+        reader = self._state(state)
+        return reader.table(reader.check_columns(columns), key_groups)
+
+    def to_polars(
+        self,
+        state: str | tuple[str, str],
+        *,
+        columns: Sequence[str] | None = None,
+        key_groups: KeyGroupRange | None = None,
+    ) -> polars.DataFrame:
+        """Return the rows of a state as a Polars data frame; arguments, columns and errors as for `to_arrow`."""
+        import polars
+
+        frame = polars.from_arrow(self.to_arrow(state, columns=columns, key_groups=key_groups))
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def lookup(self, state: str | tuple[str, str], keys: Any) -> pa.Table:
+        """Return the rows of some keys.
+
+        Only the record batches that can hold one of the keys are read.
+
+        Parameters
+        ----------
+        state
+            `<operator uid>.<state>`, or a tuple of both.
+        keys
+            An Arrow array or a sequence of the key's type; for a key of several columns a RecordBatch, Table or
+            StructArray with them.
+
+        Returns
+        -------
+        pa.Table
+            Columns as `to_arrow`; one row for each of the given keys that exists, in the order given.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError
+            If there is no such state; the message lists what there is.
+        KeyTypeError, NullKeyError
+            If the keys do not fit the key schema.
+        CorruptDataError
+            If a file is missing, truncated or altered.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://lookup-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+        >>> clicks.add_batch(pa.array(["ann", "bob"]), pa.array([3, 4]))
+        >>> with store.writer() as writer:
+        ...     snapshot = writer.checkpoint({"counter": [backend]})
+        >>> snapshot.lookup("counter.clicks", ["bob", "eve", "ann"]).to_pylist()
+        [{'user': 'bob', 'clicks': 4}, {'user': 'ann', 'clicks': 3}]
+        """
+        reader = self._state(state)
+        return reader.lookup(keys)[0].select(reader.columns)
+
+    def sql(self, query: str, *, params: Sequence[Any] | Mapping[str, Any] | None = None) -> DuckDBPyRelation:
+        """Run a query with DuckDB over the states of the checkpoint.
+
+        Each state is a view `<operator uid>.<state>` with the key columns, the value columns and `_key_group`; a
+        name with other characters than letters, digits and `_` is written in double quotes, as in
+        `"page-views".clicks`. Where a filter limits all key columns to values (`=`, `in`), only these keys are
+        looked up; filters on `_key_group` and on columns leave out what they exclude.
+
+        Parameters
+        ----------
+        query
+            One SELECT statement in DuckDB's SQL.
+        params
+            Values for `?` or `$name` in the query.
+
+        Returns
+        -------
+        duckdb.DuckDBPyRelation
+            The result, which is computed when it is fetched. What fails then is raised by DuckDB.
+
+        Raises
+        ------
+        StateNotFoundError
+            If the query names a table that does not exist; the message lists those there are.
+        InvalidInputError
+            If DuckDB refuses the query for another reason, or it is not one that has a result.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://sql-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+        >>> clicks.add_batch(pa.array(["ann", "bob"]), pa.array([3, 4]))
+        >>> with store.writer() as writer:
+        ...     snapshot = writer.checkpoint({"counter": [backend]})
+        >>> snapshot.sql("select sum(clicks) from counter.clicks").fetchall()
+        [(7,)]
+        """
+        import duckdb
+
+        cursor = self._database.cursor(self._scans.append)
+        # Otherwise a misspelt state could be taken for a Python variable of that name.
+        cursor.execute("set python_enable_replacements = false")
+        try:
+            statements = cursor.extract_statements(query)
+            kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+            if len(statements) != 1 or statements[0].type not in kinds:
+                raise InvalidInputError(
+                    f"sql() takes one SELECT, got {query!r}; for other statements use the connection of duckdb()"
+                )
+            return cursor.sql(query, params=params)
+        except duckdb.Error as error:
+            raise self._as_ours(error) from error
+
+    def duckdb(self) -> DuckDBPyConnection:
+        """Return a new DuckDB connection, in memory, with a schema per operator and a view per state.
+
+        The views are those of `sql`. Besides, the name of operator and state together, in quotes as in
+        `"counter.clicks"`, holds all columns, `_key_hash` too; `show tables` lists these names.
+        """
+        return self._database.connect(self._scans.append)
+
+    @property
+    def scans(self) -> tuple[ScanStatistics, ...]:
+        """What the last scans by `sql` and `duckdb` read, oldest first: for finding out what a filter spares."""
+        return tuple(self._scans)
+
+    def _state(self, reference: str | tuple[str, str]) -> StateReader:
+        return self._reader(*resolve(self.entry, reference))
+
+    def _reader(self, uid: str, name: str) -> StateReader:
+        with self._lock:
+            reader = self._states.get((uid, name))
+            if reader is None:
+                key = (*self._identity, uid, name)
+                reader = _STATES.get(key, lambda: StateReader(self.storage, self.entry, uid, name))
+                self._states[uid, name] = reader
+            return reader
+
+    @property
+    def _identity(self) -> tuple[str, str, str]:
+        return self.storage.url, self.store_id, self.entry.commit_id
+
+    @cached_property
+    def _database(self) -> Database:
+        from arrowstate.query.engine import Database, databases
+
+        def make() -> Database:
+            names = sql_names(self.entry)
+            return Database(names, {name: self._reader(name.uid, name.state) for name in names})
+
+        return databases.get(self._identity, make)
+
+    def _as_ours(self, error: DuckDBError) -> Exception:
+        """Return the error of the tree that a refused query is."""
+        text = str(error)
+        missing = _MISSING_TABLE.search(text)
+        if missing is not None:
+            return StateNotFoundError(missing[1], self.states(), None, self.checkpoint_id)
+        return InvalidInputError(text)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, python_scalar
 from arrowstate_formats.names import check_column_name, check_state_name
 
 __all__ = ["REDUCERS", "ReducingStateDescriptor", "StateDescriptor", "ValueStateDescriptor"]
@@ -17,13 +18,8 @@ REDUCERS = ("sum", "min", "max", "count", "first", "last")
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:
-    if not isinstance(kind, pa.DataType):
-        raise InvalidInputError(f"state {name!r} needs an Arrow type, got {kind!r}; pass for example pa.int64()")
-    if pa.types.is_dictionary(kind):
-        raise InvalidInputError(f"state {name!r}: {kind} is not stored; declare its value type {kind.value_type}")
+    check_type(kind, f"state {name!r}")
     if pa.types.is_struct(kind):
-        if not kind.num_fields:
-            raise InvalidInputError(f"state {name!r} has a struct type without fields; declare at least one field")
         names = [check_column_name(item.name) for item in kind]
         if len({item.lower() for item in names}) < len(names):
             raise InvalidInputError(
@@ -61,8 +57,8 @@ class ValueStateDescriptor:
         _check_type(self.name, self.type)
         if self.default is not None:
             try:
-                pa.array([self.default], type=self.type)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
+                python_scalar(self.default, self.type)
+            except CONVERSION_ERRORS as error:
                 raise InvalidInputError(
                     f"the default of state {self.name!r} must be of type {self.type}, got {self.default!r}: {error}"
                 ) from None

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
-from arrowstate_formats.key_hash import hash_columns
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, python_array
+from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
 __all__ = ["check_key_schema", "key_columns", "to_type", "value_array"]
@@ -24,11 +25,10 @@ def check_key_schema(key: pa.Schema) -> pa.Schema:
     if len({name.lower() for name in names}) < len(names):
         raise InvalidInputError(f"key columns must differ in more than case, got {', '.join(names)}; rename one")
     for field in key:
-        if pa.types.is_dictionary(field.type):
-            raise InvalidInputError(
-                f"key column {field.name!r}: {field.type} is not stored; declare its value type {field.type.value_type}"
-            )
-        hash_columns([pa.array([], type=field.type)])
+        check_type(field.type, f"key column {field.name!r}")
+        if pa.types.is_null(field.type):
+            raise InvalidInputError(f"key column {field.name!r} has the type null, so it can have no value")
+        check_key_type(field.type)
     return pa.schema([pa.field(field.name, field.type, nullable=False) for field in key])
 
 
@@ -45,13 +45,9 @@ def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
     columns = _columns(keys, key)
     out = []
     for field, column in zip(key, columns, strict=True):
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-            if isinstance(column, pa.ChunkedArray):
-                column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
         try:
             column = to_type(column, field.type, ("string", "binary"))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        except CONVERSION_ERRORS as error:
             raise KeyTypeError(f"{field.name}: {field.type}", _given(column, error)) from None
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -93,12 +89,14 @@ def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = Non
 
     `families` names those that may be converted; all by default.
     """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
     if not isinstance(values, pa.Array):
         if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
             raise TypeError(f"expected an Arrow array or a sequence, got {type(values).__name__}")
         if isinstance(values, np.ndarray):
             return to_type(pa.array(values), kind, families)
-        return pa.array(values, type=kind)
+        return python_array(values, kind)
     if values.type == kind:
         return values
     if pa.types.is_dictionary(values.type):
@@ -133,15 +131,11 @@ def _family(kind: pa.DataType) -> str | None:
 
 def value_array(values: Any, kind: pa.DataType, rows: int, name: str) -> pa.Array:
     """Return the values of a batch verb as an array of the state's type, one entry a row."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-        if isinstance(values, pa.ChunkedArray):
-            values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], type=values.type)
     if isinstance(values, pa.RecordBatch):
         values = values.to_struct_array()
     try:
         values = to_type(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+    except CONVERSION_ERRORS as error:
         raise ValueTypeError(name, str(kind), _given(values, error)) from None
     if len(values) != rows:
         raise InvalidInputError(f"state {name!r}: {rows} keys need {rows} values, got {len(values)}")

@@ -39,14 +39,18 @@ from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.run_files import checksum, frame_checksum, read_run
 
 __all__ = [
+    "OpenFile",
     "OpenState",
+    "dead_rows",
     "find_operator",
     "find_state",
     "forget_open_files",
+    "open_file",
     "open_run",
     "open_state",
     "read_manifest",
     "states_of",
+    "store_key",
     "subtask_runs",
     "whole_state_rows",
 ]
@@ -179,8 +183,9 @@ def open_run(
         If a file is missing, truncated or altered.
     """
     segments: list[Segment] = []
-    file = _FILES.get(storage, document, schema)
+    file = open_file(storage, document, schema)
     size = 0
+    starts: dict[int, int] = {}
     end_row = 0
     for number, batch_document in enumerate(document.batches):
         start_row, end_row = end_row, end_row + batch_document.rows
@@ -188,8 +193,9 @@ def open_run(
             continue
         if hash_bounds and not _overlap((batch_document.min_hash, batch_document.max_hash), hash_bounds):
             continue
-        batch = file.batch(number)
+        starts[number] = start_row
         size += batch_document.bytes
+    for start_row, batch in zip(starts.values(), file.load(list(starts)), strict=True):
         hashes = hashes_of(batch)
         start, stop = max(0, document.first_row - start_row), min(hashes.size, document.last_row - start_row)
         if hash_bounds:
@@ -203,16 +209,40 @@ def open_run(
     live = all_live(last_row - first_row)
     live_rows = last_row - first_row
     if document.deletion_vector is not None:
-        dead = _dead_rows(storage, document.deletion_vector)
+        dead = dead_rows(storage, document.deletion_vector)
         low, high = np.searchsorted(dead, [first_row, last_row])
         live_rows -= int(kernels.clear_bits(live, dead[low:high] - first_row))
-    run = Run(tuple(segments), first_row, last_row, live, live_rows, mapped=True, stored={store_id: (document, 0)})
+    stored = {store_key(storage, store_id): (document, 0)}
+    run = Run(tuple(segments), first_row, last_row, live, live_rows, mapped=True, stored=stored)
     if document.directory is not None:
         run.built = file.directory(storage)
     return run, size
 
 
-def _dead_rows(storage: Storage, document: DeletionVectorDocument) -> npt.NDArray[np.int64]:
+def store_key(storage: Storage, store_id: str) -> str:
+    """Return what `Run.stored` knows a store by: its place too, because a copy of a store keeps the id."""
+    return f"{store_id} {storage.url}"
+
+
+def open_file(storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
+    """Open a run file, or return it if this process has it open.
+
+    Raises
+    ------
+    CorruptDataError
+        If the file is missing, truncated, or altered outside of its batches.
+    """
+    return _FILES.get(storage, document, schema)
+
+
+def dead_rows(storage: Storage, document: DeletionVectorDocument) -> npt.NDArray[np.int64]:
+    """Return the dead rows of a deletion vector, ascending; row numbers are those of the file.
+
+    Raises
+    ------
+    CorruptDataError
+        If the bytes are missing or altered.
+    """
     if document.inline is not None:
         path, data = "an inline deletion vector", decode_inline(document.inline)
     else:
@@ -237,7 +267,7 @@ def _read(storage: Storage, path: str) -> bytes:
 
 
 @dataclass(slots=True)
-class _File:
+class OpenFile:
     """An open run file: its buffer, and the batches read so far."""
 
     document: RunDocument
@@ -246,22 +276,29 @@ class _File:
     schema: pa.Schema
     batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
     heap_bytes: int = 0
-    _directory: Directory | None = None
+    loaded: Directory | None = None
 
     def batch(self, number: int) -> pa.RecordBatch:
-        batch = self.batches.get(number)
-        if batch is None:
+        """Return one record batch; see `load`."""
+        return self.load([number])[0]
+
+    def load(self, numbers: Sequence[int]) -> list[pa.RecordBatch]:
+        """Return record batches with all their columns; a checksum is compared at the first use of its batch."""
+        missing = [number for number in numbers if number not in self.batches]
+        if missing:
             document = self.document
-            batch = read_run(self.buffer, document.format, document.batches, [number], path=self.path)[0]
-            if not batch.schema.equals(self.schema):
-                raise CorruptDataError(self.path, f"the columns are {batch.schema}, expected {self.schema}")
-            self.batches[number] = batch
-            if document.format != "arrow":
-                self.heap_bytes += batch.nbytes
-        return batch
+            read = read_run(self.buffer, document.format, document.batches, missing, path=self.path)
+            for number, batch in zip(missing, read, strict=True):
+                if not batch.schema.equals(self.schema):
+                    raise CorruptDataError(self.path, f"the columns are {batch.schema}, expected {self.schema}")
+                self.batches[number] = batch
+                if document.format != "arrow":
+                    self.heap_bytes += batch.nbytes
+        return [self.batches[number] for number in numbers]
 
     def directory(self, storage: Storage) -> Directory:
-        if self._directory is None:
+        """Return the directory that is stored beside the file."""
+        if self.loaded is None:
             document = self.document.directory
             assert document is not None
             try:
@@ -271,8 +308,8 @@ class _File:
             base, shift, offsets = read_directory(buffer, xxh3_128=document.xxh3_128, path=document.path)
             if int(offsets[-1]) > self.document.rows or int(offsets[0]) != 0:
                 raise CorruptDataError(document.path, f"the rows end at {offsets[-1]}, expected {self.document.rows}")
-            self._directory = Directory(base + (1 << 63), shift, offsets, 0)
-        return self._directory
+            self.loaded = Directory(base + (1 << 63), shift, offsets, 0)
+        return self.loaded
 
 
 class _Files:
@@ -280,9 +317,9 @@ class _Files:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[tuple[str, str], _File] = OrderedDict()
+        self._files: OrderedDict[tuple[str, str], OpenFile] = OrderedDict()
 
-    def get(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> _File:
+    def get(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
         if document.path is None:
             assert document.inline is not None
             data = pa.py_buffer(decode_inline(document.inline, path=f"run {document.id}"))
@@ -311,12 +348,12 @@ class _Files:
             self._files.clear()
 
     @staticmethod
-    def _open(path: str, document: RunDocument, buffer: pa.Buffer, schema: pa.Schema) -> _File:
+    def _open(path: str, document: RunDocument, buffer: pa.Buffer, schema: pa.Schema) -> OpenFile:
         if buffer.size != document.bytes:
             raise CorruptDataError(path, f"the file has {buffer.size} bytes, expected {document.bytes}")
         if frame_checksum(buffer, document.batches) != document.frame_xxh3_128:
             raise CorruptDataError(path, "the header or the footer does not match its checksum")
-        return _File(document, path, buffer, schema)
+        return OpenFile(document, path, buffer, schema)
 
 
 _FILES = _Files()

@@ -98,7 +98,8 @@ def write_savepoint(
                 subtasks.append(replace(subtask, manifest=write_manifest(target, manifest, new_id, paths)))
             operators.append(replace(operator, subtasks=subtasks))
         savepoint = LogEntryDocument(
-            number=1,
+            # As in every store the number of a checkpoint is its id, so ids go on rising from here.
+            number=entry.number,
             parent=None,
             commit_id=new_id(),
             writer_epoch=1,
@@ -111,9 +112,9 @@ def write_savepoint(
             operators=operators,
         )
         # The entry first: until the folder is a store, a reader finds none there.
-        paths += [path_of(savepoint.number), HINT_PATH]
         if CommitLog(target).append(savepoint) is None:
             raise InvalidInputError(f"another savepoint was written to {target.url} meanwhile; choose another name")
+        paths += [path_of(savepoint.number), HINT_PATH]
         put_store_document(target, new_id(), clock_ms())
     except BaseException:
         delete_quietly(target, paths)

@@ -16,18 +16,17 @@ from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyroaring import BitMap
 
 from arrowstate.schema.layout import key_documents
+from arrowstate.snapshot.reading import store_key
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate.table.run import Directory, FrozenRun, Run
 from arrowstate.table.table import FrozenTable
 from arrowstate_formats.directory import write_directory
 from arrowstate_formats.documents import (
-    ColumnStatistics,
     DeletionVectorDocument,
     DirectoryDocument,
     ManifestDocument,
@@ -41,7 +40,14 @@ from arrowstate_formats.documents import (
     encode_inline,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
-from arrowstate_formats.run_files import INLINE_BYTES, RunFormat, checksum, split_at_key_groups, write_run
+from arrowstate_formats.run_files import (
+    INLINE_BYTES,
+    RunFormat,
+    checksum,
+    write_run,
+)
+from arrowstate_formats.splitting import TARGET_ROWS, split_at_key_groups
+from arrowstate_formats.statistics import column_statistics
 
 __all__ = [
     "FrozenState",
@@ -56,6 +62,9 @@ __all__ = [
 
 _DIRECTORY_ROWS = 65_536
 """A run with fewer rows is faster to pass over once than its directory is to open."""
+
+_SMALLEST_BATCH_ROWS = 4096
+"""Smaller record batches would cost more in the manifest than they save in reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +90,17 @@ class WrittenSubtask:
     """A subtask whose files are written, ready to be named in a log entry."""
 
     document: SubtaskDocument
-    new_runs: tuple[tuple[Run, RunDocument, int], ...]
-    "Runs the store did not have: the run, its document, and run row minus file row."
+    changed_runs: tuple[tuple[Run, RunDocument, int], ...]
+    "Runs the store did not have, or not with these rows dead: the run, its document, and run row minus file row."
     paths: tuple[str, ...]
     "The files written for it."
     bytes_written: int
 
-    def committed(self, store_id: str) -> None:
+    def committed(self, storage: Storage, store_id: str) -> None:
         """Note that the store has these runs now, so that the next checkpoint need not write them."""
-        for run, document, shift in self.new_runs:
-            run.stored[store_id] = (document, shift)
+        store = store_key(storage, store_id)
+        for run, document, shift in self.changed_runs:
+            run.stored[store] = (document, shift)
 
 
 @dataclass(slots=True)
@@ -138,7 +148,7 @@ class RunWriter:
             xxh3_128=written.xxh3_128,
             frame_xxh3_128=written.frame_xxh3_128,
             batches=written.batches,
-            statistics=_statistics(run, schema),
+            statistics=column_statistics(batches),
             deletion_vector=self._deletion_vector(frozen, run.first_row),
             directory=self._directory(run, id),
         )
@@ -160,8 +170,10 @@ class RunWriter:
         )
 
     def _batches(self, run: Run) -> Iterator[pa.RecordBatch]:
+        # About a batch per key group, so that a subtask of any parallelism reads little that is not its own.
+        target_rows = min(max(run.rows // 128, _SMALLEST_BATCH_ROWS), TARGET_ROWS)
         for segment in run.segments:
-            borders = split_at_key_groups(segment.hashes, self.max_parallelism)
+            borders = split_at_key_groups(segment.hashes, self.max_parallelism, target_rows=target_rows)
             for start, stop in pairwise(borders):
                 yield segment.batch.slice(start, stop - start)
 
@@ -187,7 +199,8 @@ class RunWriter:
         if run.rows < _DIRECTORY_ROWS or self.format != "arrow":
             return None
         directory = run.directory
-        if directory.first_row != run.first_row:
+        if directory.first_row != run.first_row or int(directory.offsets[-1]) != run.rows:
+            # It covers the file that this run is a slice of.
             directory = Directory.build(run.segments)
         data = write_directory(directory.base - (1 << 63), directory.shift, directory.offsets)
         path = f"{self.folder}/{id}.directory"
@@ -208,37 +221,6 @@ class RunWriter:
 
 def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
-
-
-def _statistics(run: Run, schema: pa.Schema) -> list[ColumnStatistics]:
-    """Bounds of each key and value column over all rows of the run, dead ones included."""
-    out = []
-    for number, column in enumerate(schema.names[1:], 1):
-        chunks = pa.chunked_array([s.batch.column(number) for s in run.segments], type=schema.field(number).type)
-        low, high = _bounds(chunks)
-        out.append(ColumnStatistics(column=column, null_count=chunks.null_count, min=low, max=high))
-    return out
-
-
-def _bounds(column: pa.ChunkedArray) -> tuple[int | float | str | bool | None, int | float | str | bool | None]:
-    kind = column.type
-    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        column = pa.chunked_array(
-            [chunk.view(pa.int32() if kind.bit_width == 32 else pa.int64()) for chunk in column.chunks]
-            or [pa.array([], pa.int64())]
-        )
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_string(kind)):
-        return None, None
-    if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
-        # A bound that leaves NaN out would prune rows that hold it.
-        return None, None
-    bounds = pc.min_max(column).as_py()
-    low, high = bounds["min"], bounds["max"]
-    if isinstance(low, float) and (low == float("-inf") or high == float("inf")):
-        return None, None
-    if isinstance(low, str) and max(len(low), len(high)) > 64:
-        return None, None
-    return low, high
 
 
 def write_subtask(
@@ -276,7 +258,7 @@ def write_subtask(
     """
     paths: list[str] = []
     states = []
-    new_runs: list[tuple[Run, RunDocument, int]] = []
+    changed_runs: list[tuple[Run, RunDocument, int]] = []
     bytes_written = 0
     try:
         for state in frozen.states:
@@ -285,12 +267,14 @@ def write_subtask(
             )
             documents = []
             for run in state.table.runs:
-                stored = run.run.stored.get(store_id)
+                stored = run.run.stored.get(store_key(storage, store_id))
                 if stored is None:
                     document, shift = writer.write(run, state.table.schema)
-                    new_runs.append((run.run, document, shift))
                 else:
+                    shift = stored[1]
                     document = writer.refer(run, *stored)
+                if stored is None or document is not stored[0]:
+                    changed_runs.append((run.run, document, shift))
                 documents.append(document)
             states.append(StateRunsDocument(name=state.document.name, runs=documents))
             bytes_written += writer.bytes_written
@@ -308,7 +292,7 @@ def write_subtask(
         manifest=handle,
         live_rows={state.document.name: state.table.live_rows for state in frozen.states},
     )
-    return WrittenSubtask(document_of_subtask, tuple(new_runs), tuple(paths), bytes_written)
+    return WrittenSubtask(document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written)
 
 
 def write_manifest(

@@ -26,6 +26,8 @@ def commit_micro_batch(
 ) -> LogEntryDocument | None:
     """Commit what the tasks of a micro-batch wrote; return the entry, None if the store held the batch already.
 
+    The first commit of a run also takes the fence.
+
     Raises
     ------
     QueryConflictError
@@ -44,18 +46,19 @@ def commit_micro_batch(
     while True:
         newest = log.latest()
         stored = stored_state(log, plan.uid)
-        if is_committed(plan.uid, batch, stored.record):
-            return None
+        committed = is_committed(plan.uid, batch, stored.record)
         check_alone(plan.uid, stored.checkpoint, plan.store)
-        epoch = _epoch_of_run(log, newest, batch.run_id)
+        epoch = _epoch_of_run(log, newest, batch)
         base = None if stored.checkpoint is None else stored.checkpoint.number
-        if any(result.base != base or result.subtask is None for result in results):
+        if not committed and any(result.base != base or result.subtask is None for result in results):
             # Another writer committed after the tasks had begun: what they wrote lacks that.
             raise FencedError(epoch, None if newest is None else newest.document.writer_epoch)
         if epoch is not None:
             break
         # Another writer may take the number first: then look again.
         log.append(_fence(plan, batch, newest, new_id=new_id, now_ms=clock_ms()))
+    if committed:
+        return None
     assert newest is not None, "the fence of this run is in the log"
     number = newest.document.number + 1
     record = BatchRecord(plan.uid, batch.query_id, batch.run_id, batch.batch_id)
@@ -72,10 +75,9 @@ def commit_micro_batch(
         properties=dict(record.to_properties()),
         operators=[_operator(plan, results)],
     )
-    committed = log.append(entry)
-    if committed is None:
+    if log.append(entry) is None:
         raise FencedError(epoch, log.read(number).document.writer_epoch)
-    return committed.document
+    return entry
 
 
 def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:
@@ -105,20 +107,21 @@ def check_alone(uid: str, checkpoint: LogEntryDocument | None, store: str) -> No
         )
 
 
-def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, run_id: str) -> int | None:
-    """The epoch of a run that may commit, None if it has not taken the fence yet."""
+def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, batch: MicroBatch) -> int | None:
+    """The epoch of the run if it may commit, None if it has not taken the fence yet."""
     entry = newest
     while entry is not None:
         record = BatchRecord.of(entry.document)
-        if record is not None and record.run_id == run_id:
+        if record is not None and record.run_id == batch.run_id:
             if entry is newest:
                 return entry.document.writer_epoch
             assert newest is not None
             raise FencedError(entry.document.writer_epoch, newest.document.writer_epoch)
-        # The last batch is this run's or it has had none: further back there is nothing of it.
-        if entry.document.kind != "fence" or entry.document.parent is None:
+        if record is not None and record.batch_id is not None and record.batch_id < batch.batch_id - 1:
+            # A run that has had a micro-batch had the one before this, so an entry of its own is not further back.
             return None
-        entry = log.read(entry.document.parent.number)
+        parent = entry.document.parent
+        entry = None if parent is None else log.read(parent.number)
     return None
 
 

@@ -15,11 +15,13 @@ import pyarrow.compute as pc
 from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
 from arrowstate.errors import KeyTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
+from arrowstate.schema.keys import to_type
 from arrowstate.schema.layout import key_documents
 from arrowstate.snapshot.log import CommitLog, open_store_document
 from arrowstate.snapshot.writing import write_subtask
 from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.plan import SinkPlan
+from arrowstate.state.keyed import ValueState
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument, SubtaskDocument
 from arrowstate_formats.key_groups import key_group_range
@@ -108,20 +110,25 @@ def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) ->
         for rows in batches:
             keys = pa.RecordBatch.from_arrays(rows.columns[: len(key)], names=key)
             values = _values(descriptor, [rows.column(number) for number in state_input.columns])
-            if not isinstance(descriptor, ReducingStateDescriptor):
-                state.update_batch(keys, values)  # type: ignore[attr-defined]
+            if isinstance(state, ValueState):
+                state.update_batch(keys, values)
                 continue
             if values.null_count:
                 # In a table a null is no value; what clears a state when it is added one by one is passed over.
                 kept = values.is_valid()
                 keys, values = keys.filter(kept), values.filter(kept)
-            state.add_batch(keys, values)  # type: ignore[attr-defined]
+            state.add_batch(keys, values)
 
 
 def _values(descriptor: StateDescriptor, columns: Sequence[pa.Array]) -> pa.Array:
     """The values of a state, put together from the columns that stand for them."""
     if not pa.types.is_struct(descriptor.type):
         return columns[0]
+    # Timestamps come in the session's time zone; what is counted comes in a type of its own.
+    columns = [
+        column if pa.types.is_int8(column.type) else to_type(column, field.type)
+        for field, column in zip(descriptor.type, columns, strict=True)
+    ]
     fields = [pa.field(field.name, column.type) for field, column in zip(descriptor.type, columns, strict=True)]
     if isinstance(descriptor, ReducingStateDescriptor) and not isinstance(descriptor.reduce, str):
         # Field by field, as in SQL: a row of nulls makes a group, and changes nothing in one that exists.

@@ -6,21 +6,30 @@ stays with the checkpoint that was newest when it was loaded, whatever is commit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from arrowstate.errors import InvalidInputError
-from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
-from arrowstate.snapshot.reading import find_operator, find_state
-from arrowstate.spark.schemas import spark_schema
+from arrowstate.errors import CheckpointNotFoundError, InvalidInputError
+from arrowstate.query.filters import columns_of, may_match, read_filter
+from arrowstate.query.state import StateReader
+from arrowstate.snapshot.log import CommitLog, open_store_document
+from arrowstate.snapshot.reading import find_operator
+from arrowstate.spark.filters import arrow_filter, key_lookup
+from arrowstate.spark.schemas import schema_for_spark, spark_schema
+from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
+from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.key_groups import KeyGroupRange, key_group_range, key_groups
 
-__all__ = ["FilteringStateReader", "KeyGroupPartition", "ReadPlan", "StateReader", "reader_of"]
+__all__ = ["FilteringTableReader", "KeyGroupPartition", "ReadPlan", "TableReader", "reader_of"]
 
 _OPTIONS = ("operator", "state", "checkpoint", "columns", "partitions", "pushFilters")
-_BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +40,8 @@ class ReadPlan:
     checkpoint_id: int
     operator: str
     state: str
-    columns: tuple[str, ...]
     partitions: int
     push_filters: bool
-    key: pa.Schema
-    stored: pa.Schema
-    """All columns of the state, by the types they are stored in."""
     schema: StructType
     """The columns that are read, as Spark sees them."""
 
@@ -65,25 +70,24 @@ class ReadPlan:
         names = [state.name for state in operator.states]
         if not options.get("state") and len(names) > 1:
             raise InvalidInputError(f"the option 'state' is missing; operator {operator.uid!r} has {', '.join(names)}")
-        state = find_state(entry, operator, options.get("state") or names[0])
-        key = key_schema_of(operator.key)
-        fields = [*key, *StateLayout(key, state.name, descriptor_of(state).type).value_fields]
-        columns = _columns(options.get("columns"), [field.name for field in fields])
-        stored = pa.schema(fields)
+        state = StateReader(storage, entry, operator.uid, options.get("state") or names[0])
         partitions = _whole_number(options, "partitions")
         assert entry.checkpoint_id is not None, "a fence is never read"
+        columns = _columns(options.get("columns"), state)
         return cls(
             store=storage.url,
             checkpoint_id=entry.checkpoint_id,
             operator=operator.uid,
-            state=state.name,
-            columns=columns,
+            state=state.layout.name,
             partitions=min(operator.max_parallelism, len(operator.subtasks) if partitions is None else partitions),
             push_filters=_flag(options, "pushFilters"),
-            key=key,
-            stored=stored,
-            schema=spark_schema(pa.schema([stored.field(name) for name in columns])),
+            schema=spark_schema(pa.schema([state.schema.field(name) for name in columns])),
         )
+
+    def open(self) -> StateReader:
+        """Open the state of the checkpoint that was settled on."""
+        storage, entry = _open(self.store, self.checkpoint_id)
+        return StateReader(storage, entry, self.operator, self.state)
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class KeyGroupPartition(InputPartition):
     keys: pa.RecordBatch | None = None
 
 
-class StateReader(DataSourceReader):
+class TableReader(DataSourceReader):
     """Reads a state in ranges of key groups."""
 
     def __init__(self, plan: ReadPlan, schema: StructType) -> None:
@@ -106,8 +110,7 @@ class StateReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the ranges of key groups; with keys, one for each range that holds some of them."""
-        _, entry = _open(self.plan.store, self.plan.checkpoint_id)
-        maximum = find_operator(entry, self.plan.operator).max_parallelism
+        maximum = self.plan.open().max_parallelism
         count = self.plan.partitions
         ranges = [key_group_range(maximum, parallelism=count, subtask=number) for number in range(count)]
         if self.keys is None:
@@ -119,32 +122,36 @@ class StateReader(DataSourceReader):
             keys = self.keys.filter(inside)
             if keys.num_rows:
                 found.append(KeyGroupPartition(groups.start, groups.end, keys))
-        # Spark makes one partition of its own out of none.
+        # Spark makes a partition of its own where it is given none.
         return found or [KeyGroupPartition(ranges[0].start, ranges[0].end, self.keys)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition as Spark wants them, in batches of at most 65,536."""
+        """Yield the rows of a partition in the form that Spark wants."""
         assert isinstance(partition, KeyGroupPartition)
-        for table in self._tables(partition):
-            kept = table if self.filter is None else table.filter(self.filter)
-            for batch in kept.select(self.target.names).to_batches(max_chunksize=_BATCH_ROWS):
-                if batch.num_rows:
-                    yield self._for_spark(batch)
+        state = self.plan.open()
+        for batch in self._batches(state, partition):
+            kept = batch if self.filter is None else batch.filter(self.filter)
+            if kept.num_rows:
+                yield self._for_spark(kept.select(self.target.names))
 
-    def _tables(self, partition: KeyGroupPartition) -> Iterator[pa.Table]:
-        storage, entry = _open(self.plan.store, self.plan.checkpoint_id)
-        store_id = open_store_document(storage).store_id
-        plan = self.plan
+    def _batches(self, state: StateReader, partition: KeyGroupPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, those left out that cannot pass the filter."""
         if partition.keys is not None:
-            if partition.keys.num_rows:
-                yield SnapshotReader(storage, store_id, entry).lookup(f"{plan.operator}.{plan.state}", partition.keys)
+            yield from state.lookup(partition.keys)[0].to_batches()
             return
-        maximum = find_operator(entry, plan.operator).max_parallelism
-        bounds = KeyGroupRange(partition.start, partition.end).hash_bounds(maximum)
-        opened = open_state(storage, store_id, entry, plan.operator, plan.state, hash_bounds=bounds)
-        for run in opened.runs:
-            for batch in run.freeze().live_batches():
-                yield pa.Table.from_batches([batch])
+        key_groups = KeyGroupRange(partition.start, partition.end)
+        parts = state.in_key_groups(key_groups)
+        columns = self.target.names
+        if self.filter is not None:
+            node = read_filter(self.filter)
+            if node is None:
+                columns = state.schema.names
+            else:
+                wanted = {*columns, *columns_of(node)}
+                columns = [name for name in state.schema.names if name in wanted]
+                passing = set(compress(state.parts.parts, may_match(node, state.bounds, len(state.parts.parts))))
+                parts = [part for part in parts if part in passing]
+        yield from state.batches(parts, columns, key_groups=key_groups)
 
     def _for_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = []
@@ -153,25 +160,26 @@ class StateReader(DataSourceReader):
                 columns.append(column if column.type == field.type else column.cast(field.type))
             except pa.ArrowInvalid as error:
                 raise InvalidInputError(
-                    f"column {field.name!r} of state {self.plan.state!r} is {column.type} and holds a value that Spark's "
-                    f"{field.type} cannot: {error}; leave the column out with the option 'columns'"
+                    f"column {field.name!r} of state {self.plan.state!r} is {column.type} and holds a value that "
+                    f"Spark's {field.type} cannot: {error}; leave the column out with the option 'columns'"
                 ) from None
         return pa.RecordBatch.from_arrays(columns, schema=self.target)
 
 
-class FilteringStateReader(StateReader):
+class FilteringTableReader(TableReader):
     """Also takes filters from Spark; a class of its own, because Spark refuses one while its push-down is off."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters that Arrow answers exactly; return the others, which Spark applies itself."""
+        state = self.plan.open()
         left = []
         for item in filters:
-            expression = arrow_filter(item, self.plan.stored)
+            expression = arrow_filter(item, state.schema)
             if expression is None:
                 left.append(item)
             else:
                 self.filter = expression if self.filter is None else self.filter & expression
-        self.keys = key_lookup(filters, self.plan.key)
+        self.keys = key_lookup(filters, state.layout.key)
         return left
 
 
@@ -182,7 +190,7 @@ def reader_of(plan: ReadPlan, schema: StructType) -> DataSourceReader:
             f"the state has the columns {plan.schema.simpleString()}, the schema given is {schema.simpleString()}; "
             "leave .schema(...) out and choose columns with the option 'columns'"
         )
-    return (FilteringStateReader if plan.push_filters else StateReader)(plan, schema)
+    return (FilteringTableReader if plan.push_filters else TableReader)(plan, schema)
 
 
 def _open(store: str, checkpoint_id: int | None) -> tuple[Storage, LogEntryDocument]:
@@ -197,17 +205,14 @@ def _open(store: str, checkpoint_id: int | None) -> tuple[Storage, LogEntryDocum
     return storage, entry
 
 
-def _columns(option: str | None, names: Sequence[str]) -> tuple[str, ...]:
+def _columns(option: str | None, state: StateReader) -> list[str]:
     """The columns asked for, in the order they were named."""
     if option is None:
-        return tuple(names)
-    chosen = [name.strip() for name in option.split(",")]
-    unknown = [name for name in chosen if name not in names]
-    if unknown or len(set(chosen)) < len(chosen):
-        raise InvalidInputError(
-            f"the option 'columns' must name each column once, got {option!r}; the state has {', '.join(names)}"
-        )
-    return tuple(chosen)
+        return state.columns
+    names = [name.strip() for name in option.split(",")]
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"the option 'columns' must name each column once, got {option!r}")
+    return state.check_columns(names)
 
 
 def _whole_number(options: Mapping[str, str], name: str) -> int | None:
@@ -215,7 +220,9 @@ def _whole_number(options: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) < (name == "partitions"):
-        raise InvalidInputError(f"the option {name!r} must be a whole number from {int(name == 'partitions')}, got {text!r}")
+        raise InvalidInputError(
+            f"the option {name!r} must be a whole number from {int(name == 'partitions')}, got {text!r}"
+        )
     return int(text)
 
 

@@ -108,7 +108,7 @@ class KeyContext:
                 raise InvalidInputError(f"the key has the columns {', '.join(self.key.names)}; got {', '.join(row)}")
             keys = _one_row(row, self.key)
         batch = self.batch(keys)
-        identity = tuple(_hashable(column[0].as_py()) for column in batch.columns)
+        identity = tuple(_identity(column) for column in batch.columns)
         self._current = CurrentKey(identity, batch.columns, value)
 
 
@@ -123,6 +123,13 @@ def _one_row(row: dict[str, Any], key: pa.Schema) -> Any:
     # One column at a time, so that the checks of a single key column name the culprit.
     columns = [key_columns([row[field.name]], pa.schema([field]))[0] for field in key]
     return pa.RecordBatch.from_arrays(columns, schema=key)
+
+
+def _identity(column: pa.Array) -> Any:
+    if pa.types.is_temporal(column.type):
+        # Python's dates and times reach less far than Arrow's.
+        column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    return _hashable(column[0].as_py())
 
 
 def _hashable(value: Any) -> Any:

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import ValueTypeError
+from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.context import KeyContext
 from arrowstate.state.reducers import reduce_column, reduce_scalar
 from arrowstate.table.batch import KeyBatch
@@ -97,8 +98,7 @@ class KeyedState(Generic[D]):
         entries = list(self._pending.values())
         columns = [pa.concat_arrays(column) for column in zip(*(entry[0] for entry in entries), strict=True)]
         keys = self._context.batch(pa.RecordBatch.from_arrays(columns, schema=self._context.key))
-        scalars = [entry[1] for entry in entries]
-        values = pa.array([None if item is None else item.as_py() for item in scalars], type=self.descriptor.type)
+        values = pa.array([entry[1] for entry in entries], type=self.descriptor.type)
         self._table.settle()
         self._replace(self._table.find(keys), keys, values.take(pa.array(keys.last_rows())))
         self._pending.clear()
@@ -120,23 +120,37 @@ class KeyedState(Generic[D]):
             keep = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         self._table.put(found, keys, self.layout.split(values), keep=keep)
 
-    def _read_current(self) -> Any:
+    def _read_current(self) -> pa.Scalar | None:
         current = self._context.current
         if current.identity in self._pending:
-            scalar = self._pending[current.identity][1]
-            return None if scalar is None else scalar.as_py()
+            return self._pending[current.identity][1]
         keys = self._context.batch(pa.RecordBatch.from_arrays(list(current.columns), schema=self._context.key))
-        return self._read(self._table.find(keys))[0].as_py()
+        scalar = self._read(self._table.find(keys))[0]
+        return scalar if scalar.is_valid else None
 
-    def _write_current(self, value: Any) -> None:
+    def _write_current(self, scalar: pa.Scalar | None) -> None:
         current = self._context.current
-        try:
-            scalar = None if value is None else pa.scalar(value, self.descriptor.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
-            raise ValueTypeError(self.descriptor.name, str(self.descriptor.type), repr(value)) from error
         if len(self._pending) >= _PENDING_KEYS:
             self.flush()
         self._pending[current.identity] = (current.columns, scalar)
+
+    def _scalar(self, value: Any, kind: pa.DataType) -> pa.Scalar:
+        """Return a plain Python value that is not None as one of the type, or refuse it."""
+        try:
+            return python_scalar(value, kind)
+        except CONVERSION_ERRORS as error:
+            raise ValueTypeError(self.descriptor.name, str(kind), repr(value)) from error
+
+    def _plain(self, scalar: pa.Scalar | None) -> Any:
+        if scalar is None:
+            return None
+        try:
+            return scalar.as_py()
+        except (OverflowError, ValueError) as error:
+            raise InvalidInputError(
+                f"state {self.descriptor.name!r}: the {scalar.type} has no counterpart in Python ({error}); "
+                "read it with get_batch"
+            ) from error
 
 
 class ValueState(KeyedState[ValueStateDescriptor]):
@@ -192,11 +206,11 @@ class ValueState(KeyedState[ValueStateDescriptor]):
 
     def update(self, value: Any) -> None:
         """Set the value of the current key; None clears it."""
-        self._write_current(value)
+        self._write_current(None if value is None else self._scalar(value, self.descriptor.type))
 
     def value(self) -> Any:
         """Return the value of the current key as a plain Python value, or the default."""
-        value = self._read_current()
+        value = self._plain(self._read_current())
         if value is None and self.descriptor.default is not None:
             return pa.scalar(self.descriptor.default, self.descriptor.type).as_py()
         return value
@@ -311,33 +325,35 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
             return
         descriptor = self.descriptor
         old = self._read_current()
-        where = descriptor.name
-        if isinstance(descriptor.reduce, Mapping):
-            if not isinstance(value, Mapping) or not set(value) <= set(descriptor.reduce):
-                raise ValueTypeError(where, f"a mapping of {', '.join(descriptor.reduce)}", repr(value))
-            new: Any = {}
-            for field in descriptor.type:
-                reduce, part = descriptor.reduce[field.name], value.get(field.name)
-                before = None if old is None else old[field.name]
-                if part is None:
-                    new[field.name] = (before or 0) if reduce == "count" else before
-                else:
-                    part = self._checked(part, field.type) if reduce != "count" else part
-                    new[field.name] = reduce_scalar(reduce, before, part, field.type, where)
+        if isinstance(descriptor.reduce, str):
+            new = self._add_one(descriptor.reduce, old, value, descriptor.type, descriptor.name)
         else:
-            part = self._checked(value, descriptor.type) if descriptor.reduce != "count" else value
-            new = reduce_scalar(descriptor.reduce, old, part, descriptor.type, where)
+            if not isinstance(value, Mapping) or not set(value) <= set(descriptor.reduce):
+                raise ValueTypeError(descriptor.name, f"a mapping of {', '.join(descriptor.reduce)}", repr(value))
+            parts = {
+                field.name: self._add_one(
+                    descriptor.reduce[field.name],
+                    None if old is None or not old[field.name].is_valid else old[field.name],
+                    value.get(field.name),
+                    field.type,
+                    f"{descriptor.name}.{field.name}",
+                )
+                for field in descriptor.type
+            }
+            new = pa.scalar(parts, descriptor.type)
         self._write_current(new)
 
-    def _checked(self, value: Any, kind: pa.DataType) -> Any:
-        try:
-            return pa.scalar(value, kind).as_py()
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
-            raise ValueTypeError(self.descriptor.name, str(kind), repr(value)) from error
+    def _add_one(
+        self, reduce: str, old: pa.Scalar | None, value: Any, kind: pa.DataType, where: str
+    ) -> pa.Scalar | None:
+        """Fold one plain value into an old one; None is passed over."""
+        if reduce == "count":
+            return pa.scalar((0 if old is None else old.as_py()) + (value is not None), kind)
+        return old if value is None else reduce_scalar(reduce, old, self._scalar(value, kind), where)
 
     def get(self) -> Any:
         """Return the value of the current key as a plain Python value, None if it has none."""
-        return self._read_current()
+        return self._plain(self._read_current())
 
 
 def _fields(values: pa.RecordBatch | pa.StructArray) -> list[pa.Field]:

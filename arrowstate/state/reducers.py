@@ -10,7 +10,6 @@ from __future__ import annotations
 import decimal
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 
 from arrowstate.errors import ValueOverflowError
 from arrowstate.table.columns import take
+from arrowstate_formats.compiled import kernel
 
 __all__ = ["reduce_column", "reduce_scalar"]
 
@@ -27,10 +27,8 @@ _SUM, _MIN, _MAX, _FIRST, _LAST = range(5)
 _CODES = {"sum": _SUM, "min": _MIN, "max": _MAX, "first": _FIRST, "last": _LAST}
 
 
-@numba.njit(cache=True, nogil=True)
-def _reduce(
-    code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, check: Any
-) -> Any:  # pragma: no branch
+@kernel
+def _reduce(code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, check: Any) -> Any:
     # result and filled hold the old values on entry and the new ones on return.
     # Returns the first group whose integer sum overflows, or -1.
     all_valid = valid.size == 0
@@ -63,7 +61,7 @@ def _reduce(
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _count(valid: Any, order: Any, starts: Any, result: Any) -> None:
     for group in range(starts.size - 1):
         if valid.size == 0:
@@ -71,6 +69,16 @@ def _count(valid: Any, order: Any, starts: Any, result: Any) -> None:
         else:
             for place in range(starts[group], starts[group + 1]):
                 result[group] += valid[order[place]]
+
+
+@kernel
+def _add_limbs(limbs: Any, valid: Any, order: Any, starts: Any, totals: Any, filled: Any) -> None:
+    for group in range(starts.size - 1):
+        for place in range(starts[group], starts[group + 1]):
+            row = order[place]
+            if valid.size == 0 or valid[row]:
+                totals[group] += limbs[row]
+                filled[group] = True
 
 
 def reduce_column(
@@ -109,7 +117,7 @@ def reduce_column(
         _count(valid, order, starts, counts)
         return pa.array(counts)
     if pa.types.is_decimal(kind) and reduce == "sum":
-        return _sum_decimals(values, order, starts, old, kind, where)
+        return _sum_decimals(values, valid, order, starts, old, kind, where)
     if _as_numbers(values) is None or reduce in ("first", "last"):
         return _reduce_by_rank(reduce, values, valid, order, starts, old)
     numbers, before = _as_numbers(values), _as_numbers(old)
@@ -177,7 +185,10 @@ def _reduce_by_rank(
     """Pick one row per group: by position for first and last, by rank for min and max."""
     both = pa.concat_arrays([old, values])
     if reduce in ("min", "max"):
-        by_rank = pc.array_sort_indices(both).to_numpy().astype(np.int64)
+        # Arrow sorts decimals of 128 and 256 bits only.
+        narrow = pa.types.is_decimal32(both.type) or pa.types.is_decimal64(both.type)
+        ordered = both.cast(pa.decimal128(38, both.type.scale)) if narrow else both
+        by_rank = pc.array_sort_indices(ordered).to_numpy().astype(np.int64)
     else:
         by_rank = np.arange(len(both), dtype=np.int64)
     ranks = np.empty(len(both), dtype=np.int64)
@@ -191,17 +202,42 @@ def _reduce_by_rank(
 
 
 def _sum_decimals(
-    values: pa.Array, order: Ints, starts: Ints, old: pa.Array, kind: pa.DataType, where: str
+    values: pa.Array,
+    valid: npt.NDArray[np.bool_],
+    order: Ints,
+    starts: Ints,
+    old: pa.Array,
+    kind: pa.DataType,
+    where: str,
 ) -> pa.Array:
-    groups = np.empty(len(values), dtype=np.int64)
-    groups[order] = np.repeat(np.arange(starts.size - 1), np.diff(starts))
-    ids = np.concatenate((np.arange(len(old)), groups[order]))
-    table = pa.table({"group": ids, "value": pa.concat_arrays([old, take(values, order)])})
-    sums = table.group_by("group", use_threads=False).aggregate([("value", "sum")]).sort_by("group")
+    """Sum exactly, in 32-bit limbs of which up to 2^31 can be added before one overflows its 64 bits."""
+    filled = _filled(old)
+    totals = np.where(filled[:, None], _limbs(old), 0)
+    _add_limbs(_limbs(values), valid, order, starts, totals, filled)
+    for limb in range(totals.shape[1] - 1):
+        totals[:, limb + 1] += totals[:, limb] >> 32
+        totals[:, limb] &= 0xFFFFFFFF
+    top = totals[:, -1]
+    validity = pa.py_buffer(np.packbits(filled, bitorder="little"))
+    words = pa.py_buffer(np.ascontiguousarray(totals.astype(np.uint32)))
+    sums = pa.Array.from_buffers(kind, len(old), [validity, words])
     try:
-        return pa.concat_arrays(sums["value_sum"].cast(kind).chunks)
+        # The full validation compares each decimal with the precision of its type.
+        sums.validate(full=True)
+        if (top != top.astype(np.int32)).any():
+            raise pa.ArrowInvalid("more bits than the type has")
     except pa.ArrowInvalid as error:
         raise ValueOverflowError(where, "sum", str(kind)) from error
+    return sums
+
+
+def _limbs(decimals: pa.Array) -> Ints:
+    """Return the little-endian 32-bit limbs of each decimal, the last one signed; those of a null are arbitrary."""
+    count = decimals.type.byte_width // 4
+    words = np.frombuffer(decimals.buffers()[1], dtype=np.int32, count=(decimals.offset + len(decimals)) * count)
+    limbs = words.reshape(-1, count)[decimals.offset :].astype(np.int64)
+    limbs[:, :-1] &= 0xFFFFFFFF
+    return limbs
 
 
 def _less(left: Any, right: Any) -> bool:
@@ -209,23 +245,31 @@ def _less(left: Any, right: Any) -> bool:
     return bool(left < right or (right != right and left == left))
 
 
-def reduce_scalar(reduce: str, old: Any, new: Any, kind: pa.DataType, where: str) -> Any:
-    """Fold one plain Python value that is not None into the old one, which may be None."""
-    if reduce == "count":
-        return (old or 0) + 1
-    if old is None:
+def reduce_scalar(reduce: str, old: pa.Scalar | None, new: pa.Scalar, where: str) -> pa.Scalar:
+    """Fold one value into the old one, if there is one; for every reducer but `count`.
+
+    Raises
+    ------
+    ValueOverflowError
+        If a sum does not fit the type.
+    """
+    if old is None or reduce == "last":
         return new
-    if reduce != "sum":
-        replace = {
-            "first": False,
-            "last": True,
-            "min": reduce == "min" and _less(new, old),
-            "max": reduce == "max" and _less(old, new),
-        }
-        return new if replace[reduce] else old
+    if reduce == "first":
+        return old
+    before, value = _plain(old), _plain(new)
+    if reduce == "min":
+        return new if _less(value, before) else old
+    if reduce == "max":
+        return new if _less(before, value) else old
     with decimal.localcontext(prec=80):
-        total = old + new
+        total = before + value
     try:
-        return pa.scalar(total, kind).as_py()
+        return pa.scalar(total, new.type)
     except (pa.ArrowInvalid, OverflowError) as error:
-        raise ValueOverflowError(where, reduce, str(kind)) from error
+        raise ValueOverflowError(where, reduce, str(new.type)) from error
+
+
+def _plain(scalar: pa.Scalar) -> Any:
+    # Python's times have no nanoseconds and end in the year 9999; the integers behind them have the same order.
+    return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from arrowstate_formats._numba import load_uint8, load_uint64
+from arrowstate_formats.compiled import kernel, load_uint8, load_uint64
 
 __all__ = [
     "build_directory",
@@ -40,11 +39,7 @@ _RADIX = 1 << _RADIX_BITS
 _BLOCK = 256
 
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True, nogil=True, boundscheck=False)(function)
-
-
-@_jit
+@kernel
 def _radix_passes(keys: Any, rows: Any, key_buffer: Any, row_buffer: Any, first_bit: int, passes: int) -> None:
     # Least significant digit first. An even number of passes leaves the result in keys and rows.
     counts = np.empty(_RADIX, dtype=np.int64)
@@ -70,7 +65,7 @@ def _radix_passes(keys: Any, rows: Any, key_buffer: Any, row_buffer: Any, first_
         source_rows, target_rows = target_rows, source_rows
 
 
-@_jit
+@kernel
 def sort_by_hash(hashes: Any) -> Any:
     """Return (sorted hashes, row numbers): a stable sort, so rows of one hash keep their order."""
     size = hashes.size
@@ -111,7 +106,7 @@ def sort_by_hash(hashes: Any) -> Any:
     return out, rows
 
 
-@_jit
+@kernel
 def group_starts(sorted_hashes: Any) -> Any:
     """Return where each run of equal hashes starts, with the number of rows as the last entry."""
     size = sorted_hashes.size
@@ -125,7 +120,7 @@ def group_starts(sorted_hashes: Any) -> Any:
     return starts[: count + 1].copy()
 
 
-@_jit
+@kernel
 def fill_from_groups(order: Any, starts: Any) -> Any:
     """Return, for each row of the batch, the number of the group it belongs to."""
     groups = np.empty(order.size, dtype=np.int64)
@@ -135,7 +130,7 @@ def fill_from_groups(order: Any, starts: Any) -> Any:
     return groups
 
 
-@_jit
+@kernel
 def build_directory(hashes: Any, base: Any, shift: Any, offsets: Any, first_row: Any, bucket: Any) -> Any:
     """Enter the rows of one segment into a directory; return the next bucket to fill.
 
@@ -150,7 +145,7 @@ def build_directory(hashes: Any, base: Any, shift: Any, offsets: Any, first_row:
     return bucket
 
 
-@_jit
+@kernel
 def next_candidate(row: Any, hashes: Any, segment_row: Any, live: Any, live_row: Any) -> Any:
     """Return the next live row after `row` that has the same hash, or -1."""
     hash_value = hashes[row - segment_row]
@@ -163,7 +158,7 @@ def next_candidate(row: Any, hashes: Any, segment_row: Any, live: Any, live_row:
     return -1
 
 
-@_jit
+@kernel
 def probe(
     queries: Any,
     pending: Any,
@@ -216,7 +211,7 @@ def probe(
             out[block + i] = row
 
 
-@_jit
+@kernel
 def equal_fixed(left: Any, left_rows: Any, right: Any, right_rows: Any) -> Any:
     """Compare rows of two (rows, words) views of fixed-width columns; return a boolean array."""
     out = np.empty(left_rows.size, dtype=np.bool_)
@@ -229,7 +224,7 @@ def equal_fixed(left: Any, left_rows: Any, right: Any, right_rows: Any) -> Any:
     return out
 
 
-@_jit
+@kernel
 def _same_bytes(left: Any, right: Any, length: Any) -> Any:
     eight = np.uint64(8)
     while length >= 8:
@@ -248,7 +243,7 @@ def _same_bytes(left: Any, right: Any, length: Any) -> Any:
     return True
 
 
-@_jit
+@kernel
 def equal_bytes(
     left_offsets: Any, left_address: Any, left_rows: Any, right_offsets: Any, right_address: Any, right_rows: Any
 ) -> Any:
@@ -274,7 +269,7 @@ def equal_bytes(
     return out
 
 
-@_jit
+@kernel
 def gather(source: Any, rows: Any, places: Any, out: Any) -> None:
     """Copy source[rows[i]] to out[places[i]]; both are (rows, words) views."""
     words = source.shape[1]
@@ -283,7 +278,7 @@ def gather(source: Any, rows: Any, places: Any, out: Any) -> None:
             out[places[i], word] = source[rows[i], word]
 
 
-@_jit
+@kernel
 def clear_bits(bits: Any, rows: Any) -> Any:
     """Clear the bit of each row; return how many were set before."""
     cleared = 0
@@ -296,7 +291,7 @@ def clear_bits(bits: Any, rows: Any) -> Any:
     return cleared
 
 
-@_jit
+@kernel
 def count_bits(bits: Any, start: Any, stop: Any) -> Any:
     """Return how many bits of rows start (inclusive) to stop (exclusive) are set."""
     count = 0
@@ -316,7 +311,7 @@ def count_bits(bits: Any, start: Any, stop: Any) -> Any:
     return count
 
 
-@_jit
+@kernel
 def live_rows(bits: Any, start: Any, stop: Any) -> Any:
     """Return the rows from start (inclusive) to stop (exclusive) whose bit is set, ascending."""
     out = np.empty(stop - start, dtype=np.int64)
@@ -327,7 +322,7 @@ def live_rows(bits: Any, start: Any, stop: Any) -> Any:
     return out[:count].copy()
 
 
-@_jit
+@kernel
 def merge_two(left_hashes: Any, left_rows: Any, right_hashes: Any, right_rows: Any) -> Any:
     """Merge two hash-sorted lists; rows with an equal hash come from the left first."""
     size = left_hashes.size + right_hashes.size

@@ -99,7 +99,7 @@ class Run:
     mapped: bool = False
     "Whether the rows live in a mapped file, not in memory."
     stored: dict[str, Any] = field(default_factory=dict)
-    "By store id: (the run's entry in that store's committed manifests, run row minus file row)."
+    "By store: (the run's entry in that store's committed manifests, run row minus file row)."
     built: Directory | None = None
     "The directory, once it was needed."
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from arrowstate_formats._numba import kernel, load_uint8, load_uint32, load_uint64
+from arrowstate_formats.compiled import kernel, load_uint8, load_uint32, load_uint64
 
 __all__ = [
     "canonical_float32_bits",

@@ -123,7 +123,7 @@ class _Sink:
 
 def write_run(
     batches: Sequence[pa.RecordBatch],
-    format: RunFormat,  # noqa: A002 - the name of the field in a RunDocument
+    format: RunFormat,
     sink: BinaryIO,
 ) -> RunFile:
     """Write the rows of a run as one file and return its size, checksums and batches.
@@ -391,7 +391,7 @@ def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
 
 def read_run(
     buffer: pa.Buffer,
-    format: RunFormat,  # noqa: A002 - the name of the field in a RunDocument
+    format: RunFormat,
     documents: Sequence[BatchDocument],
     indexes: Sequence[int] | None = None,
     columns: Sequence[str] | None = None,

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from arrowstate_formats.documents import ColumnStatistics, Statistic
 from arrowstate_formats.errors import InvalidInputError
+from arrowstate_formats.run_files import HASH_COLUMN
 
 __all__ = ["MAX_STATISTIC_CHARACTERS", "column_statistics"]
 
@@ -22,7 +23,9 @@ MAX_STATISTIC_CHARACTERS = 64
 
 
 def column_statistics(batches: Sequence[pa.RecordBatch]) -> list[ColumnStatistics]:
-    """Return nulls, minimum and maximum of each column over all batches, in the order of the columns.
+    """Return nulls, minimum and maximum of each key and value column over all batches, in the order of the columns.
+
+    `_key_hash` is left out: its bounds are recorded per batch.
 
     Integers, booleans, floats and texts of at most 64 characters are given as they are; dates, times, timestamps
     and durations as the integer they are stored as. Both bounds are None where a type has no such form, where there
@@ -47,7 +50,11 @@ def column_statistics(batches: Sequence[pa.RecordBatch]) -> list[ColumnStatistic
     if not batches:
         raise InvalidInputError("statistics need at least one batch")
     table = pa.Table.from_batches(batches)
-    return [_statistics(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
+    return [
+        _statistics(name, column)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        if name != HASH_COLUMN
+    ]
 
 
 def _statistics(name: str, column: pa.ChunkedArray) -> ColumnStatistics:

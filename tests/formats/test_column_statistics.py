@@ -48,8 +48,8 @@ def test_statistics_of_a_column(column: pa.Array, expected: tuple[int, object, o
     assert decode(encode(found), ColumnStatistics) == found
 
 
-def test_every_column_has_statistics_in_its_place() -> None:
-    found = column_statistics([pa.record_batch({"b": [1], "a": ["x"]})])
+def test_every_key_and_value_column_has_statistics_in_its_place() -> None:
+    found = column_statistics([pa.record_batch({"_key_hash": [7], "b": [1], "a": ["x"]})])
 
     assert [statistics.column for statistics in found] == ["b", "a"]
 

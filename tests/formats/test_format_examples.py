@@ -1,25 +1,65 @@
-"""The examples in the docstrings of the format package run."""
+"""The examples in the docstrings and in the texts of the format run, and its links lead somewhere."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 
 import arrowstate_formats
+from arrowstate_formats.documents import Document, LogEntryDocument, ManifestDocument, StoreDocument, decode, encode
 
-MODULES = [
-    "arrowstate_formats",
-    *(f"arrowstate_formats.{m.name}" for m in pkgutil.iter_modules(arrowstate_formats.__path__)),
-]
+FORMATS = Path(__file__).parents[2] / "formats"
+TEXTS = sorted(FORMATS.rglob("*.md"))
+MODULES = [f"arrowstate_formats.{module.name}" for module in pkgutil.iter_modules(arrowstate_formats.__path__)]
+BY_TEXT = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(FORMATS)))
 
 
-@pytest.mark.parametrize("name", MODULES)
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["arrowstate_formats", *MODULES])
 def test_the_examples_of_a_module_run(name: str) -> None:
     module = importlib.import_module(name)
 
     results = doctest.testmod(module)
 
     assert results.failed == 0
+
+
+@BY_TEXT
+def test_the_python_of_a_text_runs(path: Path) -> None:
+    source = "\n".join(blocks(path, "python"))
+    test = doctest.DocTestParser().get_doctest(source, {}, path.name, str(path), 0)
+
+    results = doctest.DocTestRunner().run(test)
+
+    assert results.failed == 0
+    assert results.attempted == source.count(">>> ")
+
+
+def test_the_documents_of_the_specification_are_documents_as_they_are_written() -> None:
+    texts = blocks(FORMATS / "spec/manifests-and-log.md", "json")
+    kinds: list[type[Document]] = [StoreDocument, LogEntryDocument, ManifestDocument]
+
+    found = [encode(decode(text.encode(), kind)).decode() for text, kind in zip(texts, kinds, strict=True)]
+
+    assert found == texts
+
+
+@BY_TEXT
+def test_links_lead_to_a_file_and_a_heading(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text()):
+        name, _, heading = target.partition("#")
+        linked = (path.parent / name).resolve() if name else path
+
+        assert linked.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-") for title in headings]
+            assert heading in anchors, target

@@ -1,0 +1,100 @@
+"""How states are named: `<operator uid>.<state>` in Python, a schema per operator and a view per state in SQL.
+
+DuckDB does not tell names apart by case, and keeps a few schema names for itself. Where two uids, or two states of
+one operator, differ in nothing else, or a uid is one of these names, the later one gets `~2` at the end of its SQL
+name (`~3` and so on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
+from arrowstate.snapshot.reading import states_of
+from arrowstate_formats.documents import LogEntryDocument
+
+__all__ = ["SqlName", "quoted", "resolve", "sql_names"]
+
+
+def resolve(entry: LogEntryDocument, reference: str | tuple[str, str]) -> tuple[str, str]:
+    """Return (operator uid, state name) of a reference such as `counter.clicks`.
+
+    Both parts may hold dots: the reference is split where an operator and a state come out. A tuple of both is
+    taken as it is.
+
+    Raises
+    ------
+    OperatorNotFoundError, StateNotFoundError
+        If the checkpoint has no such state; the message lists what there is.
+    InvalidInputError
+        If the reference fits several states, or is no text.
+    """
+    states = list(states_of(entry))
+    names = [".".join(state) for state in states]
+    if isinstance(reference, tuple) and len(reference) == 2:
+        found = [state for state in states if state == reference]
+        uid = reference[0]
+    elif isinstance(reference, str):
+        found = [state for state, name in zip(states, names, strict=True) if name == reference]
+        uid = reference.rpartition(".")[0]
+    else:
+        raise InvalidInputError(f"a state is named '<operator uid>.<state>', got {reference!r}")
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidInputError(
+            f"{reference!r} fits {' and '.join(map(repr, found))}; give the uid and the state name as a tuple"
+        )
+    uids = [operator.uid for operator in entry.operators]
+    if uid and not any(other == uid or uid.startswith(f"{other}.") for other in uids):
+        raise OperatorNotFoundError(uid, uids, entry.checkpoint_id)
+    name = ".".join(reference) if isinstance(reference, tuple) else reference
+    raise StateNotFoundError(name, names, None, entry.checkpoint_id)
+
+
+_RESERVED_SCHEMAS = ("information_schema", "memory", "pg_catalog", "system", "temp")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlName:
+    """What a state is called in SQL."""
+
+    uid: str
+    state: str
+    schema: str
+    view: str
+    relation: str
+    "One name that holds all columns, `_key_hash` too: the schema, a dot, the view."
+
+
+def sql_names(entry: LogEntryDocument) -> list[SqlName]:
+    """Return the SQL name of each state of a checkpoint."""
+    names = []
+    taken: set[str] = set()
+    schemas = _distinct((operator.uid for operator in entry.operators), set(_RESERVED_SCHEMAS))
+    for operator in entry.operators:
+        schema = schemas[operator.uid]
+        views = _distinct((state.name for state in operator.states), set())
+        for state, view in views.items():
+            name = f"{schema}.{view}"
+            names.append(SqlName(operator.uid, state, schema, view, _distinct([name], taken)[name]))
+    return names
+
+
+def quoted(name: str) -> str:
+    """Return a name as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _distinct(names: Iterable[str], taken: set[str]) -> dict[str, str]:
+    """Return for each name one that differs from all others in more than case."""
+    out: dict[str, str] = {}
+    for name in names:
+        number, unique = 1, name
+        while unique.lower() in taken:
+            number += 1
+            unique = f"{name}~{number}"
+        taken.add(unique.lower())
+        out[name] = unique
+    return out

@@ -1,0 +1,169 @@
+"""Run files as a query sees them: parts that are opened only when their rows are needed.
+
+A part is what one subtask owns of one record batch or row group. Its hash range and its number of rows come
+from the manifest, so parts are chosen without opening a file. Opening an Arrow part gives views of the mapped
+file; of a Parquet part only the columns asked for are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.errors import CorruptDataError
+from arrowstate.query.compaction import Picked, count_rows
+from arrowstate.snapshot import reading
+from arrowstate.storage.base import Storage
+from arrowstate.table import kernels
+from arrowstate.table.run import HASH_COLUMN, Run, Segment, all_live, hashes_of
+from arrowstate_formats.documents import RunDocument
+from arrowstate_formats.run_files import read_run
+
+__all__ = ["Part", "StoredRun"]
+
+Ints = npt.NDArray[np.int64]
+
+_NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+
+
+class StoredRun:
+    """One run of a checkpoint, as far as one subtask owns it; nothing is read before it is needed."""
+
+    def __init__(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> None:
+        self.document = document
+        self._storage = storage
+        self._schema = schema
+        self._checked: set[int] = set()
+
+    @property
+    def rows(self) -> int:
+        return self.document.last_row - self.document.first_row
+
+    @property
+    def file(self) -> reading.OpenFile:
+        # Asked for each time, so that a file the process closed for want of room is not kept open from here.
+        if self.document.path is None:
+            return self._inline_file
+        return reading.open_file(self._storage, self.document, self._schema)
+
+    @cached_property
+    def _inline_file(self) -> reading.OpenFile:
+        return reading.open_file(self._storage, self.document, self._schema)
+
+    @cached_property
+    def live(self) -> npt.NDArray[np.uint8]:
+        """The live bits; bit i stands for row document.first_row + i of the file."""
+        bits = all_live(self.rows)
+        if self.document.deletion_vector is not None:
+            dead = reading.dead_rows(self._storage, self.document.deletion_vector)
+            low, high = np.searchsorted(dead, [self.document.first_row, self.document.last_row])
+            kernels.clear_bits(bits, dead[low:high] - self.document.first_row)
+        return bits
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts of the run in hash order."""
+        end_row = 0
+        for number, batch in enumerate(self.document.batches):
+            start_row, end_row = end_row, end_row + batch.rows
+            first, last = max(start_row, self.document.first_row), min(end_row, self.document.last_row)
+            if first < last:
+                yield Part(self, number, start_row, first, last, batch.min_hash, batch.max_hash)
+
+    def read(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
+        """Return columns of one of the row groups of a Parquet file; the others are not decoded."""
+        file = self.file
+        document = self.document
+        # The checksum covers all columns of the row group; once is enough, the pages have their own.
+        verify = number not in self._checked
+        batch = read_run(
+            file.buffer, "parquet", document.batches, [number], list(columns), verify=verify, path=file.path
+        )[0]
+        expected = pa.schema([self._schema.field(column) for column in columns])
+        if not batch.schema.equals(expected):
+            raise CorruptDataError(file.path, f"the columns are {batch.schema}, expected {expected}")
+        self._checked.add(number)
+        return batch
+
+    def run(self, parts: Sequence[Part]) -> Run:
+        """Return the given parts, in hash order, as a run to look keys up in."""
+        document = self.document
+        segments = tuple(part.segment() for part in parts)
+        directory = None if document.directory is None else self.file.directory(self._storage)
+        return Run(
+            segments,
+            document.first_row,
+            document.last_row,
+            self.live,
+            document.live_rows,
+            mapped=True,
+            built=directory,
+        )
+
+
+class Part:
+    """Consecutive rows of a run that lie in one record batch or row group."""
+
+    __slots__ = ("_batch", "_batch_row", "_first", "_live_rows", "max_hash", "min_hash", "number", "rows", "run")
+
+    def __init__(
+        self, run: StoredRun, number: int, batch_row: int, first: int, last: int, min_hash: int, max_hash: int
+    ) -> None:
+        self.run = run
+        self.number = number
+        self.rows = last - first
+        self.min_hash = min_hash
+        self.max_hash = max_hash
+        self._batch_row = batch_row
+        self._first = first
+        self._batch: pa.RecordBatch | None = None
+        self._live_rows: int | None = None
+
+    @property
+    def live_rows(self) -> int:
+        if self._live_rows is None:
+            has_dead = self.run.document.deletion_vector is not None
+            self._live_rows = count_rows(self.run.live, self._first_bit, self.rows) if has_dead else self.rows
+        return self._live_rows
+
+    def read(self, columns: Sequence[str]) -> Picked:
+        """Return columns of the live rows."""
+        return Picked(self._columns(columns), self.run.live, self._first_bit, self.live_rows)
+
+    def count(self) -> Picked:
+        """Return the live rows without a column, and without opening the file."""
+        return Picked(_NO_COLUMNS, self.run.live, self._first_bit, self.live_rows)
+
+    def read_range(self, columns: Sequence[str], hash_bounds: tuple[int, int]) -> Picked:
+        """Return columns of the live rows whose hash is in a range, both ends inclusive."""
+        hashes = hashes_of(self._columns([HASH_COLUMN]))
+        start = int(np.searchsorted(hashes, hash_bounds[0], side="left"))
+        stop = int(np.searchsorted(hashes, hash_bounds[1], side="right"))
+        batch = self._columns(columns).slice(start, max(0, stop - start))
+        first = self._first_bit + start
+        return Picked(batch, self.run.live, first, count_rows(self.run.live, first, batch.num_rows))
+
+    def segment(self) -> Segment:
+        """Return all columns of all rows, dead ones included."""
+        batch = self._batch or self._cut(self.run.file.batch(self.number))
+        return Segment(batch, hashes_of(batch), self._first)
+
+    @property
+    def _first_bit(self) -> int:
+        return self._first - self.run.document.first_row
+
+    def _columns(self, columns: Sequence[str]) -> pa.RecordBatch:
+        if self.run.document.format != "arrow":
+            return self._cut(self.run.read(self.number, columns))
+        if self._batch is None:
+            # Views of the mapped file, so keeping them costs next to nothing.
+            self._batch = self._cut(self.run.file.batch(self.number))
+        return self._batch.select(columns)
+
+    def _cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.rows == batch.num_rows:
+            return batch
+        return batch.slice(self._first - self._batch_row, self.rows)

@@ -1,0 +1,296 @@
+"""One state of a checkpoint: its columns and its live rows, all of them, a range of hashes, or some keys.
+
+Rows come as record batches, one per part of a run, made when they are asked for; so memory holds a few
+batches whatever the size of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.query.compaction import Picked, gather
+from arrowstate.query.files import Part, StoredRun
+from arrowstate.query.filters import Bounds
+from arrowstate.schema.keys import key_columns
+from arrowstate.schema.layout import StateLayout, key_schema_of
+from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
+from arrowstate.storage.base import Storage
+from arrowstate.table.batch import KeyBatch
+from arrowstate.table.columns import canonical_floats
+from arrowstate.table.run import HASH_COLUMN
+from arrowstate.table.table import find_keys
+from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.documents import ColumnStatistics, LogEntryDocument
+from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
+from arrowstate_formats.key_hash import hash_columns
+
+__all__ = ["CHECKPOINT_COLUMN", "KEY_GROUP_COLUMN", "Condition", "StateReader"]
+
+KEY_GROUP_COLUMN = "_key_group"
+CHECKPOINT_COLUMN = "_checkpoint_id"
+
+_CONSTANT_ROWS = 1 << 20
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Which rows to return."""
+
+    columns: Sequence[str]
+    "The columns that the test reads."
+    test: Callable[[pa.RecordBatch], pa.BooleanArray]
+    "Returns for each row of a batch with these columns whether it passes; null is no."
+
+
+class StateReader:
+    """Reads one state of a checkpoint; safe to use from several threads."""
+
+    def __init__(self, storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> None:
+        self.operator = find_operator(entry, uid)
+        self.document = find_state(entry, self.operator, name)
+        self.layout = StateLayout(key_schema_of(self.operator.key), name, type_from_json(self.document.value_type))
+        self._storage = storage
+        self._checkpoint_id = entry.checkpoint_id
+
+    @property
+    def max_parallelism(self) -> int:
+        return self.operator.max_parallelism
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """All columns that may be asked for.
+
+        `_checkpoint_id` is first because it costs nothing to make: an engine that only counts rows takes the first.
+        """
+        return pa.schema(
+            [
+                pa.field(CHECKPOINT_COLUMN, pa.int64(), nullable=False),
+                *self.layout.schema,
+                pa.field(KEY_GROUP_COLUMN, pa.int32(), nullable=False),
+            ]
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are returned where none are asked for: those of the key and of the value."""
+        return self.layout.schema.names[1:]
+
+    def check_columns(self, columns: Iterable[str] | None) -> list[str]:
+        """Return the columns asked for, or raise InvalidInputError with those there are."""
+        if columns is None:
+            return self.columns
+        if isinstance(columns, str):
+            raise InvalidInputError(f"columns must be a list of names, got the text {columns!r}")
+        names = list(columns)
+        if not names:
+            raise InvalidInputError("columns must name at least one column; leave them out to get all of key and value")
+        for name in names:
+            if name not in self.schema.names:
+                raise InvalidInputError(
+                    f"state {self.operator.uid}.{self.layout.name} has no column {name!r}; "
+                    f"it has {', '.join([*self.columns, HASH_COLUMN, KEY_GROUP_COLUMN, CHECKPOINT_COLUMN])}"
+                )
+        return names
+
+    @cached_property
+    def runs(self) -> tuple[StoredRun, ...]:
+        """The runs of all subtasks."""
+        schema = self.layout.schema
+        return tuple(
+            StoredRun(self._storage, document, schema)
+            for subtask in self.operator.subtasks
+            for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
+        )
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts of all runs, run by run in hash order."""
+        parts = [part for run in self.runs for part in run.parts()]
+        return Parts(
+            parts,
+            np.array([part.min_hash for part in parts], dtype=np.int64),
+            np.array([part.max_hash for part in parts], dtype=np.int64),
+        )
+
+    @cached_property
+    def bounds(self) -> dict[str, Bounds]:
+        """What is known of the columns of each part."""
+        parts = self.parts
+        known = np.ones(len(parts.parts), dtype=np.bool_)
+        groups = [key_groups_of_hashes(hashes, self.max_parallelism) for hashes in (parts.min_hash, parts.max_hash)]
+        out = {
+            HASH_COLUMN: Bounds(pa.int64(), known, parts.min_hash, parts.max_hash),
+            KEY_GROUP_COLUMN: Bounds(pa.int32(), known, groups[0], groups[1]),
+        }
+        by_run = {
+            run: {item.column: item for item in run.document.statistics} for run in {part.run for part in parts.parts}
+        }
+        unknown = ColumnStatistics(column="unknown", null_count=0)
+        for field in self.layout.schema:
+            if field.name == HASH_COLUMN:
+                continue
+            items = [by_run[part.run].get(field.name, unknown) for part in parts.parts]
+            low, high = (_objects([getattr(item, end) for item in items]) for end in ("min", "max"))
+            known = np.array([item.min is not None and item.max is not None for item in items], dtype=np.bool_)
+            if known.any():
+                out[field.name] = Bounds(field.type, known, low, high)
+        return out
+
+    def batches(
+        self,
+        parts: Iterable[Part],
+        columns: Sequence[str],
+        *,
+        key_groups: KeyGroupRange | None = None,
+        condition: Condition | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the live rows of the parts, without empty batches.
+
+        Parameters
+        ----------
+        parts
+            Some of `self.parts`.
+        columns
+            Names from `self.schema`, in the order wanted.
+        key_groups
+            Only rows of these key groups.
+        condition
+            Only rows that pass it.
+        """
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        output = self._stored(columns)
+        pieces = self._pieces(parts, output, key_groups, condition)
+        if not output:
+            yield from self._constants(sum(piece.count for piece in pieces), schema)
+            return
+        for batch in gather(pieces):
+            yield self._with_virtual(batch, schema)
+
+    def _pieces(
+        self,
+        parts: Iterable[Part],
+        output: Sequence[str],
+        key_groups: KeyGroupRange | None,
+        condition: Condition | None,
+    ) -> Iterator[Picked]:
+        """Yield the rows asked for, part by part, as columns of the files."""
+        hash_bounds = None if key_groups is None else key_groups.hash_bounds(self.max_parallelism)
+        read = list(output)
+        tested = pa.schema([])
+        if condition is not None:
+            tested = pa.schema([self.schema.field(name) for name in condition.columns])
+            read += [name for name in self._stored(condition.columns) if name not in output]
+        for part in parts:
+            if not part.live_rows:
+                continue
+            if hash_bounds is None or (hash_bounds[0] <= part.min_hash and part.max_hash <= hash_bounds[1]):
+                piece = part.read(read) if read else part.count()
+            else:
+                piece = part.read_range(read, hash_bounds)
+            if condition is not None:
+                passes = condition.test(self._with_virtual(piece.batch, tested))
+                piece = piece.select(output).narrowed(passes)
+            yield piece
+
+    def _stored(self, columns: Iterable[str]) -> list[str]:
+        """Return the columns of the files that the given columns are made from."""
+        out = [name for name in columns if name not in (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN)]
+        if KEY_GROUP_COLUMN in columns and HASH_COLUMN not in out:
+            out.append(HASH_COLUMN)
+        return out
+
+    def in_key_groups(self, key_groups: KeyGroupRange | None) -> list[Part]:
+        """Return the parts that hold rows of the key groups."""
+        if key_groups is None:
+            return self.parts.parts
+        low, high = key_groups.hash_bounds(self.max_parallelism)
+        chosen = np.flatnonzero((self.parts.max_hash >= low) & (self.parts.min_hash <= high))
+        return [self.parts.parts[number] for number in chosen]
+
+    def table(self, columns: Sequence[str], key_groups: KeyGroupRange | None = None) -> pa.Table:
+        """Return live rows as one table; a part without dead rows is a view of its file."""
+        batches = list(self.batches(self.in_key_groups(key_groups), columns, key_groups=key_groups))
+        return pa.Table.from_batches(batches, pa.schema([self.schema.field(name) for name in columns]))
+
+    def lookup(self, keys: object) -> tuple[pa.Table, int, int]:
+        """Return the rows of the keys that exist, in the order given, with all columns of the schema.
+
+        Returns
+        -------
+        tuple of pa.Table, int, int
+            The rows; and how many parts with how many rows were opened to find them.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError
+            If the keys do not fit the key schema.
+        """
+        columns = [canonical_floats(column) for column in key_columns(keys, self.layout.key)]
+        batch = KeyBatch.of(hash_columns(columns), columns)
+        parts = self.parts.holding(batch.hashes)
+        runs = [run.run(list(own)) for run, own in groupby(parts, key=lambda part: part.run)]
+        found = find_keys(runs, batch)
+        exists = np.ones(len(batch), dtype=np.bool_)
+        exists[found.absent] = False
+        numbers = batch.groups()
+        rows = pa.array(numbers[exists[numbers]])
+        schema = self.layout.schema
+        out = [found.column(number, field.type).take(rows) for number, field in enumerate(schema)]
+        table = pa.Table.from_batches([self._with_virtual(pa.RecordBatch.from_arrays(out, schema=schema), self.schema)])
+        return table, len(parts), sum(part.rows for part in parts)
+
+    def _with_virtual(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the columns of the schema, those that no file has made from what the batch has."""
+        if not {KEY_GROUP_COLUMN, CHECKPOINT_COLUMN}.intersection(schema.names):
+            return batch if batch.schema.names == schema.names else batch.select(schema.names)
+        arrays = []
+        for field in schema:
+            if field.name == KEY_GROUP_COLUMN:
+                hashes = batch.column(HASH_COLUMN).to_numpy()
+                arrays.append(pa.array(key_groups_of_hashes(hashes, self.max_parallelism)))
+            elif field.name == CHECKPOINT_COLUMN:
+                arrays.append(self._checkpoint_ids(batch.num_rows))
+            else:
+                arrays.append(batch.column(field.name))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _constants(self, rows: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield rows that hold nothing but the checkpoint id."""
+        array = self._checkpoint_ids(min(rows, _CONSTANT_ROWS))
+        batch = pa.RecordBatch.from_arrays([array] * len(schema), schema=schema)
+        for start in range(0, rows, _CONSTANT_ROWS):
+            yield batch.slice(0, min(_CONSTANT_ROWS, rows - start))
+
+    def _checkpoint_ids(self, rows: int) -> pa.Array:
+        return pa.repeat(pa.scalar(self._checkpoint_id, pa.int64()), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All parts of a state with their hash ranges side by side."""
+
+    parts: list[Part]
+    min_hash: Ints
+    max_hash: Ints
+
+    def holding(self, hashes: Ints) -> list[Part]:
+        """Return the parts whose range holds at least one of the hashes, which ascend."""
+        low = np.searchsorted(hashes, self.min_hash, side="left")
+        high = np.searchsorted(hashes, self.max_hash, side="right")
+        return [self.parts[number] for number in np.flatnonzero(low < high)]
+
+
+def _objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
+    out = np.empty(len(values), dtype=np.object_)
+    out[:] = values
+    return out

@@ -1,0 +1,81 @@
+"""A driver that is killed in the middle of a micro-batch, with its JVM; `test_spark_recovery` runs it as a process.
+
+Arguments: the folder of the stream, the batch id, and the moment: `task` (one task of the micro-batch has written
+its files) or `commit` (the micro-batch is in the store, Spark has not noted it).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+import arrowstate
+from arrowstate.spark import session
+from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
+
+
+def run(folder: Path, batch_id: int, moment: str) -> None:
+    """Stream until the moment comes."""
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    processes = [spark.sparkContext._gateway.proc.pid, os.getpid()]
+
+    def die() -> None:
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        os._exit(1)
+
+    class KillingWriter(KeyedStateWriter):
+        def write(self, iterator: Any) -> Any:
+            message = super().write(iterator)
+            context = TaskContext.get()
+            assert context is not None
+            now = context.getLocalProperty("streaming.sql.batchId")
+            if moment == "task" and context.partitionId() == 1 and now == str(batch_id):
+                die()
+            return message
+
+        def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
+            super().commit(messages, batchId)
+            if moment == "commit" and batchId == batch_id:
+                die()
+
+    class KillingSource(ArrowStateDataSource):
+        def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:
+            return KillingWriter(super().streamWriter(schema, overwrite).plan)
+
+    session.ArrowStateDataSource = KillingSource  # type: ignore[misc]
+    reader = spark.readStream.schema("k long, n long, v long").option("maxFilesPerTrigger", 1)
+    totals = arrowstate.ReducingStateDescriptor(
+        "totals", pa.struct([("n", pa.int64()), ("v", pa.int64())]), reduce={"n": "count", "v": "sum"}
+    )
+    writer = session.keyed_sink(
+        reader.parquet(str(folder / "in")),
+        store=folder / "store",
+        uid="counter",
+        key=["k"],
+        states=[totals],
+        parallelism=2,
+    )
+    query = writer.option("checkpointLocation", str(folder / "spark")).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,309 @@
+"""`spark.read.format("arrowstate")`: schema, partitions, pinned checkpoints, filters, and errors that list what there is."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import (
+    ArrowStateError,
+    CheckpointNotFoundError,
+    InvalidInputError,
+    OperatorNotFoundError,
+    StateNotFoundError,
+    StoreNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KEYS = 5000
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two subtasks and two checkpoints; each key `k` has n = 1, later 2 for those below 100, and t = k."""
+    folder = tmp_path_factory.mktemp("reader") / "store"
+    key = pa.schema([("k", pa.int64())])
+    counts = arrowstate.ReducingStateDescriptor("counts", pa.struct([("n", pa.int64())]), reduce={"n": "sum"})
+    names = arrowstate.ValueStateDescriptor("names", pa.struct([("text", pa.large_string()), ("u", pa.uint32())]))
+    ranges = [arrowstate.key_group_range(128, parallelism=2, subtask=subtask) for subtask in range(2)]
+    backends = [arrowstate.KeyedStateBackend(key=key, max_parallelism=128, key_groups=groups) for groups in ranges]
+
+    def keys_of(groups: Any, stop: int) -> pa.Array:
+        keys = pa.array(range(stop))
+        owners = arrowstate.key_groups(keys, 128).to_numpy()
+        return keys.filter(pa.array((owners >= groups.start) & (owners <= groups.end)))
+
+    with arrowstate.open_store(folder, create=True).writer() as writer:
+        for stop in (KEYS, 100):
+            for backend, groups in zip(backends, ranges, strict=True):
+                keys = keys_of(groups, stop)
+                ones = pa.StructArray.from_arrays([pa.repeat(pa.scalar(1, pa.int64()), len(keys))], ["n"])
+                backend.state(counts).add_batch(keys, ones)
+                texts = pa.array([f"t{number}" for number in keys.to_pylist()], pa.large_string())
+                value = pa.StructArray.from_arrays([texts, keys.cast(pa.uint32())], ["text", "u"])
+                backend.state(names).update_batch(keys, value)
+            writer.checkpoint({"counter": backends})
+    return folder
+
+
+@pytest.fixture
+def read(spark: Any, store: Path) -> Any:
+    """Return a function that reads the state `counts`, or what the options name."""
+    from arrowstate.spark import register
+
+    register(spark)
+
+    def load(**options: str) -> DataFrame:
+        reader = spark.read.format("arrowstate").option("operator", "counter").option("state", "counts")
+        return reader.options(**options).load(str(store))
+
+    return load
+
+
+@pytest.fixture
+def push_down(spark: Any) -> Iterator[None]:
+    """Spark with filter push-down to Python sources switched on."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_state_is_a_table_of_key_and_value_columns(read: Any, store: Path) -> None:
+    frame = read()
+
+    expected = arrowstate.open_store(store).latest().to_arrow("counter.counts").sort_by("k")
+    assert frame.schema.simpleString() == "struct<k:bigint,n:bigint>"
+    assert frame.toArrow().sort_by("k").to_pydict() == expected.to_pydict()
+    assert expected.num_rows == KEYS
+
+
+def test_types_that_spark_lacks_are_widened(read: Any) -> None:
+    frame = read(state="names")
+
+    assert frame.schema.simpleString() == "struct<k:bigint,text:string,u:bigint>"
+    assert frame.where("k = 17").collect()[0].asDict() == {"k": 17, "text": "t17", "u": 17}
+
+
+def test_partitions_are_ranges_of_key_groups(read: Any) -> None:
+    from pyspark.sql import functions as sf
+
+    by_subtask, by_option = read(), read(partitions="5")
+
+    assert (by_subtask.rdd.getNumPartitions(), by_option.rdd.getNumPartitions()) == (2, 5)
+    rows = by_option.select("k", sf.spark_partition_id().alias("partition")).toArrow()
+    ranges = [arrowstate.key_group_range(128, parallelism=5, subtask=number) for number in range(5)]
+    groups = arrowstate.key_groups(rows["k"].combine_chunks(), 128).to_pylist()
+    assert all(
+        group in ranges[partition] for group, partition in zip(groups, rows["partition"].to_pylist(), strict=True)
+    )
+    assert rows.num_rows == KEYS
+
+
+def test_columns_are_chosen_by_option(read: Any) -> None:
+    frame = read(columns="n, k")
+
+    assert frame.columns == ["n", "k"]
+    assert frame.where("k < 100").agg({"n": "sum"}).collect()[0][0] == 200
+
+
+def test_a_checkpoint_is_chosen_by_option(read: Any, store: Path) -> None:
+    first, second = (snapshot.checkpoint_id for snapshot in arrowstate.open_store(store).checkpoints())
+
+    assert read(checkpoint=str(first)).agg({"n": "sum"}).collect()[0][0] == KEYS
+    assert read(checkpoint=str(second)).agg({"n": "sum"}).collect()[0][0] == KEYS + 100
+
+
+def test_a_frame_stays_with_the_checkpoint_it_was_loaded_from(spark: Any, sink: Any, make_rows: Any) -> None:
+    from arrowstate.spark import register
+
+    register(spark)
+    sink.run(0, make_rows(0))
+    frame = spark.read.format("arrowstate").option("operator", "counter").load(str(sink.store))
+    before = frame.toArrow().sort_by("k").to_pydict()
+
+    sink.run(1, make_rows(1))
+
+    assert frame.toArrow().sort_by("k").to_pydict() == before
+    assert spark.read.format("arrowstate").option("operator", "counter").load(str(sink.store)).count() >= frame.count()
+
+
+def test_a_savepoint_is_read_like_a_store(spark: Any, store: Path, tmp_path: Path) -> None:
+    from arrowstate.spark import register
+
+    register(spark)
+    arrowstate.open_store(store).savepoint(tmp_path / "savepoint")
+
+    frame = spark.read.format("arrowstate").option("operator", "counter").option("state", "counts")
+
+    assert frame.load(str(tmp_path / "savepoint")).agg({"n": "sum"}).collect()[0][0] == KEYS + 100
+
+
+@pytest.mark.parametrize(
+    ("filter", "rows"),
+    [
+        ("k = 4711", 1),
+        ("k in (1, 2, 3, -1)", 3),
+        ("k = 9 and n = 1", 0),
+        ("k = -1", 0),
+        ("n = 2", 100),
+        ("n > 1 and k >= 90", 10),
+        ("not k in (1, 2)", KEYS - 2),
+        ("n <> 1", 100),
+        ("k % 2 = 0", KEYS // 2),
+        ("k < 10 or k > 4990", 19),
+        ("n is null", 0),
+    ],
+)
+@pytest.mark.usefixtures("push_down")
+def test_pushed_filters_keep_the_same_rows(read: Any, filter: str, rows: int) -> None:
+    pushed = read(pushFilters="true").where(filter).toArrow().sort_by("k")
+
+    assert pushed.num_rows == rows
+    assert pushed.to_pydict() == read().where(filter).toArrow().sort_by("k").to_pydict()
+
+
+@pytest.mark.usefixtures("push_down")
+def test_a_filter_may_use_a_column_that_is_not_read(read: Any) -> None:
+    frame = read(pushFilters="true", state="names")
+
+    assert [row.k for row in frame.where("text = 't42'").select("k").collect()] == [42]
+    assert [row.text for row in frame.where("k = 42").select("text").collect()] == ["t42"]
+
+
+def test_whole_keys_in_filters_are_looked_up_in_their_partitions_only(store: Path) -> None:
+    from pyspark.sql.datasource import EqualTo, GreaterThan, In
+
+    from arrowstate.spark.reader import FilteringTableReader, ReadPlan
+
+    options = {"path": str(store), "operator": "counter", "state": "counts", "partitions": "8", "pushFilters": "true"}
+    plan = ReadPlan.from_options(options)
+    reader = FilteringTableReader(plan, plan.schema)
+
+    left = reader.pushFilters([In(("k",), (1, 2)), EqualTo(("n",), 2), GreaterThan(("no", "column"), 1)])
+    partitions = reader.partitions()
+
+    assert left == [GreaterThan(("no", "column"), 1)]
+    assert sum(partition.keys.num_rows for partition in partitions) == 2
+    assert len(partitions) <= 2
+    rows = [row for partition in partitions for batch in reader.read(partition) for row in batch.to_pylist()]
+    assert sorted(row["k"] for row in rows) == [1, 2]
+
+
+def test_a_partition_opens_its_own_part_of_the_files(store: Path) -> None:
+    from arrowstate.spark.reader import ReadPlan, TableReader
+
+    options = {"path": str(store), "operator": "counter", "state": "counts", "partitions": "4"}
+    plan = ReadPlan.from_options(options)
+    reader = TableReader(plan, plan.schema)
+    state = plan.open()
+
+    opened = [len(state.in_key_groups(arrowstate.KeyGroupRange(p.start, p.end))) for p in reader.partitions()]
+    rows = [sum(batch.num_rows for batch in reader.read(partition)) for partition in reader.partitions()]
+
+    # Two runs in each of two subtasks; each partition lies in one subtask.
+    assert opened == [2, 2, 2, 2]
+    assert sum(rows) == KEYS
+    assert min(rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"operator": "couter"}, OperatorNotFoundError, "no operator .*'couter'.*it has 'counter'"),
+        ({"state": "count"}, StateNotFoundError, "no state named 'count' of operator 'counter'.*it has 'counts', 'names'"),
+        ({"state": ""}, InvalidInputError, "option 'state' is missing; operator 'counter' has counts, names"),
+        ({"operator": ""}, InvalidInputError, "option 'operator' is missing"),
+        ({"checkpoint": "99"}, CheckpointNotFoundError, "99.*it has"),
+        ({"checkpoint": "newest"}, InvalidInputError, "'checkpoint' must be a whole number from 0, got 'newest'"),
+        ({"columns": "k,m"}, InvalidInputError, "no column 'm'; it has k, n"),
+        ({"columns": "k,k"}, InvalidInputError, "must name each column once"),
+        ({"partitions": "0"}, InvalidInputError, "'partitions' must be a whole number from 1, got '0'"),
+        ({"pushFilters": "yes"}, InvalidInputError, "must be true or false, got 'yes'"),
+        ({"colums": "k"}, InvalidInputError, "unknown option 'colums'"),
+        ({"path": "/nowhere"}, StoreNotFoundError, "/nowhere"),
+    ],
+)  # fmt: skip
+def test_wrong_options_say_what_there_is(
+    store: Path, changes: dict[str, str], error: type[ArrowStateError], message: str
+) -> None:
+    from arrowstate.spark.reader import ReadPlan
+
+    options = {"path": str(store), "operator": "counter", "state": "counts"} | changes
+
+    with pytest.raises(error, match=message):
+        ReadPlan.from_options(options)
+
+
+def test_an_unknown_state_reaches_the_user_of_spark(read: Any) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(
+        AnalysisException, match="StateNotFoundError: no state named 'nothing'.*it has 'counts', 'names'"
+    ):
+        read(state="nothing")
+
+
+def test_a_schema_of_the_users_own_is_refused(spark: Any, store: Path) -> None:
+    from arrowstate.spark import register
+
+    register(spark)
+    reader = spark.read.format("arrowstate").option("operator", "counter").option("state", "counts").schema("k string")
+
+    with pytest.raises(Exception, match="leave .schema"):
+        reader.load(str(store)).collect()
+
+
+def test_filters_are_taken_only_where_arrow_agrees_with_spark() -> None:
+    from pyspark.sql.datasource import EqualNullSafe, EqualTo, In, LessThan, Not, StringStartsWith
+
+    from arrowstate.spark.filters import arrow_filter
+
+    schema = pa.schema(
+        [("i", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("d", pa.date32()), ("ns", pa.timestamp("ns"))]
+    )
+    rows = pa.table(
+        {"i": [1, 2, None], "f": [1.0, None, 2.0], "s": ["a", None, "ab"], "d": [1, 2, None], "ns": [1, 2, 3]},
+        schema=schema,
+    )
+    taken = {
+        EqualTo(("i",), 1): [1],
+        Not(EqualTo(("i",), 1)): [2],
+        Not(In(("i",), (1,))): [2],
+        Not(EqualNullSafe(("i",), 1)): [2, None],
+        StringStartsWith(("s",), "a"): [1, None],
+        LessThan(("d",), datetime.date(1970, 1, 3)): [1],
+    }
+    left = [
+        EqualTo(("f",), 1.0),
+        EqualTo(("i",), 1.5),
+        EqualTo(("i",), 2**70),
+        In(("i",), (1, None)),
+        EqualTo(("ns",), datetime.datetime(1970, 1, 1)),
+        EqualTo(("s", "inner"), 1),
+        EqualTo(("nobody",), 1),
+    ]
+
+    assert {item: rows.filter(arrow_filter(item, schema))["i"].to_pylist() for item in taken} == taken
+    assert [arrow_filter(item, schema) for item in left] == [None] * len(left)
+
+
+def test_only_whole_keys_are_looked_up() -> None:
+    from pyspark.sql.datasource import EqualTo, GreaterThan, In
+
+    from arrowstate.spark.filters import key_lookup
+
+    key = pa.schema([("a", pa.int64()), ("b", pa.string())])
+
+    both = key_lookup([In(("a",), (3, 1, 3)), EqualTo(("b",), "x"), GreaterThan(("a",), 0)], key)
+
+    assert both.to_pydict() == {"a": [1, 3], "b": ["x", "x"]}
+    assert key_lookup([In(("a",), (3, 1))], key) is None
+    assert key_lookup([In(("a",), tuple(range(200))), In(("b",), tuple(map(str, range(200))))], key) is None

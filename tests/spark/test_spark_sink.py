@@ -1,0 +1,275 @@
+"""`keyed_sink` in a real Spark session: what a stream leaves in the store, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import (
+    IncompatibleStateError,
+    InvalidInputError,
+    KeyTypeError,
+    MissingDependencyError,
+    UnsupportedStorageError,
+    ValueTypeError,
+)
+
+
+def test_a_stream_equals_a_recomputation(stream: Any, make_rows: Any) -> None:
+    import duckdb
+
+    stream.add(*[make_rows(seed, count=5000) for seed in range(4)])
+
+    query = stream.run()
+
+    assert stream.stored() == stream.expected()
+    by_duckdb = duckdb.sql(f"select k, count(n), sum(v) from '{stream.folder}/in/*.parquet' group by k").fetchall()
+    assert stream.stored() == {key: (count, total) for key, count, total in by_duckdb}
+    record = arrowstate.open_store(stream.store).latest().entry.properties["spark"]
+    assert record == {"uid": "counter", "query_id": query.id, "run_id": query.runId, "batch_id": 3}
+
+
+def test_a_query_goes_on_after_a_restart_at_any_parallelism(stream: Any, make_rows: Any) -> None:
+    stream.add(make_rows(0), make_rows(1))
+    stream.run(parallelism=2, max_parallelism=128)
+    stream.add(make_rows(2))
+    stream.run(parallelism=3, max_parallelism=192)
+    stream.add(make_rows(3))
+
+    stream.run(parallelism=1)
+
+    operator = arrowstate.open_store(stream.store).latest().entry.operators[0]
+    assert stream.stored() == stream.expected()
+    assert (len(operator.subtasks), operator.max_parallelism) == (1, 192)
+
+
+def test_a_micro_batch_that_spark_repeats_counts_once(stream: Any, make_rows: Any) -> None:
+    stream.add(make_rows(0), make_rows(1))
+    stream.run()
+    # Spark has not noted that it finished the last batch, as after a crash between the two commits.
+    (stream.checkpoint / "commits" / "1").unlink()
+    (stream.checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+
+    query = stream.run()
+
+    assert [progress["batchId"] for progress in query.recentProgress] == [1]
+    assert stream.stored() == stream.expected()
+
+
+def test_a_new_spark_checkpoint_folder_is_refused(stream: Any, make_rows: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.add(make_rows(0))
+    first = stream.run()
+
+    with pytest.raises(
+        StreamingQueryException, match=f"QueryConflictError: operator 'counter' belongs to query {first.id}"
+    ):
+        stream.run(checkpoint=stream.folder / "another")
+
+    assert stream.stored() == stream.expected()
+
+
+def test_a_null_key_fails_the_query_and_leaves_the_state(stream: Any, make_rows: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.add(make_rows(0))
+    stream.run()
+    before = stream.stored()
+    stream.add(pa.table({"k": pa.array([7, None], pa.int64()), "n": [1, 1], "v": [1, 1]}))
+
+    with pytest.raises(StreamingQueryException, match="NullKeyError: key column 'k' is null in row"):
+        stream.run()
+
+    assert stream.stored() == before
+
+
+def test_keys_and_values_of_many_types_arrive_unchanged(stream: Any) -> None:
+    from pyspark.sql import functions as sf
+
+    times = pa.array([0, 1, 2, 3], pa.timestamp("us", tz="UTC"))
+    stream.schema = "k string, day date, at timestamp, price decimal(10,2), small smallint, ratio float, raw binary"
+    rows = pa.table(
+        {
+            "k": ["a", "b", "a", "b"],
+            "day": pa.array([10, 10, 10, 11], pa.date32()),
+            "at": times,
+            "price": pa.array([1, 2, 3, 4])
+            .cast(pa.decimal128(19, 0))
+            .cast(pa.decimal128(21, 2))
+            .cast(pa.decimal128(10, 2)),
+            "small": pa.array([1, 2, 3, 4], pa.int16()),
+            "ratio": pa.array([0.5, 1.5, 2.5, 3.5], pa.float32()),
+            "raw": pa.array([b"x", b"yy", b"zzz", b""], pa.binary()),
+        }
+    )
+    stream.add(rows)
+    states = [
+        arrowstate.ReducingStateDescriptor("at", pa.timestamp("us", tz="UTC"), reduce="max"),
+        arrowstate.ReducingStateDescriptor("price", pa.decimal128(12, 2), reduce="sum"),
+        arrowstate.ReducingStateDescriptor("small", pa.int64(), reduce="sum"),
+        arrowstate.ReducingStateDescriptor("ratio", pa.float64(), reduce="min"),
+        arrowstate.ReducingStateDescriptor("raw", pa.int64(), reduce="count"),
+        arrowstate.ValueStateDescriptor(
+            "where", pa.struct([("x", pa.large_string()), ("seen", pa.timestamp("us", "UTC"))])
+        ),
+    ]
+    frame = stream.frame().withColumns({"x": sf.lit("here"), "seen": sf.col("at")})
+    previous = stream.spark.conf.get("spark.sql.session.timeZone")
+    stream.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        stream.run(frame=frame, key=["k", "day"], states=states)
+    finally:
+        stream.spark.conf.set("spark.sql.session.timeZone", previous)
+
+    snapshot = arrowstate.open_store(stream.store).latest()
+    found = {
+        state.name: snapshot.to_arrow(f"counter.{state.name}").sort_by([("k", "ascending"), ("day", "ascending")])
+        for state in states
+    }
+    assert found["at"]["at"].equals(pa.chunked_array([times.take([2, 1, 3])]))
+    assert [str(value) for value in found["price"]["price"].to_pylist()] == ["4.00", "2.00", "4.00"]
+    assert found["small"]["small"].to_pylist() == [4, 2, 4]
+    assert found["ratio"]["ratio"].to_pylist() == [0.5, 1.5, 3.5]
+    assert found["raw"]["raw"].to_pylist() == [2, 1, 1]
+    assert found["where"]["x"].to_pylist() == ["here"] * 3
+    assert found["where"]["seen"].to_pylist()[1:] == times.take([1, 3]).to_pylist()
+
+
+def test_column_names_may_have_any_characters(stream: Any) -> None:
+    from pyspark.sql import functions as sf
+
+    stream.schema = "k long, v long"
+    stream.add(pa.table({"k": [1, 1, 2], "v": [1, 2, 3]}))
+    frame = stream.frame().select(sf.col("k").alias("a.key `of` mine"), sf.col("v").alias("the sum"))
+    total = arrowstate.ReducingStateDescriptor("t", pa.struct([("the sum", pa.int64())]), reduce={"the sum": "sum"})
+
+    stream.run(frame=frame, key=["a.key `of` mine"], states=[total])
+
+    table = arrowstate.open_store(stream.store).latest().to_arrow("counter.t").sort_by("a.key `of` mine")
+    assert table.to_pydict() == {"a.key `of` mine": [1, 2], "the sum": [3, 3]}
+
+
+def test_one_column_may_be_counted_and_summed(stream: Any) -> None:
+    stream.schema = "k long, v int"
+    stream.add(pa.table({"k": [1, 1, 2], "v": pa.array([1, None, 3], pa.int32())}))
+    states = [
+        arrowstate.ReducingStateDescriptor("counted", pa.struct([("v", pa.int64())]), reduce={"v": "count"}),
+        arrowstate.ReducingStateDescriptor("added", pa.struct([("v", pa.int64())]), reduce={"v": "sum"}),
+    ]
+
+    stream.run(states=states)
+
+    snapshot = arrowstate.open_store(stream.store).latest()
+    assert snapshot.to_arrow("counter.counted").sort_by("k").to_pydict() == {"k": [1, 2], "v": [1, 1]}
+    assert snapshot.to_arrow("counter.added").sort_by("k").to_pydict() == {"k": [1, 2], "v": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"key": ["nobody"]}, InvalidInputError, "has no column 'nobody'; it has k, v, n"),
+        ({"key": []}, InvalidInputError, "at least one column"),
+        ({"key": "k"}, InvalidInputError, "key must be a list"),
+        ({"states": []}, InvalidInputError, "at least one descriptor"),
+        ({"uid": "no/uid"}, InvalidInputError, "uid"),
+        ({"parallelism": 0}, InvalidInputError, "parallelism must be"),
+        ({"parallelism": 9, "max_parallelism": 8}, InvalidInputError, "parallelism must be 1 to the max parallelism 8"),
+        ({"store": "memory://x"}, UnsupportedStorageError, "in the memory of this process"),
+        ({"states": [arrowstate.ValueStateDescriptor("v", pa.int32())]}, ValueTypeError, "must be int32, got bigint"),
+        ({"states": [arrowstate.ValueStateDescriptor("v", pa.string())]}, ValueTypeError, "must be string, got bigint"),
+        ({"states": [arrowstate.ValueStateDescriptor("w", pa.string())]}, InvalidInputError, "has no column 'w'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_at_the_call(
+    stream: Any, make_rows: Any, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    stream.add(make_rows(0))
+
+    with pytest.raises(error, match=message):
+        stream.start(**change)
+
+    assert not stream.store.exists()
+
+
+def test_what_does_not_fit_the_store_is_refused_at_the_call(stream: Any, make_rows: Any) -> None:
+    from pyspark.sql import functions as sf
+
+    stream.add(make_rows(0))
+    stream.run()
+    other = arrowstate.ReducingStateDescriptor("totals", pa.int64(), reduce="sum")
+
+    with pytest.raises(IncompatibleStateError, match="totals"):
+        stream.start(states=[other], frame=stream.frame().withColumn("totals", sf.col("v")))
+    with pytest.raises(KeyTypeError, match="keys must be k: int64, got k: string"):
+        stream.start(frame=stream.frame().withColumn("k", sf.col("k").cast("string")))
+    with pytest.raises(InvalidInputError, match="holds the state of 'counter'; a sink needs a store of its own"):
+        stream.start(uid="another")
+
+    assert stream.stored() == stream.expected()
+
+
+def test_a_narrower_key_is_widened_to_the_stored_one(stream: Any, make_rows: Any) -> None:
+    from pyspark.sql import functions as sf
+
+    stream.add(make_rows(0))
+    stream.run()
+    stream.add(make_rows(1))
+
+    stream.run(frame=stream.frame().withColumn("k", sf.col("k").cast("int")))
+
+    assert stream.stored() == stream.expected()
+
+
+def test_a_static_frame_is_refused(stream: Any, make_rows: Any) -> None:
+    stream.add(make_rows(0))
+
+    with pytest.raises(InvalidInputError, match="needs a streaming DataFrame"):
+        stream.start(frame=stream.spark.read.parquet(str(stream.folder / "in")))
+
+
+def test_spark_routes_every_row_to_the_subtask_of_its_key_group(spark: Any) -> None:
+    from pyspark.sql import functions as sf
+
+    from arrowstate.spark.routing import subtask_expression
+
+    frame = spark.range(-500, 500).select(sf.col("id"), sf.concat(sf.lit("é"), sf.col("id")).alias("a`b"))
+
+    for parallelism, max_parallelism in ((1, 1), (3, 128), (7, 192), (32768, 32768)):
+        expression = subtask_expression(["id", "a`b"], parallelism, max_parallelism)
+        rows = frame.select("*", sf.expr(expression).alias("subtask")).toArrow()
+        keys = rows.select(["id", "a`b"]).combine_chunks().to_batches()[0]
+        groups = arrowstate.key_groups(keys, max_parallelism).to_pylist()
+        ranges = [
+            arrowstate.key_group_range(max_parallelism, parallelism=parallelism, subtask=s) for s in range(parallelism)
+        ]
+        assert all(group in ranges[subtask] for group, subtask in zip(groups, rows["subtask"].to_pylist(), strict=True))
+
+
+def test_without_pyspark_the_error_says_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "import arrowstate.spark\n"
+        "try:\n    arrowstate.spark.keyed_sink\n"
+        "except arrowstate.MissingDependencyError as error:\n    print(error)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "arrowstate.spark needs the package pyspark: pip install 'arrowstate[spark]'\n"
+    assert issubclass(MissingDependencyError, ImportError)
+
+
+def test_importing_arrowstate_does_not_import_pyspark() -> None:
+    script = "import sys, arrowstate, arrowstate.spark; print('pyspark' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
+    assert Path(arrowstate.__file__).is_file()

@@ -1,0 +1,1 @@
+"""Benchmarks: arrowstate and its peers on the same input, in turns, in one process."""
