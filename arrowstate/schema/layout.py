@@ -101,11 +101,14 @@ def state_document(descriptor: StateDescriptor, layout: StateLayout) -> StateDoc
 def descriptor_of(document: StateDocument) -> StateDescriptor:
     """Return the descriptor that a document was made from, without a value state's default."""
     kind = type_from_json(document.value_type)
-    if document.kind == "value":
-        return ValueStateDescriptor(document.name, kind)
-    if document.reduce is not None:
-        return ReducingStateDescriptor(document.name, kind, reduce=document.reduce)
-    raise CorruptDataError(f"state {document.name!r}", f"the kind {document.kind!r} has no reducer")
+    try:
+        if document.kind == "value":
+            return ValueStateDescriptor(document.name, kind)
+        if document.reduce is not None:
+            return ReducingStateDescriptor(document.name, kind, reduce=document.reduce)
+    except InvalidInputError as error:
+        raise CorruptDataError(f"state {document.name!r}", str(error)) from None
+    raise CorruptDataError(f"state {document.name!r}", "a reducing state without a reducer")
 
 
 def check_same_state(have: StateDescriptor, given: StateDescriptor) -> None:

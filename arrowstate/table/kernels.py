@@ -28,6 +28,7 @@ __all__ = [
     "next_candidate",
     "probe",
     "sort_by_hash",
+    "split_found",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -209,6 +210,26 @@ def probe(
                 if not (live[bit >> 3] >> (bit & 7)) & 1:
                     row = next_candidate(row, hashes, segment_row, live, live_row)
             out[block + i] = row
+
+
+@kernel
+def split_found(pending: Any, rows: Any) -> Any:
+    """Split pending queries by whether a row was found: (those found, their rows, the others), in order."""
+    count = 0
+    for i in range(rows.size):
+        count += rows[i] >= 0
+    found = np.empty(count, dtype=np.int64)
+    found_rows = np.empty(count, dtype=np.int64)
+    others = np.empty(rows.size - count, dtype=np.int64)
+    hit = 0
+    for i in range(rows.size):
+        if rows[i] >= 0:
+            found[hit] = pending[i]
+            found_rows[hit] = rows[i]
+            hit += 1
+        else:
+            others[i - hit] = pending[i]
+    return found, found_rows, others
 
 
 @kernel

@@ -96,10 +96,9 @@ def find_keys(runs: Sequence[Run], keys: KeyBatch) -> Found:
         if not run.live_rows:
             continue
         rows = run.find(keys.hashes, () if keys.one_to_one else keys.columns, pending)
-        hit = rows >= 0
-        if hit.any():
-            hits.append((run, pending[hit], rows[hit]))
-            pending = pending[~hit]
+        found, found_rows, pending = kernels.split_found(pending, rows)
+        if found.size:
+            hits.append((run, found, found_rows))
     return Found(len(keys), tuple(hits), pending)
 
 

@@ -1,4 +1,4 @@
-"""`spark.read.format("arrowstate")`: schema, partitions, pinned checkpoints, filters, and errors that list what there is."""
+"""`spark.read.format("arrowstate")`: schema, partitions, pinned checkpoints, filters, helpful errors."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_partition_opens_its_own_part_of_the_files(store: Path) -> None:
     ("changes", "error", "message"),
     [
         ({"operator": "couter"}, OperatorNotFoundError, "no operator .*'couter'.*it has 'counter'"),
-        ({"state": "count"}, StateNotFoundError, "no state named 'count' of operator 'counter'.*it has 'counts', 'names'"),
+        ({"state": "count"}, StateNotFoundError, "no state named 'count' of .*it has 'counts', 'names'"),
         ({"state": ""}, InvalidInputError, "option 'state' is missing; operator 'counter' has counts, names"),
         ({"operator": ""}, InvalidInputError, "option 'operator' is missing"),
         ({"checkpoint": "99"}, CheckpointNotFoundError, "99.*it has"),
@@ -245,9 +245,7 @@ def test_wrong_options_say_what_there_is(
 def test_an_unknown_state_reaches_the_user_of_spark(read: Any) -> None:
     from pyspark.errors import AnalysisException
 
-    with pytest.raises(
-        AnalysisException, match="StateNotFoundError: no state named 'nothing'.*it has 'counts', 'names'"
-    ):
+    with pytest.raises(AnalysisException, match=r"StateNotFoundError: no state named 'nothing'.*'counts', 'names'"):
         read(state="nothing")
 
 
@@ -257,7 +255,7 @@ def test_a_schema_of_the_users_own_is_refused(spark: Any, store: Path) -> None:
     register(spark)
     reader = spark.read.format("arrowstate").option("operator", "counter").option("state", "counts").schema("k string")
 
-    with pytest.raises(Exception, match="leave .schema"):
+    with pytest.raises(Exception, match=r"leave \.schema"):
         reader.load(str(store)).collect()
 
 
@@ -286,7 +284,7 @@ def test_filters_are_taken_only_where_arrow_agrees_with_spark() -> None:
         EqualTo(("i",), 1.5),
         EqualTo(("i",), 2**70),
         In(("i",), (1, None)),
-        EqualTo(("ns",), datetime.datetime(1970, 1, 1)),
+        EqualTo(("ns",), datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)),
         EqualTo(("s", "inner"), 1),
         EqualTo(("nobody",), 1),
     ]

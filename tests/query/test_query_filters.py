@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arrowstate.query.filters import Bounds, columns_of, evaluate, may_match, read_filter, values_of
+
+A, B = pc.field("a"), pc.field("b")
+MIDNIGHT = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def is_in(field, values):
+    """What DuckDB makes of `field in (...)`."""
+    inside = pc.is_in(field, value_set=pa.array(values))
+    return pc.if_else(field.is_valid(), inside, pa.scalar(None, pa.bool_()))
+
+
+def comparisons():
+    values = st.integers(-3, 3)
+    return st.one_of(
+        st.builds(lambda f, v: f == v, st.sampled_from([A, B]), values),
+        st.builds(lambda f, v: f != v, st.sampled_from([A, B]), values),
+        st.builds(lambda f, v: f < v, st.sampled_from([A, B]), values),
+        st.builds(lambda f, v: f <= v, st.sampled_from([A, B]), values),
+        st.builds(lambda f, v: f > v, st.sampled_from([A, B]), values),
+        st.builds(lambda f, v: f >= v, st.sampled_from([A, B]), values),
+        st.builds(lambda f, v: pc.scalar(v) < f, st.sampled_from([A, B]), values),
+        st.builds(is_in, st.sampled_from([A, B]), st.lists(values, min_size=1, max_size=4)),
+        st.sampled_from([A.is_null(), B.is_valid(), pc.scalar(True), pc.scalar(False)]),
+        st.just(pa.scalar(None, pa.int64()) == A),
+    )
+
+
+filters = st.recursive(
+    comparisons(),
+    lambda inner: st.one_of(
+        st.builds(lambda x, y: x & y, inner, inner),
+        st.builds(lambda x, y: x | y, inner, inner),
+        st.builds(lambda x: ~x, inner),
+    ),
+    max_leaves=6,
+)
+keys = st.integers(-3, 3)
+rows = st.lists(st.tuples(keys, st.none() | keys), min_size=1, max_size=8)
+
+
+def table_of(pairs):
+    return pa.table(
+        {"a": pa.array([a for a, _ in pairs], pa.int64()), "b": pa.array([b for _, b in pairs], pa.int64())}
+    )
+
+
+def passing(table, expression):
+    return ds.InMemoryDataset(table).to_table(filter=expression).to_pylist()
+
+
+@given(filters)
+def test_a_filter_of_comparisons_is_read(expression):
+    node = read_filter(expression)
+
+    assert node is not None
+    assert columns_of(node) <= {"a", "b"}
+
+
+@given(filters, rows)
+def test_evaluate_passes_the_rows_that_arrow_passes(expression, pairs):
+    table = table_of(pairs)
+
+    passes = evaluate(read_filter(expression), table.to_batches()[0])
+
+    assert table.filter(passes).to_pylist() == passing(table, expression)
+
+
+@given(filters, rows)
+def test_the_values_of_a_column_hold_all_that_pass(expression, pairs):
+    values = values_of(read_filter(expression), "a", pa.int64())
+
+    if values is not None:
+        assert len(set(values.to_pylist())) == len(values)
+        assert {row["a"] for row in passing(table_of(pairs), expression)} <= set(values.to_pylist())
+
+
+@given(filters, st.lists(rows, min_size=1, max_size=4), st.booleans())
+def test_a_batch_that_cannot_match_has_no_row_that_passes(expression, batches, known):
+    def bounds(column):
+        found = [
+            [value for value in batch[column].to_pylist() if value is not None] for batch in map(table_of, batches)
+        ]
+        return Bounds(
+            pa.int64(),
+            np.array([bool(values) and known for values in found]),
+            np.array([min(values, default=None) for values in found], dtype=object),
+            np.array([max(values, default=None) for values in found], dtype=object),
+        )
+
+    match = may_match(read_filter(expression), {"a": bounds("a"), "b": bounds("b")}, len(batches))
+
+    for batch, may in zip(batches, match, strict=True):
+        assert may or not passing(table_of(batch), expression)
+
+
+def test_equality_and_in_limit_the_values():
+    def values(expression):
+        return sorted(values_of(read_filter(expression), "a", pa.int64()).to_pylist())
+
+    assert values(A == 3) == [3]
+    assert values((A == 3) | (A == 4)) == [3, 4]
+    assert values(is_in(A, [1, 2, 2]) & (B > 7)) == [1, 2]
+    assert values(is_in(A, [1, 2, 3]) & is_in(A, [2, 3, 4])) == [2, 3]
+    assert values((A == 1) & (A == 2)) == []
+    assert values_of(read_filter((A == 3) | (B == 4)), "a", pa.int64()) is None
+    assert values_of(read_filter(~(A == 3)), "a", pa.int64()) is None
+    assert values_of(read_filter(A > 3), "a", pa.int64()) is None
+
+
+def test_bounds_rule_batches_out():
+    bounds = {"a": Bounds(pa.int64(), np.array([True, True, False]), np.array([0, 10, 0]), np.array([9, 19, 0]))}
+
+    def may(expression):
+        return may_match(read_filter(expression), bounds, 3).tolist()
+
+    assert may(A == 12) == [False, True, True]
+    assert may(is_in(A, [3, 30])) == [True, False, True]
+    assert may((A >= 9) & (A < 10)) == [True, False, True]
+    assert may((A > 100) | (B == 1)) == [True, True, True]
+    assert may((A > 100) & (B == 1)) == [False, False, True]
+    assert may(pc.scalar(10) > A) == [True, False, True]
+    assert may(A == "text") == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "inside", "outside"),
+    [
+        (pa.date32(), 0, 10, datetime.date(1970, 1, 5), datetime.date(1971, 1, 1)),
+        (pa.timestamp("us"), 0, 10**6, datetime.datetime(1970, 1, 1), datetime.datetime(1980, 1, 1)),
+        (pa.timestamp("ms", "UTC"), 0, 9, MIDNIGHT, MIDNIGHT.replace(year=1980)),
+        (pa.time64("us"), 0, 10**6, datetime.time(0, 0, 1), datetime.time(0, 0, 2)),
+        (pa.string(), "b", "d", "c", "a"),
+        (pa.float64(), 0.5, 1.5, 1.0, 2.0),
+        (pa.decimal128(10, 2), None, None, decimal.Decimal("1.00"), None),
+    ],
+)  # fmt: skip
+def test_bounds_of_other_types_are_compared_as_they_are_stored(kind, low, high, inside, outside):
+    bounds = {"a": Bounds(kind, np.array([low is not None]), np.array([low], object), np.array([high], object))}
+
+    assert may_match(read_filter(pa.scalar(inside) == A), bounds, 1).tolist() == [True]
+    if outside is not None:
+        assert may_match(read_filter(pa.scalar(outside) == A), bounds, 1).tolist() == [False]
+
+
+@pytest.mark.parametrize("name", ["a", "a b", 'a"b', "a'b", "ä€", "end", "0", "x: 'y'", "call: 'equal'", ".a[0]"])
+def test_a_column_of_any_name_is_read(name):
+    node = read_filter(pc.field(name) == "it's: 'x'")
+
+    assert columns_of(node) == {name}
+    assert values_of(node, name, pa.string()).to_pylist() == ["it's: 'x'"]
+
+
+@pytest.mark.parametrize("expression", [pc.add(A, 1) == 2, pc.field("new\nline") == 1, pc.match_substring(A, "x")])
+def test_a_filter_that_is_not_understood_is_left_to_arrow(expression):
+    assert read_filter(expression) is None
