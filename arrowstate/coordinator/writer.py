@@ -12,7 +12,7 @@ from typing import Any
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import FencedError, InvalidInputError, StorageError, StorageFullError
-from arrowstate.snapshot.log import CommitLog, CommittedEntry
+from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
 from arrowstate.snapshot.writing import (
     FrozenSubtask,
     WrittenSubtask,
@@ -173,23 +173,18 @@ class CheckpointWriter:
             If it cannot be told whether it was committed.
         """
         self._check_not_fenced()
-        number = self._newest.document.number + 1
-        entry = LogEntryDocument(
-            number=number,
-            parent=self._newest.as_parent,
+        entry = next_checkpoint(
+            self._newest,
+            operators,
             commit_id=self._new_id(),
-            writer_epoch=self.epoch,
-            kind="checkpoint",
-            checkpoint_id=number,
             started_at_ms=started_at_ms,
-            committed_at_ms=self._clock_ms(),
+            now_ms=self._clock_ms(),
             watermark=watermark,
-            properties=dict(properties or {}),
-            operators=list(operators),
+            properties=properties or {},
         )
         committed = self._log.append(entry)
         if committed is None:
-            self._fenced_by = self._log.read(number).document.writer_epoch
+            self._fenced_by = self._log.read(entry.number).document.writer_epoch
             self._check_not_fenced()
         assert committed is not None
         self._newest = committed
@@ -201,20 +196,8 @@ class CheckpointWriter:
 
     def _take_fence(self, properties: dict[str, Any]) -> CommittedEntry:
         while True:
-            newest = self._log.latest()
-            now = self._clock_ms()
-            fence = LogEntryDocument(
-                number=newest.document.number + 1 if newest else 1,
-                parent=newest.as_parent if newest else None,
-                commit_id=self._new_id(),
-                writer_epoch=newest.document.writer_epoch + 1 if newest else 1,
-                kind="fence",
-                checkpoint_id=None,
-                started_at_ms=now,
-                committed_at_ms=now,
-                watermark=newest.document.watermark if newest else None,
-                properties=properties,
-                operators=newest.document.operators if newest else [],
+            fence = next_fence(
+                self._log.latest(), commit_id=self._new_id(), now_ms=self._clock_ms(), properties=properties
             )
             # Losing means that another writer took the number: look again and go above it.
             committed = self._log.append(fence)

@@ -8,6 +8,7 @@ asks for it. What the filter keeps is decided by Arrow in both cases; pruning on
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,14 @@ class ScanStatistics:
     "Rows of the state's files, dead ones included."
     batches_read: int = 0
     rows_read: int = 0
-    failure: ArrowStateError | None = None
-    "Why the scan broke off; an engine passes on its text only."
+    broken_off: ArrowStateError | None = None
+
+    @property
+    def failure(self) -> ArrowStateError | None:
+        """Why the scan broke off, None if it did not; an engine passes on the text only."""
+        # A fresh copy each time: raised, it would hold the stack, that the result, that DuckDB's connection, and that
+        # these statistics, a circle through C++ that Python cannot break.
+        return copy.copy(self.broken_off)
 
 
 class Scan:
@@ -145,7 +152,7 @@ def _watched(rows: Callable[[], Iterator[pa.RecordBatch]], statistics: ScanStati
     try:
         yield from rows()
     except ArrowStateError as error:
-        statistics.failure = error
+        statistics.broken_off = copy.copy(error)
         raise
 
 

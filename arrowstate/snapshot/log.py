@@ -7,9 +7,10 @@ Specification: formats/spec/manifests-and-log.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from arrowstate.errors import (
     CheckpointNotFoundError,
@@ -19,7 +20,14 @@ from arrowstate.errors import (
     StoreNotFoundError,
 )
 from arrowstate.storage.base import Outcome, Storage
-from arrowstate_formats.documents import LogEntryDocument, ParentDocument, StoreDocument, decode, encode
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    ParentDocument,
+    StoreDocument,
+    decode,
+    encode,
+)
 from arrowstate_formats.run_files import checksum
 
 __all__ = [
@@ -27,6 +35,8 @@ __all__ = [
     "CommitLog",
     "CommittedEntry",
     "create_store",
+    "next_checkpoint",
+    "next_fence",
     "open_store_document",
     "path_of",
     "put_store_document",
@@ -94,6 +104,53 @@ class CommittedEntry:
     @property
     def as_parent(self) -> ParentDocument:
         return ParentDocument(number=self.document.number, xxh3_128=self.xxh3_128)
+
+
+def next_fence(
+    newest: CommittedEntry | None, *, commit_id: str, now_ms: int, properties: Mapping[str, Any]
+) -> LogEntryDocument:
+    """Return the fence with which a new writer takes over after the newest entry; it repeats that entry's operators."""
+    document = newest.document if newest else None
+    return LogEntryDocument(
+        number=document.number + 1 if document else 1,
+        parent=newest.as_parent if newest else None,
+        commit_id=commit_id,
+        writer_epoch=document.writer_epoch + 1 if document else 1,
+        kind="fence",
+        checkpoint_id=None,
+        started_at_ms=now_ms,
+        committed_at_ms=now_ms,
+        watermark=document.watermark if document else None,
+        properties=dict(properties),
+        operators=document.operators if document else [],
+    )
+
+
+def next_checkpoint(
+    newest: CommittedEntry,
+    operators: Sequence[OperatorDocument],
+    *,
+    commit_id: str,
+    started_at_ms: int,
+    now_ms: int,
+    watermark: int | None,
+    properties: Mapping[str, Any],
+) -> LogEntryDocument:
+    """Return the checkpoint that the writer of the newest entry commits after it; its id is its number."""
+    number = newest.document.number + 1
+    return LogEntryDocument(
+        number=number,
+        parent=newest.as_parent,
+        commit_id=commit_id,
+        writer_epoch=newest.document.writer_epoch,
+        kind="checkpoint",
+        checkpoint_id=number,
+        started_at_ms=started_at_ms,
+        committed_at_ms=now_ms,
+        watermark=watermark,
+        properties=dict(properties),
+        operators=list(operators),
+    )
 
 
 class CommitLog:

@@ -28,9 +28,12 @@ _CODES = {"sum": _SUM, "min": _MIN, "max": _MAX, "first": _FIRST, "last": _LAST}
 
 
 @kernel
-def _reduce(code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, check: Any) -> Any:
+def _reduce(
+    code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, lowest: Any, highest: Any
+) -> Any:
     # result and filled hold the old values on entry and the new ones on return.
-    # Returns the first group whose integer sum overflows, or -1.
+    # Returns the first group whose sum leaves the range lowest to highest, or -1; an empty range means no check.
+    check = lowest < highest
     all_valid = valid.size == 0
     for group in range(starts.size - 1):
         current = result[group]
@@ -44,10 +47,10 @@ def _reduce(code: Any, values: Any, valid: Any, order: Any, starts: Any, result:
                 current = value
                 have = True
             elif code == _SUM:
-                total = current + value
-                if check and ((total < current) != (value < 0)):
+                # Compared before the addition: the compiler takes for granted that no addition overflows.
+                if check and (current > highest - value if value > 0 else current < lowest - value):
                     return group
-                current = total
+                current += value
             elif code == _MIN:
                 if value < current or current != current:
                     current = value
@@ -124,11 +127,22 @@ def reduce_column(
     assert numbers is not None and before is not None
     result = before.copy()
     filled = _filled(old)
-    checked = reduce == "sum" and result.dtype.kind in "iu"
-    group = _reduce(_CODES[reduce], numbers, valid, order, starts, result, filled, checked)
+    lowest, highest = _range(kind) if reduce == "sum" else (0, 0)
+    number = result.dtype.type
+    group = _reduce(
+        _CODES[reduce], numbers, valid, order, starts, result, filled, number(lowest), number(highest)
+    )  # fmt: skip
     if group >= 0:
         raise ValueOverflowError(where, reduce, str(kind))
-    return _from_numbers(result, filled, kind, where)
+    return _from_numbers(result, filled, kind)
+
+
+def _range(kind: pa.DataType) -> tuple[int, int]:
+    """Return the bounds that a sum must keep; none for floats, which go to infinity."""
+    if pa.types.is_floating(kind):
+        return 0, 0
+    bounds = np.iinfo(kind.to_pandas_dtype() if pa.types.is_integer(kind) else np.int64)
+    return int(bounds.min), int(bounds.max)
 
 
 def _validity(values: pa.Array) -> npt.NDArray[np.bool_]:
@@ -166,17 +180,14 @@ def _as_numbers(values: pa.Array) -> npt.NDArray[Any] | None:
     return raw[values.offset :].astype(target, copy=False)
 
 
-def _from_numbers(result: npt.NDArray[Any], filled: npt.NDArray[np.bool_], kind: pa.DataType, where: str) -> pa.Array:
+def _from_numbers(result: npt.NDArray[Any], filled: npt.NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
     mask = None if filled.all() else ~filled
     array = pa.array(result, mask=mask)
     if pa.types.is_boolean(kind):
         return array.cast(pa.bool_())
     if pa.types.is_temporal(kind):
         return array.cast(pa.int32()).view(kind) if kind.bit_width == 32 else array.view(kind)
-    try:
-        return array.cast(kind, safe=not pa.types.is_floating(kind))
-    except pa.ArrowInvalid as error:
-        raise ValueOverflowError(where, "sum", str(kind)) from error
+    return array.cast(kind, safe=not pa.types.is_floating(kind))
 
 
 def _reduce_by_rank(
@@ -194,7 +205,7 @@ def _reduce_by_rank(
     ranks = np.empty(len(both), dtype=np.int64)
     ranks[by_rank] = np.arange(len(both), dtype=np.int64)
     result, filled = ranks[: len(old)].copy(), _filled(old)
-    _reduce(_CODES[reduce], ranks[len(old) :], valid, order, starts, result, filled, False)
+    _reduce(_CODES[reduce], ranks[len(old) :], valid, order, starts, result, filled, np.int64(0), np.int64(0))
     picked = by_rank[result]
     if not filled.all():
         return both.take(pa.array(picked, mask=~filled))

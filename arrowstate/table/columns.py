@@ -118,7 +118,9 @@ def canonical_floats(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_floating(kind):
         values = column.to_numpy(zero_copy_only=False) if column.null_count else column.to_numpy()
-        clean = values + values.dtype.type(0)
+        with np.errstate(invalid="ignore"):
+            # A signalling NaN becomes a quiet one, which is what is wanted.
+            clean = values + values.dtype.type(0)
         clean[np.isnan(clean)] = np.nan
         mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
         return pa.array(clean, type=kind, mask=mask, from_pandas=False)

@@ -26,6 +26,7 @@ __all__ = [
     "live_rows",
     "merge_two",
     "next_candidate",
+    "next_candidates",
     "probe",
     "sort_by_hash",
     "split_found",
@@ -157,6 +158,13 @@ def next_candidate(row: Any, hashes: Any, segment_row: Any, live: Any, live_row:
             return row
         row += 1
     return -1
+
+
+@kernel
+def next_candidates(found: Any, which: Any, hashes: Any, segment_row: Any, live: Any, live_row: Any) -> None:
+    """Move each of the rows found[which] on to the next live row that has the same hash, or to -1."""
+    for i in which:
+        found[i] = next_candidate(found[i], hashes, segment_row, live, live_row)
 
 
 @kernel

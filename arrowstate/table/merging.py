@@ -12,7 +12,7 @@ import errno
 import heapq
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import StorageFullError
+from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
 from arrowstate.table.run import Run
 
-__all__ = ["BatchSink", "MemorySink", "MergePolicy", "SpillSink", "merge_runs"]
+__all__ = ["BatchSink", "MemorySink", "MergePolicy", "SpillSink", "fill", "merge_runs"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -60,7 +60,17 @@ class MergePolicy:
             largest = max(largest, max(run.live_rows for run in runs if self.tier(run.live_rows) == top))
         return [run for run in runs if run.live_rows <= largest]
 
+    def __post_init__(self) -> None:
+        if self.fan_in < 2 or self.first_tier_rows < 1 or self.segment_bytes < 1:
+            raise InvalidInputError(
+                "a merge policy needs fan_in of at least 2, and first_tier_rows and segment_bytes of at least 1; "
+                f"got {self.fan_in}, {self.first_tier_rows} and {self.segment_bytes}"
+            )
+        if not 0 < self.max_dead_share <= 1:
+            raise InvalidInputError(f"max_dead_share must be above 0 and at most 1, got {self.max_dead_share}")
+
     def tier(self, live_rows: int) -> int:
+        """Return the tier of a run with so many live rows, from 0."""
         tier = 0
         size = self.first_tier_rows
         while live_rows > size:
@@ -76,6 +86,10 @@ class BatchSink(Protocol):
 
     def finish(self) -> Run: ...
 
+    def discard(self) -> None:
+        """Leave nothing behind; called instead of `finish` after a failure."""
+        ...
+
 
 class MemorySink:
     """Keeps the batches in memory."""
@@ -89,6 +103,9 @@ class MemorySink:
     def finish(self) -> Run:
         return Run.of(self._batches)
 
+    def discard(self) -> None:
+        self._batches.clear()
+
 
 class SpillSink:
     """Writes the batches to a local Arrow IPC file and maps it.
@@ -97,43 +114,51 @@ class SpillSink:
     """
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, self._path = tempfile.mkstemp(prefix="arrowstate-", suffix=".spill", dir=folder)
+        self._path = folder
+        with self._room():
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor, path = tempfile.mkstemp(prefix="arrowstate-", suffix=".spill", dir=folder)
+        self._path = Path(path)
         self._file = os.fdopen(descriptor, "wb")
         self._writer = pa.ipc.new_file(self._file, schema)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        try:
-            with self._room():
-                self._writer.write_batch(batch)
-        except BaseException:
-            self._discard()
-            raise
+        with self._room():
+            self._writer.write_batch(batch)
 
     def finish(self) -> Run:
-        try:
-            with self._room():
-                self._writer.close()
-                self._file.close()
-            reader = pa.ipc.open_file(pa.memory_map(self._path))
-            return Run.of([reader.get_batch(i) for i in range(reader.num_record_batches)], mapped=True)
-        finally:
-            self._discard()
+        with self._room():
+            self._writer.close()
+            self._file.close()
+            reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
+        run = Run.of([reader.get_batch(i) for i in range(reader.num_record_batches)], mapped=True)
+        self._path.unlink()
+        return run
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            # What is still buffered may have no room either.
+            self._file.close()
+        self._path.unlink(missing_ok=True)
 
     @contextmanager
     def _room(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise StorageFullError(self._path, str(error)) from error
-            raise
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            raise (StorageFullError if full else StorageError)(str(self._path), str(error)) from error
 
-    def _discard(self) -> None:
-        with suppress(OSError):
-            # What is still buffered has no room either.
-            self._file.close()
-        Path(self._path).unlink(missing_ok=True)
+
+def fill(sink: BatchSink, batches: Iterable[pa.RecordBatch]) -> Run:
+    """Put the batches into the sink; on any error nothing of it is left."""
+    try:
+        for batch in batches:
+            sink.append(batch)
+        return sink.finish()
+    except BaseException:
+        sink.discard()
+        raise
 
 
 def merge_runs(runs: Sequence[Run], policy: MergePolicy, sink: BatchSink) -> Run | None:
@@ -143,11 +168,8 @@ def merge_runs(runs: Sequence[Run], policy: MergePolicy, sink: BatchSink) -> Run
         return None
     row_bytes = max(1, sum(s.batch.nbytes for run in runs for s in run.segments) // sum(run.rows for run in runs))
     piece_rows = max(1024, policy.segment_bytes // row_bytes)
-    for low, high in _pieces(max(runs, key=lambda run: run.rows), -(-live // piece_rows)):
-        batch = _merge_piece(runs, low, high)
-        if batch is not None:
-            sink.append(batch)
-    return sink.finish()
+    pieces = _pieces(max(runs, key=lambda run: run.rows), -(-live // piece_rows))
+    return fill(sink, (batch for piece in pieces if (batch := _merge_piece(runs, *piece)) is not None))
 
 
 def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:

@@ -40,7 +40,7 @@ def all_live(rows: int) -> Bits:
     return bits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """One record batch of a run."""
 
@@ -85,7 +85,7 @@ class Directory:
         return cls(base, shift, offsets, first_row)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """Sorted rows of one state; every key occurs at most once."""
 
@@ -169,10 +169,9 @@ class Run:
                     same &= rows_equal(column, asked[hits], segment.batch.column(1 + number), places)
                 # Another key with the same hash: go on to the next live row with that hash.
                 hits = hits[~same]
-                for i in hits:
-                    found[i] = kernels.next_candidate(
-                        found[i], segment.hashes, segment.first_row, self.live, self.first_row
-                    )
+                kernels.next_candidates(
+                    found, hits, segment.hashes, segment.first_row, self.live, self.first_row
+                )  # fmt: skip
                 hits = hits[found[hits] >= 0]
         return out
 
@@ -206,14 +205,6 @@ class FrozenRun:
     run: Run
     live: Bits
     live_rows: int
-
-    def thaw(self) -> Run:
-        """Return a run of its own over the same rows, which may change without touching this view."""
-        run = self.run
-        return Run(
-            run.segments, run.first_row, run.last_row, self.live.copy(), self.live_rows, run.mapped, run.stored,
-            run.built,
-        )  # fmt: skip
 
     def live_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the live rows, segment by segment, in hash order."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 from arrowstate.table import kernels
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import fixed_words, take
-from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, merge_runs
+from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, fill, merge_runs
 from arrowstate.table.run import FrozenRun, Run
 
 __all__ = ["Found", "FrozenTable", "Table", "find_keys"]
@@ -218,9 +218,7 @@ class Table:
                 return
             largest = max(in_memory, key=lambda run: run.memory_bytes)
             sink = SpillSink(self._spill_folder, self.schema)
-            for segment in largest.segments:
-                sink.append(segment.batch)
-            spilled = sink.finish()
+            spilled = fill(sink, (segment.batch for segment in largest.segments))
             spilled.live, spilled.live_rows, spilled.stored = largest.live, largest.live_rows, largest.stored
             spilled.built = largest.built
             self._runs[self._runs.index(largest)] = spilled

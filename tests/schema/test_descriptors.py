@@ -73,7 +73,13 @@ def allowed(reduce):
     number = [pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.decimal32(5, 2), pa.decimal256(60, 2)]
     time = [pa.date32(), pa.time64("ns"), pa.timestamp("us", "UTC")]
     text = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
-    other = [pa.binary(3), pa.list_(pa.int8()), pa.map_(pa.string(), pa.int8()), pa.struct([("a", pa.int8())]), pa.null()]
+    other = [
+        pa.binary(3),
+        pa.list_(pa.int8()),
+        pa.map_(pa.string(), pa.int8()),
+        pa.struct([("a", pa.int8())]),
+        pa.null(),
+    ]
     everything = [*number, pa.duration("s"), *time, *text, pa.bool_(), *other, pa.int64()]
     if reduce == "count":
         return everything, [pa.int64()]
@@ -113,7 +119,12 @@ STRUCT = pa.struct([("n", pa.int64()), ("low", pa.float64())])
 
 @pytest.mark.parametrize(
     "reduce",
-    [{"n": "count"}, {"n": "count", "low": "min", "high": "max"}, {"n": "count", "low": "mean"}, {"n": "sum", "LOW": "min"}],
+    [
+        {"n": "count"},
+        {"n": "count", "low": "min", "high": "max"},
+        {"n": "count", "low": "mean"},
+        {"n": "sum", "LOW": "min"},
+    ],
 )
 def test_reducers_per_field_must_name_each_field_once_and_fit_it(reduce):
     with pytest.raises(InvalidInputError, match="low"):

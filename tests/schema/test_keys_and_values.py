@@ -162,7 +162,9 @@ def test_several_key_columns_come_as_a_batch_or_a_struct_in_any_order():
         assert (a.to_pylist(), b.to_pylist()) == ([1, 2], ["x", "y"])
 
 
-@pytest.mark.parametrize("keys", [pa.array([1]), [(1, "x")], pa.record_batch({"a": [1]}), pa.array([{"a": 1}])], ids=str)
+@pytest.mark.parametrize(
+    "keys", [pa.array([1]), [(1, "x")], pa.record_batch({"a": [1]}), pa.array([{"a": 1}])], ids=str
+)
 def test_a_missing_key_column_is_a_type_error_that_names_the_schema(keys):
     with pytest.raises(KeyTypeError, match="a: int64, b: string"):
         key_columns(keys, TWO)

@@ -30,7 +30,13 @@ def test_a_plain_value_is_one_column_named_after_the_state():
 
 
 def test_a_struct_is_one_column_per_field():
-    assert columns("clicks", pa.struct([("n", pa.int64()), ("m", pa.int32())])) == ["_key_hash", "user", "day", "n", "m"]
+    assert columns("clicks", pa.struct([("n", pa.int64()), ("m", pa.int32())])) == [
+        "_key_hash",
+        "user",
+        "day",
+        "n",
+        "m",
+    ]
 
 
 def test_a_name_that_a_key_column_has_gets_the_name_of_the_state_in_front():

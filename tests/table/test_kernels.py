@@ -172,15 +172,15 @@ def probe_all(segments, live, first_row, queries, pending, directory):
 def test_probe_finds_the_first_live_row_of_each_hash(hashes, queries, data):
     hashes = np.sort(np.array(hashes, np.int64))
     draw = data.draw if data is not None else lambda _: 0
-    flags = np.array([draw(st.booleans()) for _ in hashes], np.bool_) if data is not None else np.ones(hashes.size, bool)
+    flags = (
+        np.array([draw(st.booleans()) for _ in hashes], np.bool_) if data is not None else np.ones(hashes.size, bool)
+    )
     first_row = draw(st.integers(0, 3))
     # Segments end where the hash changes, as they do in every run.
     borders = [0, *(np.flatnonzero(np.diff(hashes)) + 1).tolist(), hashes.size]
     cut = borders[draw(st.integers(0, len(borders) - 1))] if data is not None else 0
     segments = [
-        Segment(None, hashes[low:high], first_row + low)
-        for low, high in ((0, cut), (cut, hashes.size))
-        if low < high
+        Segment(None, hashes[low:high], first_row + low) for low, high in ((0, cut), (cut, hashes.size)) if low < high
     ]
     directory = Directory.build(segments)
     queries = np.sort(np.concatenate((np.array(queries, np.int64), hashes)))

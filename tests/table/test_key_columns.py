@@ -41,7 +41,7 @@ VALUES = {
     "date64": (pa.date64(), [dt.date(2020, 1, 1), dt.date(1960, 1, 1)]),
     "time32": (pa.time32("s"), [dt.time(1, 2, 3), dt.time(0)]),
     "time64": (pa.time64("ns"), [dt.time(1, 2, 3), dt.time(0)]),
-    "timestamp": (pa.timestamp("us", "UTC"), [dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)]),
+    "timestamp": (pa.timestamp("us", "UTC"), [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]),
     "duration": (pa.duration("ms"), [dt.timedelta(1), dt.timedelta(-1)]),
     "struct": (POINT, [{"x": 1, "name": None}, {"x": None, "name": "a"}, {"x": None, "name": None}]),
     "list": (pa.list_(pa.int32()), [[], [None], [1], [1, None], [None, 1], [1, 2]]),
@@ -91,7 +91,11 @@ def test_a_sliced_column_compares_like_a_whole_one(name):
     [
         (pa.float32(), [-0.0, NAN, 2.0], [0.0, NAN, 2.0]),
         (pa.float64(), [-0.0, None, NAN], [0.0, None, NAN]),
-        (pa.struct([("a", pa.float64()), ("b", pa.string())]), [{"a": -0.0, "b": "x"}, None], [{"a": 0.0, "b": "x"}, None]),
+        (
+            pa.struct([("a", pa.float64()), ("b", pa.string())]),
+            [{"a": -0.0, "b": "x"}, None],
+            [{"a": 0.0, "b": "x"}, None],
+        ),
         (pa.list_(pa.float32()), [[-0.0], None, [], [NAN, None]], [[0.0], None, [], [NAN, None]]),
         (pa.large_list(pa.float64()), [[-0.0], [1.0]], [[0.0], [1.0]]),
         (pa.list_(pa.float64(), 2), [[-0.0, 1.0], None], [[0.0, 1.0], None]),

@@ -47,7 +47,9 @@ def read(table, keys):
     batch = batch_of(keys)
     found = table.find(batch)
     groups = pa.array(batch.groups())
-    rows = zip(found.column(2, pa.int64()).take(groups), found.column(3, SCHEMA.field(3).type).take(groups), strict=True)
+    rows = zip(
+        found.column(2, pa.int64()).take(groups), found.column(3, SCHEMA.field(3).type).take(groups), strict=True
+    )
     return [(number.as_py(), tags.as_py()) for number, tags in rows]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrowstate.table.batch import KeyBatch
-from arrowstate.table.merging import MergePolicy, MemorySink, merge_runs
+from arrowstate.table.merging import MemorySink, MergePolicy, merge_runs
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table, find_keys
 from arrowstate_formats.key_hash import hash_columns

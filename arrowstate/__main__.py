@@ -1,0 +1,7 @@
+"""`python -m arrowstate`: the command line."""
+
+import sys
+
+from arrowstate.cli import main
+
+sys.exit(main())

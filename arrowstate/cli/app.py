@@ -1,0 +1,120 @@
+"""What `arrowstate` takes, and which command runs.
+
+Exit codes: 0 done; 1 an error of arrowstate, with its message on stderr, or a check that found a problem; 2 wrong
+usage. Results go to stdout, messages and progress bars to stderr, and a bar is shown on a terminal only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from arrowstate.cli import check, listing, savepoint, sql
+from arrowstate.errors import ArrowStateError
+
+__all__ = ["main", "make_parser"]
+
+_DEMO = "run the demo: a Spark stream over real flights, killed, resumed, rescaled, compared"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="arrowstate",
+        description="Look into a store of stream-processing state, query it, and take savepoints.",
+        epilog="STORE is a folder or a URL of a store. Each command takes --json for machines.",
+        formatter_class=_formatter,
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and the format version")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+
+    listed = _command(commands, "list", "list the checkpoints of a store", listing.list_checkpoints, checkpoint=False)
+    listed.add_argument("--limit", type=_positive, metavar="N", help="only the newest N checkpoints")
+
+    shown = _command(commands, "show", "show what a checkpoint holds", listing.show_checkpoint)
+    shown.add_argument("--state", metavar="OPERATOR.STATE", help="show one state: its columns and its runs")
+
+    queried = _command(commands, "sql", "query a checkpoint with DuckDB", sql.run)
+    queried.add_argument("query", metavar="QUERY", help="one SELECT; a table is called OPERATOR.STATE")
+    queried.add_argument("--csv", action="store_true", help="print the result as CSV")
+
+    saved = _command(commands, "savepoint", "write a checkpoint as a folder of plain Parquet files", savepoint.write)
+    saved.add_argument("place", metavar="NAME_OR_PATH", help="a name, or with a / the path of a new folder")
+
+    checked = _command(
+        commands, "restore-check", "restore a checkpoint for trial and verify every checksum", check.restore_check
+    )
+    checked.add_argument(
+        "--parallelism", type=_positive, metavar="P", help="subtasks to restore; as in the checkpoint by default"
+    )
+    checked.add_argument(
+        "--max-parallelism", type=_positive, metavar="M", help="key groups; as in the checkpoint by default"
+    )
+    commands.add_parser("demo", help=_DEMO, add_help=False)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if given[:1] == ["demo"]:
+            # It needs packages that the other commands do not.
+            from arrowstate.cli.demo import main as demo
+
+            return demo(given[1:])
+        parser = make_parser()
+        options = parser.parse_args(given)
+        if options.version:
+            import arrowstate
+
+            print(f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}")
+            return 0
+        if options.command is None:
+            parser.error("a command is missing: list, show, sql, savepoint, restore-check or demo")
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except ArrowStateError as error:
+        print(f"arrowstate: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has had enough; what is still buffered must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    help: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    checkpoint: bool = True,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=help, description=help[0].upper() + help[1:] + ".", formatter_class=_formatter
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("store", metavar="STORE", help="folder or URL of the store")
+    if checkpoint:
+        parser.add_argument("--checkpoint", type=int, metavar="N", help="the checkpoint; the newest by default")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # Of one width everywhere, not that of the terminal: a test compares the help with what it was.
+    return argparse.HelpFormatter(prog, max_help_position=32, width=100)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number

@@ -1,0 +1,236 @@
+"""`arrowstate list` and `arrowstate show`: what a store holds, from its log and its manifests."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say, time_text
+from arrowstate.query.catalog import resolve
+from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
+from arrowstate.storage.base import Storage
+from arrowstate.store import Snapshot, open_store
+from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, StateDocument
+
+__all__ = ["list_checkpoints", "open_checkpoint", "show_checkpoint"]
+
+
+def open_checkpoint(options: argparse.Namespace) -> Snapshot:
+    """Return the checkpoint that the options name."""
+    store = open_store(options.store)
+    return store.latest() if options.checkpoint is None else store.snapshot(options.checkpoint)
+
+
+def list_checkpoints(options: argparse.Namespace) -> int:
+    """Print the checkpoints of a store, oldest first."""
+    store = open_store(options.store)
+    snapshots = store.checkpoints()
+    if options.limit is not None:
+        snapshots = snapshots[-options.limit :]
+    found: list[dict[str, Any]] = []
+    with progress_bar("reading manifests") as progress:
+        for snapshot in progress.track(snapshots, task_id=progress.task_ids[0]):
+            entry = snapshot.entry
+            runs = [run for operator in entry.operators for run in _runs(store.storage, operator)]
+            found.append(
+                {
+                    "checkpoint_id": entry.checkpoint_id,
+                    "number": entry.number,
+                    "kind": entry.kind,
+                    "committed_at_ms": entry.committed_at_ms,
+                    "bytes": _bytes(runs),
+                    "rows": sum(
+                        _live_rows(operator, state) for operator in entry.operators for state in operator.states
+                    ),
+                    "operators": [operator.uid for operator in entry.operators],
+                }
+            )
+    if options.json:
+        print_json(found)
+        return 0
+    print_table(
+        ["id", "number", "kind", "committed", "bytes", "rows", "operators"],
+        [
+            (
+                item["checkpoint_id"],
+                item["number"],
+                item["kind"],
+                time_text(item["committed_at_ms"]),
+                bytes_text(item["bytes"]),
+                item["rows"],
+                ", ".join(item["operators"]),
+            )
+            for item in found
+        ],
+    )
+    return 0
+
+
+def show_checkpoint(options: argparse.Namespace) -> int:
+    """Print what a checkpoint holds, or one state of it."""
+    snapshot = open_checkpoint(options)
+    if options.state is not None:
+        return _show_state(snapshot, options)
+    entry = snapshot.entry
+    found = _checkpoint(snapshot)
+    if options.json:
+        print_json(found)
+        return 0
+    seconds = (entry.committed_at_ms - entry.started_at_ms) / 1000
+    say(f"{entry.kind} {entry.checkpoint_id} of {snapshot.storage.url}")
+    say(f"  log entry   {entry.number}, written by epoch {entry.writer_epoch}")
+    say(f"  committed   {time_text(entry.committed_at_ms)}, {seconds:.1f} s after it began")
+    say(f"  watermark   {'none' if entry.watermark is None else entry.watermark}")
+    for name, value in entry.properties.items():
+        say(f"  {name:<11} {value}")
+    for operator in found["operators"]:
+        say()
+        say(f"operator {operator['uid']}")
+        say(f"  key         {', '.join(f'{name} {kind}' for name, kind in operator['key'].items())}")
+        ranges = (f"{first}-{last}" for first, last in operator["key_groups"])
+        say(f"  key groups  {operator['max_parallelism']}; by subtask: {', '.join(ranges)}")
+        print_table(
+            ["state", "kind", "type", "rows", "runs", "dead", "bytes"],
+            [
+                (
+                    state["name"],
+                    state["kind"] if state["reduce"] is None else f"{state['kind']} ({_reducers(state['reduce'])})",
+                    state["type"],
+                    state["rows"],
+                    state["runs"],
+                    f"{state['dead_share']:.1%}",
+                    bytes_text(state["bytes"]),
+                )
+                for state in operator["states"]
+            ],
+        )
+    return 0
+
+
+def _checkpoint(snapshot: Snapshot) -> dict[str, Any]:
+    entry = snapshot.entry
+    return {
+        "checkpoint_id": entry.checkpoint_id,
+        "number": entry.number,
+        "kind": entry.kind,
+        "writer_epoch": entry.writer_epoch,
+        "started_at_ms": entry.started_at_ms,
+        "committed_at_ms": entry.committed_at_ms,
+        "watermark": entry.watermark,
+        "properties": entry.properties,
+        "operators": [
+            {
+                "uid": operator.uid,
+                "key": {field.name: str(type_from_json(field.type)) for field in operator.key},
+                "max_parallelism": operator.max_parallelism,
+                "key_groups": [subtask.key_groups for subtask in operator.subtasks],
+                "states": [_state(snapshot.storage, operator, state) for state in operator.states],
+            }
+            for operator in entry.operators
+        ],
+    }
+
+
+def _state(storage: Storage, operator: OperatorDocument, state: StateDocument) -> dict[str, Any]:
+    runs = _runs(storage, operator, state.name)
+    stored = sum(run.last_row - run.first_row for run in runs)
+    live = _live_rows(operator, state)
+    return {
+        "name": state.name,
+        "kind": state.kind,
+        "type": str(type_from_json(state.value_type)),
+        "reduce": state.reduce,
+        "rows": live,
+        "runs": len(runs),
+        "dead_share": 1 - live / stored if stored else 0.0,
+        "bytes": _bytes(runs),
+    }
+
+
+def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
+    operator, document = _find(snapshot.entry, options.state)
+    runs: list[dict[str, Any]] = []
+    for subtask in operator.subtasks:
+        for run in subtask_runs(snapshot.storage, operator, subtask).get(document.name, []):
+            rows = run.last_row - run.first_row
+            runs.append(
+                {
+                    "subtask": subtask.subtask,
+                    "key_groups": subtask.key_groups,
+                    "run": run.id,
+                    "format": run.format,
+                    "path": run.path,
+                    "rows": rows,
+                    "live_rows": run.live_rows,
+                    "dead_share": 1 - run.live_rows / rows if rows else 0.0,
+                    "batches": len(run.batches),
+                    "bytes": run.bytes,
+                }
+            )
+    fields = [
+        *((field, "key") for field in operator.key),
+        *((field, "value") for field in document.columns),
+    ]
+    columns = [
+        {"id": field.id, "name": field.name, "of": part, "type": str(type_from_json(field.type))}
+        for field, part in fields
+    ]
+    if options.json:
+        print_json(
+            {
+                "operator": operator.uid,
+                **_state(snapshot.storage, operator, document),
+                "columns": columns,
+                "files": runs,
+            }
+        )
+        return 0
+    say(f"state {operator.uid}.{document.name} of checkpoint {snapshot.checkpoint_id}")
+    say(f"  kind  {document.kind}" + (f" ({_reducers(document.reduce)})" if document.reduce is not None else ""))
+    say(f"  type  {type_from_json(document.value_type)}")
+    say(f"  rows  {_live_rows(operator, document)}")
+    print_table(["id", "column", "of", "type"], [tuple(column.values()) for column in columns])
+    print_table(
+        ["subtask", "key groups", "run", "format", "rows", "dead", "batches", "bytes"],
+        [
+            (
+                run["subtask"],
+                "-".join(map(str, run["key_groups"])),
+                run["path"] or f"{run['run']} (in the manifest)",
+                run["format"],
+                run["rows"],
+                f"{run['dead_share']:.1%}",
+                run["batches"],
+                bytes_text(run["bytes"]),
+            )
+            for run in runs
+        ],
+    )
+    return 0
+
+
+def _find(entry: LogEntryDocument, reference: str) -> tuple[OperatorDocument, StateDocument]:
+    uid, name = resolve(entry, reference)
+    operator = find_operator(entry, uid)
+    return operator, find_state(entry, operator, name)
+
+
+def _runs(storage: Storage, operator: OperatorDocument, state: str | None = None) -> list[RunDocument]:
+    """Return the runs of all subtasks, of one state or of all."""
+    by_subtask = [subtask_runs(storage, operator, subtask) for subtask in operator.subtasks]
+    return [run for runs in by_subtask for name, own in runs.items() if state in (None, name) for run in own]
+
+
+def _bytes(runs: Sequence[RunDocument]) -> int:
+    """Return the bytes of the run files, those of a file that several subtasks share counted once."""
+    return sum({run.id: run.bytes for run in runs}.values())
+
+
+def _live_rows(operator: OperatorDocument, state: StateDocument) -> int:
+    return sum(subtask.live_rows.get(state.name, 0) for subtask in operator.subtasks)
+
+
+def _reducers(reduce: str | dict[str, str]) -> str:
+    return reduce if isinstance(reduce, str) else ", ".join(f"{name}: {kind}" for name, kind in reduce.items())

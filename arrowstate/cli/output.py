@@ -1,0 +1,92 @@
+"""What commands print: JSON for machines, tables for people, progress on the side."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+__all__ = ["bytes_text", "plain", "print_json", "print_table", "progress_bar", "say", "time_text"]
+
+
+def say(text: str = "") -> None:
+    """Print a line to stdout, as it is."""
+    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
+    """Print rows under columns; numbers stand on the right."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        is_number = all(isinstance(row[number], (int, float, type(None))) for row in rows)
+        table.add_column(escape(column), justify="right" if rows and is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(value)) for value in row))
+    _console().print(table)
+
+
+@contextmanager
+def progress_bar(text: str) -> Iterator[Progress]:
+    """Give a progress bar on stderr; nothing is shown where stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task(text, total=None)
+        yield progress
+
+
+def bytes_text(size: int) -> str:
+    """Return a size with its unit."""
+    return decimal(size)
+
+
+def time_text(milliseconds: int) -> str:
+    """Return a time as ISO 8601 in UTC, to the second."""
+    time = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: bytes as hexadecimal digits, other types as text, NaN as null."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return str(value)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return str(value)
+    value = plain(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _console() -> Console:
+    # Rich takes 80 columns where there is no terminal, and would fold what goes to a file or a pipe.
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000)

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import arrowstate
+from arrowstate.cli import main
+from arrowstate.cli.app import make_parser
+from arrowstate.query.recent import forget_checkpoints
+
+HELP = Path(__file__).with_name("help.txt")
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """A store with two checkpoints of two subtasks; the second writes a third of the keys anew."""
+    folder = tmp_path_factory.mktemp("cli") / "store"
+    store = arrowstate.open_store(folder, create=True)
+    backends = [
+        arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128, key_groups=groups)
+        for groups in (arrowstate.KeyGroupRange(0, 63), arrowstate.KeyGroupRange(64, 127))
+    ]
+    users = pa.array([f"u{number}" for number in range(30_000)])
+    groups = arrowstate.key_groups(users, 128).to_numpy()
+    writer = store.writer()
+    for round, rows in enumerate((30_000, 10_000)):
+        for backend, own in zip(backends, (groups < 64, groups >= 64), strict=True):
+            mine = users.slice(0, rows).filter(pa.array(own[:rows]))
+            backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")).add_batch(
+                mine, pa.array([1] * len(mine))
+            )
+            backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(
+                mine.slice(0, 5), pa.array(["Rome", "Łódź", "a,b", '"', "Oslo"])
+            )
+        writer.checkpoint({"counter": backends}, properties={"offset": round}, watermark=round * 1000)
+    return folder
+
+
+@pytest.fixture
+def store(pristine, tmp_path):
+    """A copy of the store that a test may damage."""
+    forget_checkpoints()
+    return str(shutil.copytree(pristine, tmp_path / "store"))
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def run_json(capsys, *arguments):
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_the_help_is_what_it_was(capsys):
+    parser = make_parser()
+    (commands,) = (action for action in parser._actions if action.dest == "command")
+
+    texts = [parser.format_help(), *(command.format_help() for command in commands.choices.values())]
+
+    # After a wanted change: write "\n".join(texts) to the file.
+    assert "\n".join(texts) == HELP.read_text()
+
+
+def test_list_has_a_row_for_each_checkpoint(store, capsys):
+    found = run_json(capsys, "list", store)
+
+    assert [item["checkpoint_id"] for item in found] == [2, 3]
+    assert [item["rows"] for item in found] == [30_010, 30_010]
+    assert {item["kind"] for item in found} == {"checkpoint"}
+    assert found[0]["operators"] == ["counter"]
+    assert 0 < found[0]["bytes"] < found[1]["bytes"]
+
+
+def test_list_as_text_has_the_same_rows(store, capsys):
+    code, out, err = run(capsys, "list", store, "--limit", "1")
+
+    assert (code, err) == (0, "")
+    assert "30010" in out
+    assert "counter" in out
+    assert "│ 2 " not in out
+
+
+def test_show_says_what_a_checkpoint_holds(store, capsys):
+    found = run_json(capsys, "show", store)
+
+    (operator,) = found["operators"]
+    states = {state["name"]: state for state in operator["states"]}
+    assert (found["checkpoint_id"], found["properties"], found["watermark"]) == (3, {"offset": 1}, 1000)
+    assert operator["key"] == {"user": "string"}
+    assert operator["max_parallelism"] == 128
+    assert operator["key_groups"] == [[0, 63], [64, 127]]
+    assert states["clicks"] | {"bytes": 0, "dead_share": 0} == {
+        "name": "clicks",
+        "kind": "reducing",
+        "type": "int64",
+        "reduce": "sum",
+        "rows": 30_000,
+        "runs": 4,
+        "dead_share": 0,
+        "bytes": 0,
+    }
+    assert states["clicks"]["dead_share"] == pytest.approx(0.25)
+    assert states["clicks"]["bytes"] > 500_000
+
+
+def test_show_takes_an_older_checkpoint(store, capsys):
+    found = run_json(capsys, "show", store, "--checkpoint", "2")
+
+    assert found["properties"] == {"offset": 0}
+    assert found["operators"][0]["states"][0]["dead_share"] == 0
+
+
+def test_show_of_a_state_lists_columns_and_runs(store, capsys):
+    found = run_json(capsys, "show", store, "--state", "counter.clicks")
+
+    assert [(column["name"], column["of"], column["type"]) for column in found["columns"]] == [
+        ("user", "key", "string"),
+        ("clicks", "value", "int64"),
+    ]
+    assert [file["subtask"] for file in found["files"]] == [0, 0, 1, 1]
+    assert sum(file["live_rows"] for file in found["files"]) == found["rows"] == 30_000
+
+
+@pytest.mark.parametrize("arguments", [("show",), ("show", "--state", "counter.city")])
+def test_show_as_text_names_what_there_is(store, capsys, arguments):
+    code, out, err = run(capsys, *arguments[:1], store, *arguments[1:])
+
+    assert (code, err) == (0, "")
+    for word in ("city", "string", "counter"):
+        assert word in out
+
+
+def test_sql_prints_a_table(store, capsys):
+    code, out, err = run(capsys, "sql", store, "select sum(clicks) as total, count(*) n from counter.clicks")
+
+    assert (code, err) == (0, "")
+    assert "total" in out
+    assert "40000" in out
+
+
+def test_sql_prints_json(store, capsys):
+    values = "date '2024-01-01' d, 'nan'::double x, null y, [1] l, '\\xAA'::blob b"
+
+    found = run_json(capsys, "sql", store, f"select clicks, {values} from counter.clicks limit 2", "--checkpoint", "2")
+
+    assert found == [{"clicks": 1, "d": "2024-01-01", "x": None, "y": None, "l": [1], "b": "aa"}] * 2
+
+
+def test_sql_prints_csv(store, capsys):
+    code, out, _ = run(
+        capsys, "sql", store, "select distinct city, null as n, true t from counter.city order by city", "--csv"
+    )
+
+    assert code == 0
+    assert list(csv.reader(io.StringIO(out))) == [
+        ["city", "n", "t"],
+        ['"', "", "true"],
+        ["Oslo", "", "true"],
+        ["Rome", "", "true"],
+        ["a,b", "", "true"],
+        ["Łódź", "", "true"],
+    ]
+
+
+def test_sql_with_no_row_is_an_empty_array(store, capsys):
+    assert run_json(capsys, "sql", store, "select * from counter.clicks where clicks < 0") == []
+
+
+def test_a_long_table_is_cut_and_says_so(store, capsys):
+    _, out, _ = run(capsys, "sql", store, "select user from counter.clicks")
+
+    assert "the first 1000 rows" in out
+    assert out.count("│ u") == 1000
+
+
+def test_a_savepoint_is_a_store_of_parquet_files(store, capsys, tmp_path):
+    found = run_json(capsys, "savepoint", store, tmp_path / "saved", "--checkpoint", "2")
+
+    assert found["rows"] == 30_010
+    assert found["checkpoint_id"] == 2
+    assert run_json(capsys, "list", tmp_path / "saved")[0]["kind"] == "savepoint"
+    files = list((tmp_path / "saved" / "data").rglob("*.parquet"))
+    assert len(files) == found["files"]
+    assert sum(pq.read_metadata(file).num_rows for file in files) == 30_010
+
+
+def test_a_savepoint_may_have_a_name(store, capsys):
+    code, out, _ = run(capsys, "savepoint", store, "before-upgrade")
+
+    assert code == 0
+    assert f"{store}/savepoints/before-upgrade" in out
+
+
+def test_restore_check_restores_and_counts(store, capsys):
+    found = run_json(capsys, "restore-check", store, "--parallelism", "3", "--max-parallelism", "192")
+
+    assert found["ok"]
+    assert found["problems"] == []
+    assert [item["rows"] for item in found["restored"]] == [30_000, 10]
+    assert {(item["parallelism"], item["max_parallelism"]) for item in found["restored"]} == {(3, 192)}
+    assert found["files"] >= 4
+
+
+def test_restore_check_as_text_says_what_it_did(store, capsys):
+    code, out, _ = run(capsys, "restore-check", store, "--checkpoint", "2")
+
+    assert code == 0
+    assert "no problem found" in out
+    assert "counter.clicks" in out
+
+
+@pytest.mark.parametrize("place", ["begin", "middle", "end", "cut", "missing"])
+def test_restore_check_finds_a_damaged_file(store, capsys, place):
+    path = max(Path(store).rglob("*.arrow"), key=lambda file: file.stat().st_size)
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    if place != "missing":
+        if place == "cut":
+            del data[-100:]
+        else:
+            data[{"begin": 20, "middle": len(data) // 2, "end": -8}[place]] ^= 4
+        path.write_bytes(data)
+
+    code, out, _ = run(capsys, "restore-check", store, "--json")
+
+    report = json.loads(out)
+    assert code == 1
+    assert not report["ok"]
+    assert len(report["problems"]) == 1
+    assert path.name in report["problems"][0]
+
+
+def test_sql_over_a_damaged_file_is_one_line_on_stderr(store):
+    path = max(Path(store).rglob("*.arrow"), key=lambda file: file.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.unlink()
+    path.write_bytes(data)
+
+    query = "select sum(clicks), max(user) from counter.clicks"
+    done = subprocess.run([sys.executable, "-m", "arrowstate", "sql", store, query], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert path.name in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["list", "/nowhere"], "no store at /nowhere"),
+        (["show", "STORE", "--checkpoint", "99"], "it has 2, 3"),
+        (["show", "STORE", "--state", "counter.cilcks"], "'counter.clicks', 'counter.city'"),
+        (["sql", "STORE", "select * from counter.cilcks"], "'counter.clicks', 'counter.city'"),
+        (["sql", "STORE", "select 1", "--json", "--csv"], "choose one"),
+        (["sql", "STORE", "select error('no')"], "no"),
+        (["savepoint", "STORE", "bad name"], "bad name"),
+        (["restore-check", "STORE", "--parallelism", "500"], "500"),
+    ],
+)
+def test_an_error_is_a_message_and_exit_code_1(store, capsys, arguments, message):
+    code, _, err = run(capsys, *[store if argument == "STORE" else argument for argument in arguments])
+
+    assert code == 1
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["lst"], ["list"], ["restore-check", "x", "--parallelism", "0"]])
+def test_wrong_usage_is_exit_code_2(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+
+    assert (code, out) == (2, "")
+    assert "usage: arrowstate" in err
+
+
+def test_the_version_is_shown(capsys):
+    code, out, _ = run(capsys, "--version")
+
+    assert (code, out) == (0, f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}\n")
+
+
+def test_the_module_is_the_command_and_a_closed_pipe_is_no_error(store):
+    command = [sys.executable, "-m", "arrowstate", "sql", store, "select * from counter.clicks", "--csv"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+
+    first = process.stdout.readline()
+    process.stdout.close()
+
+    assert first == "user,clicks,_key_group\n"
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 0
