@@ -19,7 +19,7 @@ from arrowstate.query.compaction import Picked, count_rows
 from arrowstate.snapshot import reading
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
-from arrowstate.table.run import HASH_COLUMN, Run, Segment, all_live, hashes_of
+from arrowstate.table.run import HASH_COLUMN, Directory, Run, Segment, all_live, hashes_of
 from arrowstate_formats.documents import RunDocument
 from arrowstate_formats.run_files import read_run
 
@@ -64,6 +64,10 @@ class StoredRun:
             kernels.clear_bits(bits, dead[low:high] - self.document.first_row)
         return bits
 
+    @cached_property
+    def _directory(self) -> Directory | None:
+        return None if self.document.directory is None else self.file.directory(self._storage)
+
     def parts(self) -> Iterator[Part]:
         """Yield the parts of the run in hash order."""
         end_row = 0
@@ -92,7 +96,6 @@ class StoredRun:
         """Return the given parts, in hash order, as a run to look keys up in."""
         document = self.document
         segments = tuple(part.segment() for part in parts)
-        directory = None if document.directory is None else self.file.directory(self._storage)
         return Run(
             segments,
             document.first_row,
@@ -100,14 +103,14 @@ class StoredRun:
             self.live,
             document.live_rows,
             mapped=True,
-            built=directory,
+            built=self._directory,
         )
 
 
 class Part:
     """Consecutive rows of a run that lie in one record batch or row group."""
 
-    __slots__ = ("_batch", "_batch_row", "_first", "_live_rows", "max_hash", "min_hash", "number", "rows", "run")
+    __slots__ = ("_batch_row", "_first", "_live_rows", "_segment", "max_hash", "min_hash", "number", "rows", "run")
 
     def __init__(
         self, run: StoredRun, number: int, batch_row: int, first: int, last: int, min_hash: int, max_hash: int
@@ -119,7 +122,7 @@ class Part:
         self.max_hash = max_hash
         self._batch_row = batch_row
         self._first = first
-        self._batch: pa.RecordBatch | None = None
+        self._segment: Segment | None = None
         self._live_rows: int | None = None
 
     @property
@@ -148,8 +151,14 @@ class Part:
 
     def segment(self) -> Segment:
         """Return all columns of all rows, dead ones included."""
-        batch = self._batch or self._cut(self.run.file.batch(self.number))
-        return Segment(batch, hashes_of(batch), self._first)
+        if self._segment is not None:
+            return self._segment
+        batch = self._cut(self.run.file.batch(self.number))
+        segment = Segment(batch, hashes_of(batch), self._first)
+        if self.run.document.format == "arrow":
+            # Views of the mapped file, so keeping them costs next to nothing.
+            self._segment = segment
+        return segment
 
     @property
     def _first_bit(self) -> int:
@@ -158,10 +167,7 @@ class Part:
     def _columns(self, columns: Sequence[str]) -> pa.RecordBatch:
         if self.run.document.format != "arrow":
             return self._cut(self.run.read(self.number, columns))
-        if self._batch is None:
-            # Views of the mapped file, so keeping them costs next to nothing.
-            self._batch = self._cut(self.run.file.batch(self.number))
-        return self._batch.select(columns)
+        return self.segment().batch.select(columns)
 
     def _cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.rows == batch.num_rows:

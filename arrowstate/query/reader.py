@@ -10,7 +10,6 @@ import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -135,7 +134,7 @@ class SnapshotReader:
         >>> with store.writer() as writer:
         ...     snapshot = writer.checkpoint({"counter": [backend]})
         >>> snapshot.to_arrow("counter.clicks", columns=["clicks", "_key_group"]).to_pylist()
-        [{'clicks': 3, '_key_group': 116}]
+        [{'clicks': 3, '_key_group': 113}]
         """
         reader = self._state(state)
         return reader.table(reader.check_columns(columns), key_groups)
@@ -194,7 +193,7 @@ class SnapshotReader:
         [{'user': 'bob', 'clicks': 4}, {'user': 'ann', 'clicks': 3}]
         """
         reader = self._state(state)
-        return reader.lookup(keys)[0].select(reader.columns)
+        return reader.lookup(keys, reader.columns)[0]
 
     def sql(self, query: str, *, params: Sequence[Any] | Mapping[str, Any] | None = None) -> DuckDBPyRelation:
         """Run a query with DuckDB over the states of the checkpoint.
@@ -280,8 +279,9 @@ class SnapshotReader:
     def _identity(self) -> tuple[str, str, str]:
         return self.storage.url, self.store_id, self.entry.commit_id
 
-    @cached_property
+    @property
     def _database(self) -> Database:
+        # Asked for each time: one that was made before a fork is of no use after it.
         from arrowstate.query.engine import Database, databases
 
         def make() -> Database:

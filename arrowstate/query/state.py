@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.query.ahead import map_ahead
 from arrowstate.query.compaction import Picked, gather
 from arrowstate.query.files import Part, StoredRun
 from arrowstate.query.filters import Bounds
@@ -38,6 +39,7 @@ KEY_GROUP_COLUMN = "_key_group"
 CHECKPOINT_COLUMN = "_checkpoint_id"
 
 _CONSTANT_ROWS = 1 << 20
+_STEP_ROWS = 65_536
 
 Ints = npt.NDArray[np.int64]
 
@@ -75,15 +77,19 @@ class StateReader:
         return pa.schema(
             [
                 pa.field(CHECKPOINT_COLUMN, pa.int64(), nullable=False),
-                *self.layout.schema,
+                *self._run_schema,
                 pa.field(KEY_GROUP_COLUMN, pa.int32(), nullable=False),
             ]
         )
 
+    @cached_property
+    def _run_schema(self) -> pa.Schema:
+        return self.layout.schema
+
     @property
     def columns(self) -> list[str]:
         """The columns that are returned where none are asked for: those of the key and of the value."""
-        return self.layout.schema.names[1:]
+        return self._run_schema.names[1:]
 
     def check_columns(self, columns: Iterable[str] | None) -> list[str]:
         """Return the columns asked for, or raise InvalidInputError with those there are."""
@@ -105,9 +111,8 @@ class StateReader:
     @cached_property
     def runs(self) -> tuple[StoredRun, ...]:
         """The runs of all subtasks."""
-        schema = self.layout.schema
         return tuple(
-            StoredRun(self._storage, document, schema)
+            StoredRun(self._storage, document, self._run_schema)
             for subtask in self.operator.subtasks
             for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
         )
@@ -136,7 +141,7 @@ class StateReader:
             run: {item.column: item for item in run.document.statistics} for run in {part.run for part in parts.parts}
         }
         unknown = ColumnStatistics(column="unknown", null_count=0)
-        for field in self.layout.schema:
+        for field in self._run_schema:
             if field.name == HASH_COLUMN:
                 continue
             items = [by_run[part.run].get(field.name, unknown) for part in parts.parts]
@@ -169,12 +174,19 @@ class StateReader:
         """
         schema = pa.schema([self.schema.field(name) for name in columns])
         output = self._stored(columns)
-        pieces = self._pieces(parts, output, key_groups, condition)
-        if not output:
-            yield from self._constants(sum(piece.count for piece in pieces), schema)
-            return
-        for batch in gather(pieces):
-            yield self._with_virtual(batch, schema)
+
+        def count(parts: Sequence[Part]) -> int:
+            return sum(piece.count for piece in self._pieces(parts, output, key_groups, condition))
+
+        def read(parts: Sequence[Part]) -> list[pa.RecordBatch]:
+            pieces = self._pieces(parts, output, key_groups, condition)
+            return [self._with_virtual(batch, schema) for batch in gather(pieces)]
+
+        if output:
+            for batches in map_ahead(read, _in_steps(parts)):
+                yield from batches
+        else:
+            yield from self._constants(sum(map_ahead(count, _in_steps(parts))), schema)
 
     def _pieces(
         self,
@@ -222,8 +234,15 @@ class StateReader:
         batches = list(self.batches(self.in_key_groups(key_groups), columns, key_groups=key_groups))
         return pa.Table.from_batches(batches, pa.schema([self.schema.field(name) for name in columns]))
 
-    def lookup(self, keys: object) -> tuple[pa.Table, int, int]:
-        """Return the rows of the keys that exist, in the order given, with all columns of the schema.
+    def lookup(self, keys: object, columns: Sequence[str] | None = None) -> tuple[pa.Table, int, int]:
+        """Return the rows of the keys that exist, in the order given.
+
+        Parameters
+        ----------
+        keys
+            As `key_columns` takes them.
+        columns
+            Names from `self.schema`; all of them by default.
 
         Returns
         -------
@@ -235,18 +254,23 @@ class StateReader:
         KeyTypeError, NullKeyError
             If the keys do not fit the key schema.
         """
-        columns = [canonical_floats(column) for column in key_columns(keys, self.layout.key)]
-        batch = KeyBatch.of(hash_columns(columns), columns)
+        given = [canonical_floats(column) for column in key_columns(keys, self.layout.key)]
+        batch = KeyBatch.of(hash_columns(given), given)
         parts = self.parts.holding(batch.hashes)
-        runs = [run.run(list(own)) for run, own in groupby(parts, key=lambda part: part.run)]
-        found = find_keys(runs, batch)
+        found = find_keys([run.run(list(own)) for run, own in groupby(parts, key=lambda part: part.run)], batch)
         exists = np.ones(len(batch), dtype=np.bool_)
         exists[found.absent] = False
         numbers = batch.groups()
         rows = pa.array(numbers[exists[numbers]])
-        schema = self.layout.schema
-        out = [found.column(number, field.type).take(rows) for number, field in enumerate(schema)]
-        table = pa.Table.from_batches([self._with_virtual(pa.RecordBatch.from_arrays(out, schema=schema), self.schema)])
+        names = self.schema.names if columns is None else columns
+        stored = self._stored(names) or [HASH_COLUMN]
+        arrays = [
+            found.column(self._run_schema.get_field_index(name), self._run_schema.field(name).type).take(rows)
+            for name in stored
+        ]
+        read = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([self._run_schema.field(name) for name in stored]))
+        schema = pa.schema([self.schema.field(name) for name in names])
+        table = pa.Table.from_batches([self._with_virtual(read, schema)])
         return table, len(parts), sum(part.rows for part in parts)
 
     def _with_virtual(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -288,6 +312,20 @@ class Parts:
         low = np.searchsorted(hashes, self.min_hash, side="left")
         high = np.searchsorted(hashes, self.max_hash, side="right")
         return [self.parts[number] for number in np.flatnonzero(low < high)]
+
+
+def _in_steps(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Yield the parts in groups that are worth a step each."""
+    step: list[Part] = []
+    rows = 0
+    for part in parts:
+        step.append(part)
+        rows += part.live_rows
+        if rows >= _STEP_ROWS:
+            yield step
+            step, rows = [], 0
+    if step:
+        yield step
 
 
 def _objects(values: Sequence[object]) -> npt.NDArray[np.object_]:

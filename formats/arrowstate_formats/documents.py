@@ -11,9 +11,11 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import xxhash
 
 from arrowstate_formats.errors import CorruptDataError, FormatVersionError, InvalidInputError
 from arrowstate_formats.key_groups import MAX_PARALLELISM
@@ -32,6 +34,7 @@ __all__ = [
     "ManifestHandle",
     "OperatorDocument",
     "ParentDocument",
+    "PinnedDocument",
     "RunDocument",
     "StateDocument",
     "StateRunsDocument",
@@ -59,6 +62,23 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """What every document and every part of one has in common: frozen, strict, keyword-only."""
 
 
+NO_CHECKSUM = "0" * 32
+"""What stands for the checksum of a document while that checksum is computed."""
+
+_OWN_CHECKSUM = re.compile(rb'"document_xxh3_128"\s*:\s*"([0-9a-f]{32})"')
+
+
+class PinnedDocument(Document, frozen=True, kw_only=True):
+    """A document that nothing else pins, so it carries the checksum of its own bytes.
+
+    `encode` fills `document_xxh3_128` in and `decode` compares it; in memory it is always zeros. The fields before it
+    hold no free text, so the first place in the file that looks like it is the field.
+    """
+
+    format_version: Version = FORMAT_VERSION
+    document_xxh3_128: Checksum = NO_CHECKSUM
+
+
 class KeyHashDocument(Document, frozen=True, kw_only=True):
     """Which key hash the store was written with."""
 
@@ -66,7 +86,7 @@ class KeyHashDocument(Document, frozen=True, kw_only=True):
     seed: Literal[42] = 42
 
 
-class StoreDocument(Document, frozen=True, kw_only=True):
+class StoreDocument(PinnedDocument, frozen=True, kw_only=True):
     """`arrowstate.json`: what makes a folder a store; written once.
 
     Examples
@@ -77,7 +97,6 @@ class StoreDocument(Document, frozen=True, kw_only=True):
     """
 
     format: Literal["arrowstate"] = "arrowstate"
-    format_version: Version = FORMAT_VERSION
     store_id: Text
     key_hash: KeyHashDocument = KeyHashDocument()
     created_at_ms: int
@@ -260,10 +279,9 @@ class ParentDocument(Document, frozen=True, kw_only=True):
     xxh3_128: Checksum
 
 
-class LogEntryDocument(Document, frozen=True, kw_only=True):
+class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
     """`log/<20 digits>.json`: one commit. The newest entry alone tells the state of the store."""
 
-    format_version: Version = FORMAT_VERSION
     number: Count
     parent: ParentDocument | None
     commit_id: Text
@@ -309,9 +327,14 @@ def encode(document: Document) -> bytes:
     if isinstance(document, LogEntryDocument):
         _check_json("properties", document.properties)
     try:
-        return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
+        data = msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"the document cannot be written as JSON: {error}") from error
+    if isinstance(document, PinnedDocument):
+        start, end = _own_checksum(data)
+        digest = xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:])
+        data = data[:start] + digest.encode() + data[end:]
+    return data
 
 
 def decode(data: bytes, document_type: type[D], *, path: str = "") -> D:
@@ -342,9 +365,26 @@ def decode(data: bytes, document_type: type[D], *, path: str = "") -> D:
         version = msgspec.json.decode(data, type=_Versioned).format_version
         if version > FORMAT_VERSION:
             raise FormatVersionError(path, version, FORMAT_VERSION)
-        return msgspec.json.decode(data, type=document_type)
+        document = msgspec.json.decode(data, type=document_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptDataError(path, str(error)) from error
+    if not isinstance(document, PinnedDocument):
+        return document
+    try:
+        start, end = _own_checksum(data)
+    except LookupError:
+        raise CorruptDataError(path, "the document has no document_xxh3_128") from None
+    if xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:]) != document.document_xxh3_128:
+        raise CorruptDataError(path, "the document does not match its checksum")
+    return msgspec.structs.replace(document, document_xxh3_128=NO_CHECKSUM)
+
+
+def _own_checksum(data: bytes) -> tuple[int, int]:
+    """Return where in a pinned document the digits of its checksum begin and end."""
+    match = _OWN_CHECKSUM.search(data)
+    if match is None:
+        raise LookupError("document_xxh3_128")
+    return match.span(1)
 
 
 def encode_inline(data: bytes) -> str:

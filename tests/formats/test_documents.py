@@ -309,3 +309,27 @@ def test_the_schema_refuses_what_it_can_say() -> None:
     wrong = [{"kind": "compaction"}, {"number": -1}, {"commit_id": ""}, {"operators": [{}]}, {"parent": {"number": 1}}]
 
     assert [validator.is_valid(json.loads(changed(ENTRY, **values))) for values in wrong] == [False] * len(wrong)
+
+
+@pytest.mark.parametrize("document", [STORE, ENTRY], ids=["store", "log entry"])
+def test_a_flipped_bit_of_a_document_that_nothing_else_pins_is_found_or_harmless(document):
+    data = encode(document)
+
+    for place in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << bit
+            try:
+                read = decode(bytes(damaged), type(document))
+            except (CorruptDataError, FormatVersionError):
+                continue
+            assert read == document
+
+
+@pytest.mark.parametrize("document", [STORE, ENTRY], ids=["store", "log entry"])
+def test_a_document_without_its_own_checksum_is_refused(document):
+    data = json.loads(encode(document))
+    del data["document_xxh3_128"]
+
+    with pytest.raises(CorruptDataError, match="document_xxh3_128"):
+        decode(json.dumps(data).encode(), type(document))

@@ -162,15 +162,19 @@ def test_dead_rows_do_not_appear(large):
     assert rows == [(200_000, 200_000, sum(large.model.values()))]
 
 
-def test_batches_are_read_when_they_are_asked_for(large):
+def test_batches_are_read_a_few_ahead_of_what_is_asked_for(new_store):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    numbers = pa.array(range(3_000_000))
+    backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(numbers, numbers)
+    snapshot = new_store().writer().checkpoint({"op": [backend]})
     scans = []
-    state = StateReader(large.snapshot.storage, large.snapshot.entry, "counter", "clicks")
-    reader = StateDataset(state, scans.append).scanner(columns=["clicks"], filter=pc.field("user") >= 0).to_reader()
+    state = StateReader(snapshot.storage, snapshot.entry, "op", "v")
+    reader = StateDataset(state, scans.append).scanner(columns=["v"], filter=pc.field("k") >= 5).to_reader()
 
     reader.read_next_batch()
 
-    assert scans[0].columns == ("clicks",)
-    assert 0 < scans[0].batches_read < scans[0].batches
+    assert scans[0].columns == ("v",)
+    assert 0 < scans[0].rows_read < 1_500_000
 
 
 def test_counting_rows_opens_no_file(tmp_path):
@@ -183,6 +187,37 @@ def test_counting_rows_opens_no_file(tmp_path):
         path.unlink()
 
     assert store.sql("select count(*) from op.v").fetchall() == [(10_000,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sql", "values"),
+    [
+        (pa.bool_(), "boolean", [True, False]),
+        (pa.int8(), "tinyint", [-128, 0, 127]),
+        (pa.int32(), "integer", [-(2**31), 7]),
+        (pa.int64(), "bigint", [2**63 - 1, -(2**63)]),
+        (pa.float64(), "double", [0.0, -1.5]),
+        (pa.decimal128(10, 2), "decimal(10, 2)", [decimal.Decimal("-1.50"), decimal.Decimal("99999999.99")]),
+        (pa.decimal128(38, 0), "decimal(38, 0)", [decimal.Decimal(10**37), decimal.Decimal(-1)]),
+        (pa.string(), "varchar", ["", "it's", "\n", "Zoë", "a" * 100]),
+        (pa.binary(), "blob", [b"", b"\x00\xff", b"'"]),
+        (pa.date32(), "date", [datetime.date(1, 1, 1), datetime.date(2024, 2, 29)]),
+        (pa.timestamp("us"), "timestamp", [datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999)]),
+        (pa.timestamp("us", "UTC"), "timestamptz", [datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC)]),
+    ],
+    ids=str,
+)
+def test_a_key_of_any_type_is_looked_up(new_store, kind, sql, values):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", kind)]), max_parallelism=128)
+    keys = pa.array(values, kind)
+    backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(keys, pa.array(range(len(keys))))
+    snapshot = new_store().writer().checkpoint({"op": [backend]})
+
+    for number, value in enumerate(values):
+        rows, scan = scan_of(snapshot, f"select v from op.v where k = ?::{sql}", params=[value])
+
+        assert rows == [(number,)]
+        assert scan.keys == 1
 
 
 TYPES = pa.struct(
@@ -404,6 +439,27 @@ print(len(relation.limit(3).fetchall()), reader.read_next_batch().num_rows)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
 
     assert (done.stdout, done.stderr, done.returncode) == ("3 10\n", "", 0)
+
+
+def test_a_forked_process_queries_on_its_own(tmp_path):
+    script = f"""
+import os, arrowstate, pyarrow as pa
+store = arrowstate.open_store({str(tmp_path / "store")!r}, create=True)
+backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+numbers = pa.array(range(300_000))
+backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(numbers, numbers)
+snapshot = store.writer().checkpoint({{"op": [backend]}})
+print(snapshot.sql("select sum(v) from op.v where k > 0").fetchall(), flush=True)
+child = os.fork()
+if child == 0:
+    print(snapshot.sql("select sum(v) from op.v where k > 0").fetchall(), flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
+
+    assert (done.stdout, done.returncode) == ("[(44999850000,)]\n" * 2 + "0\n", 0)
 
 
 def test_importing_the_reader_loads_no_engine():

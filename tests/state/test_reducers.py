@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from decimal import Decimal, localcontext
 
 import pyarrow as pa
@@ -91,7 +92,9 @@ REDUCERS = {
     "last": TYPES,
 }
 CASES = [(reduce, name) for reduce, kinds in REDUCERS.items() for name in kinds]
-SETTINGS = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# ARROWSTATE_LONG_TESTS=20 tries twenty times as many examples.
+LONG = int(os.environ.get("ARROWSTATE_LONG_TESTS", "1"))
+SETTINGS = settings(max_examples=8 * LONG, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Overflow(Exception):
