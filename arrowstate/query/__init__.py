@@ -1,0 +1,5 @@
+"""Reading checkpoints as tables, without the job that wrote them."""
+
+from arrowstate.query.reader import SnapshotReader
+
+__all__ = ["SnapshotReader"]

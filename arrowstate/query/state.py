@@ -216,7 +216,7 @@ class StateReader:
 
     def _stored(self, columns: Iterable[str]) -> list[str]:
         """Return the columns of the files that the given columns are made from."""
-        out = [name for name in columns if name not in (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN)]
+        out = list(dict.fromkeys(name for name in columns if name not in (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN)))
         if KEY_GROUP_COLUMN in columns and HASH_COLUMN not in out:
             out.append(HASH_COLUMN)
         return out

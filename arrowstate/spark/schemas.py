@@ -98,7 +98,7 @@ def widens(given: DataType, wanted: DataType) -> bool:
 
     Examples
     --------
-    >>> widens(IntegerType(), LongType()), widens(LongType(), IntegerType()), widens(LongType(), DoubleType())
+    >>> widens(IntegerType(), LongType()), widens(LongType(), IntegerType()), widens(LongType(), FloatType())
     (True, False, False)
     """
     # The simple string leaves out which parts may be null; a store keeps nulls anywhere inside a value.

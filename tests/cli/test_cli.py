@@ -93,6 +93,14 @@ def test_list_as_text_has_the_same_rows(store, capsys):
     assert "│ 2 " not in out
 
 
+def test_a_store_without_a_checkpoint_has_an_empty_list(tmp_path, capsys):
+    arrowstate.open_store(tmp_path / "empty", create=True)
+
+    assert run_json(capsys, "list", tmp_path / "empty") == []
+    assert run(capsys, "list", tmp_path / "empty")[0] == 0
+    assert run(capsys, "show", tmp_path / "empty")[::2] == (1, "arrowstate: no checkpoint in this store yet\n")
+
+
 def test_show_says_what_a_checkpoint_holds(store, capsys):
     found = run_json(capsys, "show", store)
 
@@ -241,6 +249,19 @@ def test_restore_check_finds_a_damaged_file(store, capsys, place):
     assert not report["ok"]
     assert len(report["problems"]) == 1
     assert path.name in report["problems"][0]
+
+
+@pytest.mark.parametrize("command", ["list", "show", "restore-check"])
+def test_a_damaged_log_entry_is_an_error_that_names_it(store, capsys, command):
+    path = max((Path(store) / "log").glob("*"))
+    text = path.read_text()
+    path.unlink()
+    path.write_text(text.replace('"offset": 1', '"offset": 2'))
+
+    code, out, err = run(capsys, command, store)
+
+    assert (code, out) == (1, "")
+    assert path.name in err
 
 
 def test_sql_over_a_damaged_file_is_one_line_on_stderr(store):

@@ -31,6 +31,13 @@ def test_reserved_columns_are_there_by_name(large):
     assert set(table["_checkpoint_id"].to_pylist()) == {large.snapshot.checkpoint_id}
 
 
+def test_a_column_may_be_asked_for_twice(people):
+    table = people.to_arrow("people.age", columns=["age", "_key_group", "age"])
+
+    assert table.column_names == ["age", "_key_group", "age"]
+    assert table.column(0) == table.column(2)
+
+
 def test_key_groups_divide_the_rows(large):
     ranges = [arrowstate.KeyGroupRange(*ends) for ends in ((0, 0), (1, 63), (64, 100), (101, 127))]
 

@@ -1,7 +1,7 @@
 """A driver that is killed in the middle of a micro-batch, with its JVM; `test_spark_recovery` runs it as a process.
 
-Arguments: the folder of the stream, the batch id, and the moment: `task` (one task of the micro-batch has written
-its files) or `commit` (the micro-batch is in the store, Spark has not noted it).
+Arguments: the folder of the stream, and the id of the micro-batch. It dies when one of the tasks has written its
+files.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from arrowstate.spark import session
 from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
 
 
-def run(folder: Path, batch_id: int, moment: str) -> None:
-    """Stream until the moment comes."""
+def run(folder: Path, batch_id: int) -> None:
+    """Stream until the end comes."""
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -36,25 +36,17 @@ def run(folder: Path, batch_id: int, moment: str) -> None:
     )
     processes = [spark.sparkContext._gateway.proc.pid, os.getpid()]
 
-    def die() -> None:
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
-        os._exit(1)
-
     class KillingWriter(KeyedStateWriter):
         def write(self, iterator: Any) -> Any:
             message = super().write(iterator)
             context = TaskContext.get()
             assert context is not None
             now = context.getLocalProperty("streaming.sql.batchId")
-            if moment == "task" and context.partitionId() == 1 and now == str(batch_id):
-                die()
+            if context.partitionId() == 1 and now == str(batch_id):
+                for process in processes:
+                    os.kill(process, signal.SIGKILL)
+                os._exit(1)
             return message
-
-        def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
-            super().commit(messages, batchId)
-            if moment == "commit" and batchId == batch_id:
-                die()
 
     class KillingSource(ArrowStateDataSource):
         def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:
@@ -78,4 +70,4 @@ def run(folder: Path, batch_id: int, moment: str) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    run(Path(sys.argv[1]), int(sys.argv[2]))

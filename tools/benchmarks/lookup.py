@@ -20,7 +20,7 @@ import pyarrow as pa
 import arrowstate
 from arrowstate.state.keyed import ReducingState
 from benchmarks.harness import Contender, Report, argument_parser
-from benchmarks.workload import SUM, Keys, load_arrowstate, load_rocksdb
+from benchmarks.workload import SUM, Keys, load_rocksdb
 
 __all__ = ["main"]
 
@@ -44,9 +44,7 @@ def main(argv: list[str]) -> int:
         store = arrowstate.open_store(folder / "store", create=True)
         keys = Keys("int64", arguments.keys)
         backend = arrowstate.KeyedStateBackend(key=keys.schema, max_parallelism=128)
-        state = backend.state(SUM)
-        load_arrowstate(state, keys)
-        _write_again(state, keys, random)
+        _write(backend.state(SUM), keys, random)
         snapshot = store.writer().checkpoint({"bench": [backend]})
         asked = random.integers(0, keys.count, arguments.lookups).tolist()
         _look_up(report, snapshot, keys, asked, None if arguments.no_peer else folder / "rocksdb")
@@ -54,10 +52,11 @@ def main(argv: list[str]) -> int:
     return report.finish()
 
 
-def _write_again(state: ReducingState, keys: Keys, random: np.random.Generator) -> None:
-    """Give a tenth of the keys a new row, in ten batches, and all of the values some spread."""
-    chosen = random.permutation(keys.count)[: keys.count // 10]
-    for numbers in np.array_split(chosen, 10):
+def _write(state: ReducingState, keys: Keys, random: np.random.Generator) -> None:
+    """Give every key a sum, and a tenth of them a new one, as many small batches would leave it."""
+    everyone = np.array_split(np.arange(keys.count), 10)
+    again = np.array_split(random.permutation(keys.count)[: keys.count // 10], 10)
+    for numbers in [*everyone, *again]:
         state.add_batch(keys.column(numbers), pa.array(random.integers(0, 1_000_000, numbers.size)))
 
 
