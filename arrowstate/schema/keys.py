@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, check_type, python_array
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, check_values, python_array
 from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
@@ -87,7 +87,7 @@ def _given(values: Any, error: Exception | None) -> str:
 def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = None) -> pa.Array:
     """Return the values as an Arrow array of a type, converting only within a family of types and without loss.
 
-    `families` names those that may be converted; all by default.
+    Only floats may lose digits. `families` names those that may be converted; all by default.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -98,13 +98,13 @@ def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = Non
             return to_type(pa.array(values), kind, families)
         return python_array(values, kind)
     if values.type == kind:
-        return values
+        return check_values(values)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     family = _family(kind)
     same = family is not None and family == _family(values.type) and (families is None or family in families)
     if values.type == kind or pa.types.is_null(values.type) or same:
-        return pc.cast(values, kind, safe=True)
+        return check_values(pc.cast(values, kind, safe=True))
     raise TypeError(f"got {values.type}; cast it first, or declare the type you have")
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate_formats.arrow_types import type_to_json
 
-__all__ = ["CONVERSION_ERRORS", "check_type", "python_array", "python_scalar"]
+__all__ = ["CONVERSION_ERRORS", "check_type", "check_values", "python_array", "python_scalar"]
 
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What a conversion raises that does not go."""
@@ -31,7 +32,8 @@ def check_type(kind: Any, what: str) -> None:
     Raises
     ------
     InvalidInputError
-        If it is no Arrow type, or one that is a matter of layout only (dictionary, views) or cannot be stored.
+        If it is no Arrow type, or one that is a matter of layout only (dictionary, views) or cannot be stored, in
+        Arrow and in Parquet.
     """
     if not isinstance(kind, pa.DataType):
         raise InvalidInputError(f"{what} needs an Arrow type, got {kind!r}; pass for example pa.int64()")
@@ -39,27 +41,78 @@ def check_type(kind: Any, what: str) -> None:
         type_to_json(kind)
     except InvalidInputError as error:
         raise InvalidInputError(f"{what}: {error}") from None
-    if _has_view(kind):
-        raise InvalidInputError(f"{what}: {kind} is not stored; declare string or binary in the place of its view")
+    for part in _parts(kind):
+        if pa.types.is_string_view(part) or pa.types.is_binary_view(part):
+            raise InvalidInputError(f"{what}: {part} is not stored; use string or binary")
+        if pa.types.is_decimal(part) and not 0 <= part.scale <= part.precision:
+            raise InvalidInputError(f"{what}: {part} is not stored; use a scale of 0 to the precision")
+        if (pa.types.is_fixed_size_list(part) and not part.list_size) or part == pa.binary(0):
+            raise InvalidInputError(f"{what}: {part} is not stored; use a size of at least 1")
 
 
-def _has_view(kind: pa.DataType) -> bool:
+def _parts(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and all types inside it."""
+    yield kind
     if pa.types.is_nested(kind):
-        return any(_has_view(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+        for number in range(kind.num_fields):
+            yield from _parts(kind.field(number).type)
+
+
+def check_values(values: pa.Array) -> pa.Array:
+    """Return the values if each is what its type says, which Arrow does not ask for but Parquet does.
+
+    Raises one of `CONVERSION_ERRORS` at a time of more than 24 hours, a date64 within a day, or a null in a nested
+    field that is declared without nulls.
+    """
+    times, required = _to_check(values.type)
+    if times:
+        values.validate(full=True)
+    if required:
+        _check_required(values)
+    return values
+
+
+@functools.cache
+def _to_check(kind: pa.DataType) -> tuple[bool, bool]:
+    parts = list(_parts(kind))
+    nested = [part for part in parts if pa.types.is_nested(part) and not pa.types.is_map(part)]
+    fields = [part.field(number) for part in nested for number in range(part.num_fields)]
+    times = any(pa.types.is_time(part) or pa.types.is_date64(part) for part in parts)
+    # The key of a map is declared without nulls by Arrow itself, which sees to it.
+    keys = sum(pa.types.is_map(part) for part in parts)
+    return times, sum(not field.nullable for field in fields) > keys
+
+
+def _check_required(values: pa.Array) -> None:
+    kind = values.type
+    if not pa.types.is_nested(kind):
+        return
+    values = pa.concat_arrays([values.drop_null()])
+    if pa.types.is_struct(kind):
+        parts = [(field, values.field(number)) for number, field in enumerate(kind)]
+    elif pa.types.is_map(kind):
+        parts = [(kind.key_field, values.keys), (kind.item_field, values.items)]
+    else:
+        parts = [(kind.value_field, values.flatten())]
+    for field, part in parts:
+        if part.null_count and not field.nullable:
+            raise TypeError(f"a null in {field.name!r} of {kind}, which is declared without nulls")
+        _check_required(part)
 
 
 def python_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return Python values as an array of a type; raises one of `CONVERSION_ERRORS` where a value does not fit."""
     array = pa.array(values, type=kind)
     _check_exact(values, kind)
-    return array
+    return check_values(array)
 
 
 def python_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     """Return one Python value as a scalar of a type; raises one of `CONVERSION_ERRORS` if it does not fit."""
     scalar = pa.scalar(value, kind)
     _check_exact((value,), kind)
+    if any(_to_check(kind)):
+        check_values(pa.array([scalar], kind))
     return scalar
 
 

@@ -191,12 +191,11 @@ class CommitLog:
             parent = entry.document.parent
             if parent is None:
                 return
-            entry = self._get(parent.number)
+            following, entry = entry, self._get(parent.number)
             if entry is None:
                 # Older entries may have been collected.
                 return
-            if entry.xxh3_128 != parent.xxh3_128:
-                raise CorruptDataError(path_of(parent.number), "the entry after it was written after other bytes")
+            _check_parent(following, entry)
 
     def checkpoint(self, checkpoint_id: int) -> LogEntryDocument:
         """Return the entry of a checkpoint.
@@ -205,9 +204,14 @@ class CommitLog:
         ------
         CheckpointNotFoundError
             If there is none with this id.
+        CorruptDataError
+            If the entry is not the one its successor was written after.
         """
         guess = self._get(checkpoint_id) if checkpoint_id >= 0 else None
         if guess is not None and guess.document.checkpoint_id == checkpoint_id:
+            following = self._get(guess.document.number + 1)
+            if following is not None:
+                _check_parent(following, guess)
             return guess.document
         seen = []
         for entry in self.backwards():
@@ -263,6 +267,11 @@ class CommitLog:
         if document.number != number:
             raise CorruptDataError(path, f"holds the entry {document.number}")
         return CommittedEntry(document, checksum(data))
+
+
+def _check_parent(following: CommittedEntry, entry: CommittedEntry) -> None:
+    if following.document.parent != entry.as_parent:
+        raise CorruptDataError(path_of(entry.document.number), "the entry after it was written after other bytes")
 
 
 def path_of(number: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from arrowstate.errors import FencedError, InvalidInputError
-from arrowstate.snapshot.log import CommitLog, CommittedEntry
+from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.batches import BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.fold import SubtaskResult
@@ -56,27 +56,25 @@ def commit_micro_batch(
         if epoch is not None:
             break
         # Another writer may take the number first: then look again.
-        log.append(_fence(plan, batch, newest, new_id=new_id, now_ms=clock_ms()))
+        taken_by = BatchRecord(plan.uid, batch.query_id, batch.run_id, None)
+        log.append(
+            next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=taken_by.to_properties())
+        )  # fmt: skip
     if committed:
         return None
     assert newest is not None, "the fence of this run is in the log"
-    number = newest.document.number + 1
     record = BatchRecord(plan.uid, batch.query_id, batch.run_id, batch.batch_id)
-    entry = LogEntryDocument(
-        number=number,
-        parent=newest.as_parent,
+    entry = next_checkpoint(
+        newest,
+        [_operator(plan, results)],
         commit_id=new_id(),
-        writer_epoch=epoch,
-        kind="checkpoint",
-        checkpoint_id=number,
         started_at_ms=started_at_ms,
-        committed_at_ms=clock_ms(),
+        now_ms=clock_ms(),
         watermark=newest.document.watermark,
-        properties=dict(record.to_properties()),
-        operators=[_operator(plan, results)],
+        properties=record.to_properties(),
     )
     if log.append(entry) is None:
-        raise FencedError(epoch, log.read(number).document.writer_epoch)
+        raise FencedError(epoch, log.read(entry.number).document.writer_epoch)
     return entry
 
 
@@ -123,25 +121,6 @@ def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, batch: MicroBat
         parent = entry.document.parent
         entry = None if parent is None else log.read(parent.number)
     return None
-
-
-def _fence(
-    plan: SinkPlan, batch: MicroBatch, newest: CommittedEntry | None, *, new_id: Callable[[], str], now_ms: int
-) -> LogEntryDocument:
-    document = None if newest is None else newest.document
-    return LogEntryDocument(
-        number=document.number + 1 if document else 1,
-        parent=newest.as_parent if newest else None,
-        commit_id=new_id(),
-        writer_epoch=document.writer_epoch + 1 if document else 1,
-        kind="fence",
-        checkpoint_id=None,
-        started_at_ms=now_ms,
-        committed_at_ms=now_ms,
-        watermark=document.watermark if document else None,
-        properties=dict(BatchRecord(plan.uid, batch.query_id, batch.run_id, None).to_properties()),
-        operators=document.operators if document else [],
-    )
 
 
 def _operator(plan: SinkPlan, results: Sequence[SubtaskResult]) -> OperatorDocument:

@@ -22,6 +22,10 @@ UNSTORED = [
     pa.struct([]),
     pa.string_view(),
     pa.list_(pa.binary_view()),
+    pa.decimal128(5, -2),
+    pa.struct([("a", pa.decimal256(5, 6))]),
+    pa.binary(0),
+    pa.list_(pa.int8(), 0),
 ]
 
 

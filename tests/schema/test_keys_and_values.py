@@ -281,3 +281,49 @@ def test_a_python_value_that_would_lose_something_is_refused(kind, value):
 def test_a_python_value_that_fits_is_taken(kind, value, result):
     assert python_scalar(value, kind).as_py() == result
     assert python_array([value, None], kind).to_pylist() == [result, None]
+
+
+REQUIRED = pa.struct([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "good"),
+    [
+        (REQUIRED, {"a": None, "b": "x"}, {"a": 1, "b": None}),
+        (pa.list_(REQUIRED), [{"a": 1}, {"a": None}], [None, {"a": 1, "b": None}]),
+        (pa.list_(pa.field("item", pa.int8(), nullable=False)), [1, None], []),
+        (pa.map_(pa.string(), pa.field("value", pa.int8(), nullable=False)), [("a", None)], [("a", 1)]),
+        (pa.struct([("m", pa.map_(pa.string(), REQUIRED))]), {"m": [("a", {"a": None})]}, {"m": [("a", None)]}),
+    ],
+    ids=str,
+)
+def test_a_null_where_the_type_says_there_is_none_is_refused(kind, bad, good):
+    padded = pa.array([bad, good, None, bad], kind).slice(1, 2)
+
+    assert value_array(padded, kind, 2, "s").to_pylist() == [good, None]
+    assert python_scalar(good, kind).as_py() == good
+    for values in ([bad, good], pa.array([None, bad], kind)):
+        with pytest.raises(ValueTypeError):
+            value_array(values, kind, 2, "s")
+    with pytest.raises(CONVERSION_ERRORS):
+        python_scalar(bad, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        (pa.time32("s"), 86_400),
+        (pa.time64("ns"), -1),
+        (pa.date64(), 5),
+        (pa.list_(pa.time32("ms")), [86_400_000]),
+    ],
+    ids=str,
+)
+def test_a_time_that_is_none_is_refused(kind, bad):
+    numbers = pa.array([bad], pa.list_(pa.int32()) if isinstance(bad, list) else None)
+    values = numbers.cast(pa.int32()).view(kind) if kind == pa.time32("s") else numbers.view(kind)
+
+    with pytest.raises(ValueTypeError):
+        value_array(values, kind, 1, "s")
+    with pytest.raises(KeyTypeError):
+        key_columns(values, one(kind))

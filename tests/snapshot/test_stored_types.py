@@ -28,7 +28,7 @@ TYPES = {
     "float64": (pa.float64(), [0.25, NAN, math.inf]),
     "decimal32": (pa.decimal32(5, 2), [Decimal("1.25"), Decimal("-1.00")]),
     "decimal64": (pa.decimal64(12, 2), [Decimal("1.25"), Decimal("-1.00")]),
-    "decimal128": (pa.decimal128(30, -2), [Decimal("100"), Decimal("-100")]),
+    "decimal128": (pa.decimal128(30, 30), [Decimal("0.1"), Decimal("-0.1")]),
     "decimal256": (pa.decimal256(60, 2), [Decimal("1.25"), Decimal("-1.00")]),
     "string": (pa.string(), ["", "aé", "\0"]),
     "large_string": (pa.large_string(), ["", "aé"]),
