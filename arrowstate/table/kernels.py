@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowstate_formats.compiled import kernel, load_uint8, load_uint64
+from arrowstate_formats.compiled import kernel, load_uint8, load_uint64, prefetch
 
 __all__ = [
-    "build_directory",
     "clear_bits",
     "count_bits",
+    "count_buckets",
     "equal_bytes",
     "equal_fixed",
     "fill_from_groups",
     "gather",
     "group_starts",
+    "live_hashes",
     "live_rows",
     "merge_two",
     "next_candidate",
@@ -39,48 +40,48 @@ _SIGN = np.uint64(1 << 63)
 _RADIX_BITS = 11
 _RADIX = 1 << _RADIX_BITS
 _BLOCK = 256
+_AHEAD = 32
 
 
 @kernel
-def _radix_passes(keys: Any, rows: Any, key_buffer: Any, row_buffer: Any, first_bit: int, passes: int) -> None:
-    # Least significant digit first. An even number of passes leaves the result in keys and rows.
-    counts = np.empty(_RADIX, dtype=np.int64)
-    source_keys, source_rows, target_keys, target_rows = keys, rows, key_buffer, row_buffer
+def _radix_sort(hashes: Any, first_bit: int, passes: int) -> Any:
+    """Sort stably by the bits from `first_bit` on, 11 for each pass; return (unsigned hashes, row numbers)."""
+    size = hashes.size
+    keys, other_keys = np.empty(size, dtype=np.uint64), np.empty(size, dtype=np.uint64)
+    rows, other_rows = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    places = np.zeros((passes, _RADIX), dtype=np.int64)
+    mask = np.uint64(_RADIX - 1)
+    for i in range(size):
+        key = np.uint64(hashes[i]) ^ _SIGN
+        keys[i] = key
+        rows[i] = i
+        for number in range(passes):
+            places[number, (key >> np.uint64(first_bit + number * _RADIX_BITS)) & mask] += 1
     for number in range(passes):
-        shift = np.uint64(first_bit + number * _RADIX_BITS)
-        mask = np.uint64(_RADIX - 1)
-        counts[:] = 0
-        for i in range(source_keys.size):
-            counts[(source_keys[i] >> shift) & mask] += 1
         total = 0
         for digit in range(_RADIX):
-            count = counts[digit]
-            counts[digit] = total
+            count = places[number, digit]
+            places[number, digit] = total
             total += count
-        for i in range(source_keys.size):
-            digit = (source_keys[i] >> shift) & mask
-            place = counts[digit]
-            counts[digit] = place + 1
-            target_keys[place] = source_keys[i]
-            target_rows[place] = source_rows[i]
-        source_keys, target_keys = target_keys, source_keys
-        source_rows, target_rows = target_rows, source_rows
+        shift = np.uint64(first_bit + number * _RADIX_BITS)
+        for i in range(size):
+            digit = (keys[i] >> shift) & mask
+            place = places[number, digit]
+            places[number, digit] = place + 1
+            other_keys[place] = keys[i]
+            other_rows[place] = rows[i]
+        keys, other_keys = other_keys, keys
+        rows, other_rows = other_rows, rows
+    return keys, rows
 
 
 @kernel
 def sort_by_hash(hashes: Any) -> Any:
     """Return (sorted hashes, row numbers): a stable sort, so rows of one hash keep their order."""
     size = hashes.size
-    keys = np.empty(size, dtype=np.uint64)
-    rows = np.empty(size, dtype=np.int64)
-    for i in range(size):
-        keys[i] = np.uint64(hashes[i]) ^ _SIGN
-        rows[i] = i
-    key_buffer = np.empty(size, dtype=np.uint64)
-    row_buffer = np.empty(size, dtype=np.int64)
-    # The top 44 bits order all but a few rows; an insertion sort mends the rest. Hashes built to share
-    # their top bits would make that quadratic, so the moves are counted and the full sort takes over.
-    _radix_passes(keys, rows, key_buffer, row_buffer, 20, 4)
+    # The top bits order all but a few rows; an insertion sort mends the rest. Hashes that share their top bits
+    # would make that quadratic, so the moves are counted and a sort by all bits takes over.
+    keys, rows = _radix_sort(hashes, 31, 3) if size < 1_000_000 else _radix_sort(hashes, 20, 4)
     moves = 0
     for i in range(1, size):
         key = keys[i]
@@ -98,10 +99,7 @@ def sort_by_hash(hashes: Any) -> Any:
         if moves > size:
             break
     if moves > size:
-        for i in range(size):
-            keys[i] = np.uint64(hashes[i]) ^ _SIGN
-            rows[i] = i
-        _radix_passes(keys, rows, key_buffer, row_buffer, 0, 6)
+        keys, rows = _radix_sort(hashes, 0, 6)
     out = np.empty(size, dtype=np.int64)
     for i in range(size):
         out[i] = np.int64(keys[i] ^ _SIGN)
@@ -133,18 +131,13 @@ def fill_from_groups(order: Any, starts: Any) -> Any:
 
 
 @kernel
-def build_directory(hashes: Any, base: Any, shift: Any, offsets: Any, first_row: Any, bucket: Any) -> Any:
-    """Enter the rows of one segment into a directory; return the next bucket to fill.
+def count_buckets(hashes: Any, base: Any, shift: Any, offsets: Any) -> None:
+    """Count the rows of one segment by bucket: those of bucket b are added to offsets[b + 1].
 
-    offsets[b] is the first row whose bucket is at least b. Segments are entered in order, then the caller
-    fills what is left with the number of rows.
+    The running sum over all segments then says where each bucket starts.
     """
     for i in range(hashes.size):
-        own = np.int64(((np.uint64(hashes[i]) ^ _SIGN) - base) >> shift)
-        while bucket <= own:
-            offsets[bucket] = first_row + i
-            bucket += 1
-    return bucket
+        offsets[np.int64(((np.uint64(hashes[i]) ^ _SIGN) - base) >> shift) + 1] += np.uint32(1)
 
 
 @kernel
@@ -187,14 +180,19 @@ def probe(
     the first directory offset, the first hash and the first live bit stand for. out[i] is the row of
     queries[pending[i]], or -1.
     """
-    # In blocks of three plain loops: the loads of one loop do not wait for each other, so the misses of
-    # directory, hashes and live bits overlap instead of adding up.
+    # In blocks of plain loops, each of which asks for the cache lines of the next: so the misses of directory,
+    # hashes and live bits overlap instead of adding up.
+    directory_address = np.uint64(offsets.ctypes.data)
+    hash_address = np.uint64(hashes.ctypes.data)
     starts = np.empty(_BLOCK, dtype=np.int64)
     ends = np.empty(_BLOCK, dtype=np.int64)
     last_bucket = np.uint64(offsets.size - 2)
     end_row = segment_row + hashes.size
     for block in range(0, pending.size, _BLOCK):
         size = min(_BLOCK, pending.size - block)
+        for i in range(size):
+            unsigned = np.uint64(queries[pending[block + i]]) ^ _SIGN
+            prefetch(directory_address + (((unsigned - base) >> shift) << np.uint64(2)))
         for i in range(size):
             unsigned = np.uint64(queries[pending[block + i]]) ^ _SIGN
             bucket = (unsigned - base) >> shift
@@ -204,6 +202,7 @@ def probe(
             end = min(np.int64(offsets[bucket + np.uint64(1)]) + directory_row, end_row)
             starts[i] = start
             ends[i] = end if inside else start
+            prefetch(hash_address + (np.uint64(start - segment_row) << np.uint64(3)))
         for i in range(size):
             query = queries[pending[block + i]]
             row = starts[i]
@@ -302,7 +301,10 @@ def equal_bytes(
 def gather(source: Any, rows: Any, places: Any, out: Any) -> None:
     """Copy source[rows[i]] to out[places[i]]; both are (rows, words) views."""
     words = source.shape[1]
+    address = np.uint64(source.ctypes.data)
+    width = np.uint64(source.itemsize * words)
     for i in range(rows.size):
+        prefetch(address + np.uint64(rows[min(i + _AHEAD, rows.size - 1)]) * width)
         for word in range(words):
             out[places[i], word] = source[rows[i], word]
 
@@ -349,6 +351,20 @@ def live_rows(bits: Any, start: Any, stop: Any) -> Any:
         out[count] = row
         count += (bits[row >> 3] >> (row & 7)) & 1
     return out[:count].copy()
+
+
+@kernel
+def live_hashes(bits: Any, first_bit: Any, hashes: Any, first_row: Any) -> Any:
+    """Return (hashes, rows) of the rows whose bit is set; hashes[i] stands for bit first_bit + i, row first_row + i."""
+    out = np.empty(hashes.size, dtype=np.int64)
+    rows = np.empty(hashes.size, dtype=np.int64)
+    count = 0
+    for i in range(hashes.size):
+        bit = first_bit + i
+        out[count] = hashes[i]
+        rows[count] = first_row + i
+        count += (bits[bit >> 3] >> (bit & 7)) & 1
+    return out[:count], rows[:count]
 
 
 @kernel

@@ -195,10 +195,10 @@ def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.R
             if start >= stop:
                 continue
             bit = segment.first_row - run.first_row
-            rows = kernels.live_rows(run.live, bit + start, bit + stop) - (bit + start)
+            hashes, rows = kernels.live_hashes(run.live, bit + start, segment.hashes[start:stop], offset)
             if not rows.size:
                 continue
-            lists.append((rows.size, len(lists), segment.hashes[start + rows], rows + offset))
+            lists.append((rows.size, len(lists), hashes, rows))
             sources.append(segment.batch.slice(start, stop - start))
             offset += stop - start
     if not lists:

@@ -75,13 +75,10 @@ class Directory:
         base = int(segments[0].hashes[0]) + (1 << 63)
         span = int(segments[-1].hashes[-1]) + (1 << 63) - base
         shift = max(0, span.bit_length() - max(1, (rows - 1).bit_length()))
-        offsets = np.empty((span >> shift) + 2, dtype=np.uint32)
-        bucket = 0
+        offsets = np.zeros((span >> shift) + 2, dtype=np.uint32)
         for segment in segments:
-            bucket = kernels.build_directory(
-                segment.hashes, np.uint64(base), np.uint64(shift), offsets, segment.first_row - first_row, bucket
-            )
-        offsets[bucket:] = rows
+            kernels.count_buckets(segment.hashes, np.uint64(base), np.uint64(shift), offsets)
+        np.cumsum(offsets, out=offsets)
         return cls(base, shift, offsets, first_row)
 
 

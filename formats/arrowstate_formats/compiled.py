@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["kernel", "load_uint8", "load_uint32", "load_uint64"]
+__all__ = ["kernel", "load_uint8", "load_uint32", "load_uint64", "prefetch"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +40,28 @@ def _loader(numba_type: types.Integer) -> Any:
 
     return intrinsic(load)
 
+
+@intrinsic
+def _prefetch(_typing_context: Any, _address: Any) -> Any:
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer_type = ir.IntType(8).as_pointer()
+        integer = ir.IntType(32)
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [pointer_type, integer, integer, integer]),
+            "llvm.prefetch.p0",
+        )
+        pointer = builder.inttoptr(arguments[0], pointer_type)
+        # For reading, to be kept in all caches, data.
+        builder.call(function, [pointer, *(ir.Constant(integer, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
+
+
+prefetch: Any = _prefetch
+"""Asks for the cache line at a byte address; the address need not exist, nothing is read or raised."""
 
 load_uint8 = _loader(types.uint8)
 load_uint32 = _loader(types.uint32)

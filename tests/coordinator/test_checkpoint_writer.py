@@ -1,0 +1,406 @@
+"""The writer of a store: fencing, numbering, and what a failed checkpoint leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from arrowstate import (
+    CommitUnknownError,
+    FencedError,
+    InvalidInputError,
+    KeyedStateBackend,
+    KeyGroupRange,
+    ReducingStateDescriptor,
+    StorageFullError,
+    ValueStateDescriptor,
+    key_group_range,
+    open_store,
+)
+from arrowstate.coordinator.writer import CheckpointWriter
+from arrowstate.snapshot.log import CommitLog, path_of
+from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.writing import operator_document, write_subtask
+from arrowstate.store import new_id
+from arrowstate_formats.run_files import checksum
+
+KEY = pa.schema([("k", pa.int64())])
+TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+
+
+def backend_of(count=3000, groups=None, max_parallelism=128, key=KEY, state=TOTAL):
+    """A backend whose run is large enough for a file of its own."""
+    backend = KeyedStateBackend(key=key, max_parallelism=max_parallelism, key_groups=groups)
+    if groups is None and count:
+        backend.state(state).add_batch(pa.array(range(count)), pa.array(range(count)))
+    else:
+        backend.state(state)
+    return backend
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(tmp_path / "store", create=True)
+
+
+def bytes_of(store):
+    folder = Path(store.url)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def total(snapshot):
+    forget_open_files()
+    return sum(row["total"] for row in snapshot.to_arrow("op.total").to_pylist())
+
+
+def test_opening_a_store_for_writing_commits_a_fence_with_a_higher_epoch(store):
+    epochs = [store.writer(properties={"who": number}).epoch for number in range(3)]
+
+    entries = [CommitLog(store.storage).read(number).document for number in (1, 2, 3)]
+    assert epochs == [entry.writer_epoch for entry in entries] == [1, 2, 3]
+    assert [entry.kind for entry in entries] == ["fence"] * 3
+    assert [entry.checkpoint_id for entry in entries] == [None] * 3
+    assert [entry.properties for entry in entries] == [{"who": number} for number in range(3)]
+
+
+def test_a_fence_repeats_the_operators_so_that_the_newest_entry_alone_tells_the_state(store):
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"op": [backend_of()]}, watermark=77)
+
+    store.writer()
+
+    newest = CommitLog(store.storage).latest().document
+    assert newest.kind == "fence"
+    assert newest.operators == snapshot.entry.operators
+    assert newest.watermark == 77
+    assert store.latest().checkpoint_id == snapshot.checkpoint_id
+
+
+def test_the_first_of_two_writers_is_fenced_and_its_files_are_deleted(store):
+    first = store.writer()
+    first.checkpoint({"op": [backend_of()]})
+    second = store.writer()
+    before = bytes_of(store)
+
+    with pytest.raises(FencedError) as caught:
+        first.checkpoint({"op": [backend_of(4000)]})
+
+    assert (caught.value.writer_epoch, caught.value.current_epoch) == (1, 2)
+    assert bytes_of(store) == before
+    after = second.checkpoint({"op": [store.latest().restore("op")]})
+    assert total(after) == sum(range(3000))
+
+
+def test_a_fenced_writer_writes_nothing_any_more(store):
+    first = store.writer()
+    second = store.writer()
+    second.checkpoint({"op": [backend_of()]})
+    with pytest.raises(FencedError):
+        first.checkpoint({"op": [backend_of(10)]})
+    before = bytes_of(store)
+
+    for _ in range(2):
+        with pytest.raises(FencedError, match="epoch 2"):
+            first.checkpoint({"op": [backend_of(10)]})
+
+    assert bytes_of(store) == before
+    assert total(second.checkpoint({"op": [backend_of(10)]})) == 45
+
+
+def test_writers_that_open_at_once_get_epochs_and_numbers_of_their_own(store):
+    writers = []
+    barrier = threading.Barrier(8)
+
+    def run():
+        barrier.wait()
+        writers.append(store.writer())
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(writer.epoch for writer in writers) == list(range(1, 9))
+    assert CommitLog(store.storage).numbers() == list(range(1, 9))
+    winner = max(writers, key=lambda writer: writer.epoch)
+    for writer in writers:
+        if writer is not winner:
+            with pytest.raises(FencedError):
+                writer.checkpoint({"op": [backend_of(1)]})
+    assert total(winner.checkpoint({"op": [backend_of(5)]})) == 10
+
+
+def test_entries_are_numbered_without_a_gap_and_each_names_the_bytes_before_it(store):
+    backend = backend_of()
+    for _ in range(3):
+        with store.writer() as writer:
+            for number in range(3):
+                backend.state(TOTAL).add_batch([number], [1])
+                writer.checkpoint({"op": [backend]})
+
+    log = CommitLog(store.storage)
+    assert log.numbers() == list(range(1, 13))
+    entries = [log.read(number).document for number in log.numbers()]
+    for before, entry in zip(entries, entries[1:], strict=False):
+        assert entry.parent.number == before.number == entry.number - 1
+        assert entry.parent.xxh3_128 == checksum(store.storage.read(path_of(before.number)))
+    assert entries[0].parent is None
+    assert [entry.writer_epoch for entry in entries] == [1] * 4 + [2] * 4 + [3] * 4
+    assert len({entry.commit_id for entry in entries}) == 12
+    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [2, 3, 4, 6, 7, 8, 10, 11, 12]
+
+
+def test_a_checkpoint_records_what_the_caller_gave_and_the_times_of_the_clock(store):
+    times = iter([100, 200, 300])
+    ids = iter(f"id{number}" for number in range(100))
+    writer = CheckpointWriter(store.storage, store.store_id, clock_ms=lambda: next(times), new_id=lambda: next(ids))
+    properties = {"offsets": {"topic": [1, 2]}, "big": 2**63, "text": "é", "none": None}
+
+    entry = writer.checkpoint({"op": [backend_of(10)]}, properties=properties, watermark=-5)
+
+    assert store.latest().entry == entry
+    assert (entry.properties, entry.watermark) == (properties, -5)
+    assert (entry.started_at_ms, entry.committed_at_ms) == (200, 300)
+    assert entry.operators[0].subtasks[0].live_rows == {"total": 10}
+
+
+@pytest.mark.parametrize(
+    "properties", [{"x": float("nan")}, {"x": 2**70}, {"x": b"bytes"}, {5: "x"}, {"x": object()}], ids=str
+)
+def test_properties_that_are_not_json_leave_nothing(store, properties):
+    with store.writer() as writer:
+        before = bytes_of(store)
+
+        with pytest.raises(InvalidInputError, match="properties"):
+            writer.checkpoint({"op": [backend_of()]}, properties=properties)
+
+        assert bytes_of(store) == before
+        assert total(writer.checkpoint({"op": [backend_of()]})) == sum(range(3000))
+
+
+def subtasks(parallelism, max_parallelism=128):
+    return [
+        backend_of(groups=key_group_range(max_parallelism, parallelism=parallelism, subtask=subtask))
+        for subtask in range(parallelism)
+    ]
+
+
+OTHER_STATE = ReducingStateDescriptor("other", pa.int64(), reduce="sum")
+OTHER_REDUCER = ReducingStateDescriptor("total", pa.int64(), reduce="max")
+OTHER_KEY = pa.schema([("q", pa.int64())])
+BAD_SUBTASKS = {
+    "none": (lambda: [], "no backend"),
+    "one_missing": (lambda: subtasks(3)[:2], "0 to 127"),
+    "first_missing": (lambda: subtasks(3)[1:], "starts at key group 43, expected 0"),
+    "middle_missing": (lambda: [subtasks(3)[0], subtasks(3)[2]], "expected 43"),
+    "twice": (lambda: [subtasks(2)[0], *subtasks(2)], "expected 64"),
+    "wrong_order": (lambda: subtasks(2)[::-1], "expected 0"),
+    "overlap": (lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(63, 127))], "expected 64"),
+    "other_max_parallelism": (
+        lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), max_parallelism=256)],
+        "one max parallelism",
+    ),
+    "other_key": (lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), key=OTHER_KEY)], "one key"),
+    "other_state": (
+        lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), state=OTHER_STATE)],
+        "same states",
+    ),
+    "other_reducer": (
+        lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), state=OTHER_REDUCER)],
+        "same states",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SUBTASKS)
+def test_subtasks_that_do_not_make_up_one_operator_are_refused(store, case):
+    make, message = BAD_SUBTASKS[case]
+    with store.writer() as writer:
+        before = bytes_of(store)
+
+        with pytest.raises(InvalidInputError, match=message):
+            writer.checkpoint({"op": make()})
+
+        assert bytes_of(store) == before
+        writer.checkpoint({"op": subtasks(4)})
+
+
+@pytest.mark.parametrize("uid", ["", "_op", "a/b", "../op", "op ", 5])
+def test_an_operator_uid_is_a_portable_name(store, uid):
+    with store.writer() as writer, pytest.raises(InvalidInputError, match="operator uid"):
+        writer.checkpoint({uid: [backend_of(1)]})
+
+
+def test_operator_uids_must_differ_in_more_than_case(store):
+    with store.writer() as writer:
+        before = bytes_of(store)
+
+        with pytest.raises(InvalidInputError, match="case"):
+            writer.checkpoint({"op": [backend_of()], "Op": [backend_of()]})
+
+        assert bytes_of(store) == before
+
+
+def test_an_operator_is_not_dropped_by_mistake(store):
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend_of()], "gone": [backend_of(1)]})
+
+        with pytest.raises(InvalidInputError, match="gone.*allow_dropped_operators"):
+            writer.checkpoint({"op": [backend_of()]})
+        snapshot = writer.checkpoint({"op": [backend_of()]}, allow_dropped_operators=True)
+
+    assert [operator.uid for operator in snapshot.entry.operators] == ["op"]
+    assert [operator.uid for operator in store.checkpoints()[0].entry.operators] == ["op", "gone"]
+
+
+class Failing:
+    """A storage that fails at the n-th file it is asked to make, before or after making it."""
+
+    def __init__(self, storage, number, error, after=False):
+        self._storage = storage
+        self._number = number
+        self._error = error
+        self._after = after
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+    def _count(self):
+        self._number -= 1
+        if self._number == 0:
+            raise self._error
+
+    @contextmanager
+    def write_file(self, path):
+        with self._storage.write_file(path) as file:
+            yield file
+            self._count()
+
+    def put_if_absent(self, path, data, commit_id):
+        if not self._after:
+            self._count()
+        outcome = self._storage.put_if_absent(path, data, commit_id)
+        if self._after:
+            self._count()
+        return outcome
+
+    def put_hint(self, path, data):
+        if not self._after:
+            self._storage.put_hint(path, data)
+            return
+        self._count()
+
+
+def writer_on(store, storage):
+    return CheckpointWriter(storage, store.store_id, clock_ms=lambda: 0, new_id=new_id)
+
+
+@pytest.mark.parametrize(
+    "error", [StorageFullError("x", "full"), KeyboardInterrupt(), MemoryError()], ids=["full", "interrupt", "memory"]
+)
+def test_a_checkpoint_that_fails_while_writing_leaves_the_store_as_it_was(store, error):
+    operators = {"op": [backend_of()], "second": [backend_of(2000)]}
+    store.writer().checkpoint(operators)
+    for backends in operators.values():
+        backends[0].state(TOTAL).add_batch(pa.array(range(5000, 7000)), pa.array([1] * 2000))
+    failures = 0
+
+    while True:
+        storage = Failing(store.storage, 0, error)
+        writer = writer_on(store, storage)
+        before = bytes_of(store)
+        failures += 1
+        storage._number = failures
+        try:
+            entry = writer.checkpoint(operators)
+            break
+        except type(error):
+            if isinstance(error, StorageFullError) or failures < 3:
+                assert bytes_of(store) == before
+            assert total(store.latest()) == sum(range(3000))
+
+    # Two run files, then the log entry.
+    assert failures == 4
+    assert total(store.snapshot(entry.checkpoint_id)) == sum(range(3000)) + 2000
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (KeyboardInterrupt(), 1),
+        (MemoryError(), 1),
+        (CommitUnknownError("log", "id", "lost"), 1),
+        (KeyboardInterrupt(), 2),
+        (MemoryError(), 2),
+    ],
+    ids=["interrupt", "memory", "unknown", "interrupt_at_the_hint", "memory_at_the_hint"],
+)
+def test_a_checkpoint_that_is_interrupted_after_its_commit_keeps_its_files(store, error, number):
+    storage = Failing(store.storage, 0, error, after=True)
+    writer = writer_on(store, storage)
+    files = Path(store.url) / "data"
+    backend = backend_of()
+
+    # One run file is counted before the entry.
+    storage._number = number + 1
+    with pytest.raises(type(error)):
+        writer.checkpoint({"op": [backend]})
+
+    assert any(files.rglob("*.arrow"))
+    assert total(store.latest()) == sum(range(3000))
+    with store.writer() as again:
+        assert total(again.checkpoint({"op": [backend]})) == sum(range(3000))
+    with pytest.raises(FencedError):
+        writer.checkpoint({"op": [backend]})
+
+
+def test_parts_that_tasks_wrote_are_committed_as_one_checkpoint(store):
+    whole = backend_of()
+    with store.writer() as writer:
+        first = writer.checkpoint({"op": [whole]})
+    writer = writer_on(store, store.storage)
+    documents = []
+    for subtask in range(3):
+        backend = first.restore("op", parallelism=3, subtask=subtask)
+        frozen = backend.freeze()
+        written = write_subtask(store.storage, store.store_id, "op", subtask, frozen, format="arrow", new_id=new_id)
+        assert written.paths == ()
+        documents.append(written.document)
+    states = [state.document for state in frozen.states]
+
+    entry = writer.commit([operator_document("op", KEY, 128, states, documents)], started_at_ms=5)
+
+    assert total(store.snapshot(entry.checkpoint_id)) == sum(range(3000))
+    assert len(entry.operators[0].subtasks) == 3
+
+
+def test_a_checkpoint_of_an_older_state_is_a_new_checkpoint(store):
+    backend = backend_of()
+    with store.writer() as writer:
+        first = writer.checkpoint({"op": [backend]})
+        backend.state(TOTAL).add_batch([1], [1000])
+        writer.checkpoint({"op": [backend]})
+
+        again = writer.checkpoint({"op": [first.restore("op")]})
+
+    assert again.checkpoint_id == 4
+    assert total(again) == total(first)
+    assert total(store.snapshot(3)) == total(first) + 1000
+
+
+def test_values_and_sums_of_one_operator_are_one_checkpoint(store):
+    backend = backend_of(10)
+    notes = backend.state(ValueStateDescriptor("note", pa.string()))
+    backend.current_key = 5
+    notes.update("pending")
+
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"op": [backend]})
+
+    assert snapshot.entry.operators[0].subtasks[0].live_rows == {"total": 10, "note": 1}
+    assert snapshot.restore("op").state(notes.descriptor).get_batch([5]).to_pylist() == ["pending"]

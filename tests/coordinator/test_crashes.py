@@ -1,0 +1,96 @@
+"""What a store holds after its writer was killed, or the disk was full, at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from arrowstate import KeyedStateBackend, ReducingStateDescriptor, open_store
+
+ROUNDS = 15 * int(os.environ.get("ARROWSTATE_LONG_TESTS", "1"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_store_whose_writers_are_killed_opens_at_an_acknowledged_checkpoint(tmp_path, seed):
+    script = Path(__file__).with_name("killed_writers.py")
+
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store"), str(ROUNDS), str(seed)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    assert "failed" not in result, ran.stderr
+    assert result["held"] == sorted(result["held"])
+    assert result["acknowledged"] >= ROUNDS
+    temporary = [path for path in (tmp_path / "store").rglob(".*.tmp")]
+    assert len(temporary) <= ROUNDS
+
+
+FULL = """
+import resource, signal, sys
+import pyarrow as pa
+from arrowstate import KeyedStateBackend, ReducingStateDescriptor, StorageFullError, open_store
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = open_store(sys.argv[1])
+total = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+backend = store.latest().restore("op")
+backend.state(total).add_batch(pa.array(range(50_000)), pa.array([1] * 50_000))
+with store.writer() as writer:
+    for limit in (0, 1_000, 100_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            writer.checkpoint({"op": [backend]})
+        except StorageFullError as error:
+            print("full", error.path.split("/")[0], flush=True)
+    sys.stdin.readline()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(writer.checkpoint({"op": [backend]}).checkpoint_id)
+"""
+
+
+def bytes_of(folder):
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_full_disk_fails_the_checkpoint_and_leaves_the_store_as_it_was(tmp_path):
+    total = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend.state(total).add_batch(pa.array(range(3000)), pa.array([5] * 3000))
+    store = open_store(tmp_path / "store", create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    folder = tmp_path / "store"
+    before = bytes_of(folder)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", FULL, store.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as job:
+        answers = [job.stdout.readline() for _ in range(3)]
+        during = bytes_of(folder)
+        output, errors = job.communicate("go on\n")
+
+    assert answers == ["full data\n"] * 3, errors
+    # The fence of the job, and the hint to it, are all that is new.
+    fence = str(folder / "log" / "00000000000000000003.json")
+    assert set(during) - set(before) == {fence}
+    assert {path for path in before if during[path] != before[path]} <= {str(folder / "_latest")}
+    assert output == "4\n", errors
+    assert store.snapshot(2).restore("op").state(total).get_batch([1, 4000]).to_pylist() == [5, None]
+    assert store.latest().restore("op").state(total).get_batch([1, 4000]).to_pylist() == [6, 1]
