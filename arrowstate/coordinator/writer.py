@@ -170,14 +170,11 @@ class CheckpointWriter:
         FencedError
             If a newer writer has opened the store; nothing was committed.
         InvalidInputError
-            If two uids differ only in case, or the properties are not JSON; nothing was committed.
+            If the properties are not JSON; nothing was committed.
         CommitUnknownError
             If it cannot be told whether it was committed.
         """
         self._check_not_fenced()
-        if len({operator.uid.lower() for operator in operators}) < len(operators):
-            uids = ", ".join(repr(operator.uid) for operator in operators)
-            raise InvalidInputError(f"operator uids must differ in more than case, got {uids}")
         entry = next_checkpoint(
             self._newest,
             operators,

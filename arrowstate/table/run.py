@@ -76,8 +76,14 @@ class Directory:
         span = int(segments[-1].hashes[-1]) + (1 << 63) - base
         shift = max(0, span.bit_length() - max(1, (rows - 1).bit_length()))
         offsets = np.zeros((span >> shift) + 2, dtype=np.uint32)
+        end_row = first_row
+        last_bucket = 0
         for segment in segments:
+            # A reader may open some batches of a file only: the rows between them are counted to the bucket before.
+            offsets[last_bucket + 1] += np.uint32(segment.first_row - end_row)
             kernels.count_buckets(segment.hashes, np.uint64(base), np.uint64(shift), offsets)
+            end_row = segment.end_row
+            last_bucket = (int(segment.hashes[-1]) + (1 << 63) - base) >> shift
         np.cumsum(offsets, out=offsets)
         return cls(base, shift, offsets, first_row)
 

@@ -251,5 +251,5 @@ class Job(RuleBasedStateMachine):
 
 TestJob = Job.TestCase
 TestJob.settings = settings(
-    max_examples=12 * LONG, stateful_step_count=16 if LONG == 1 else 50, deadline=None, print_blob=True
+    max_examples=30 * LONG, stateful_step_count=20 if LONG == 1 else 50, deadline=None, print_blob=True
 )

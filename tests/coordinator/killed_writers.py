@@ -16,7 +16,14 @@ import traceback
 
 import pyarrow as pa
 
-from arrowstate import KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, key_group_range, open_store
+from arrowstate import (
+    KeyedStateBackend,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+    key_group_range,
+    key_hash,
+    open_store,
+)
 from arrowstate.errors import CheckpointNotFoundError
 from arrowstate.table.merging import MergePolicy
 
@@ -44,8 +51,6 @@ def model(batches):
 def apply(backends, number):
     for backend in backends:
         low, high = backend.key_groups.hash_bounds(backend.max_parallelism)
-        from arrowstate import key_hash
-
         rows = batch(number)
         hashes = key_hash(pa.array([key for key, _ in rows])).to_pylist()
         own = [row for row, value in zip(rows, hashes, strict=True) if low <= value <= high]
@@ -103,6 +108,10 @@ def check(url, acknowledged):
     return done
 
 
+def report(url, acknowledged, sink):
+    os.write(sink, str(check(url, acknowledged)).encode())
+
+
 def forked(function, *arguments):
     """Run a function in a process of its own; return its process id and the pipe it writes to."""
     reader, sink = os.pipe()
@@ -114,7 +123,7 @@ def forked(function, *arguments):
     try:
         function(*arguments, sink)
         os._exit(0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, the child must not go on as its parent
         traceback.print_exc()
         os._exit(1)
 
@@ -127,6 +136,12 @@ def lines(reader, count):
         assert piece, "the writer ended by itself"
         data += piece
     return data
+
+
+def rest(reader):
+    """Return what is left in a pipe whose writer is gone."""
+    with os.fdopen(reader, "rb") as file:
+        return file.read()
 
 
 def warm_up():
@@ -146,7 +161,7 @@ def main(url, rounds, seed):
     open_store(url, create=True)
     acknowledged, held = [], []
     for number in range(rounds):
-        child, reader = forked(lambda sink, p=choose.choice([1, 2, 3]): write(url, p, sink))
+        child, reader = forked(write, url, choose.choice([1, 2, 3]))
         data = lines(reader, choose.randrange(4))
         # The moment of death: some milliseconds later, wherever the writer is then.
         moment = time.perf_counter() + choose.uniform(0, 0.03)
@@ -154,14 +169,12 @@ def main(url, rounds, seed):
             pass
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        data += b"".join(iter(lambda: os.read(reader, 10_000), b""))
-        os.close(reader)
+        data += rest(reader)
         whole = data[: data.rfind(b"\n") + 1].decode().splitlines()
         acknowledged += [tuple(map(int, line.split())) for line in whole]
 
-        child, reader = forked(lambda sink: os.write(sink, str(check(url, acknowledged)).encode()))
-        held.append(os.read(reader, 100).decode())
-        os.close(reader)
+        child, reader = forked(report, url, acknowledged)
+        held.append(rest(reader).decode())
         if os.waitpid(child, 0)[1] != 0:
             print(json.dumps({"failed": number}))
             return

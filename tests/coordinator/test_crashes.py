@@ -33,8 +33,7 @@ def test_a_store_whose_writers_are_killed_opens_at_an_acknowledged_checkpoint(tm
     assert "failed" not in result, ran.stderr
     assert result["held"] == sorted(result["held"])
     assert result["acknowledged"] >= ROUNDS
-    temporary = [path for path in (tmp_path / "store").rglob(".*.tmp")]
-    assert len(temporary) <= ROUNDS
+    assert len(list((tmp_path / "store").rglob(".*.tmp"))) <= ROUNDS
 
 
 FULL = """

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from arrowstate import FencedError, KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, open_store
+from arrowstate.snapshot import writing
 from arrowstate.snapshot.reading import forget_open_files, read_manifest
+from arrowstate.snapshot.writing import operator_document, write_subtask
+from arrowstate.store import new_id
 from arrowstate.table.merging import MergePolicy
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
@@ -80,6 +84,23 @@ def test_an_unchanged_checkpoint_writes_no_data_and_uses_its_manifests_again(sto
     assert files.new() == ["log/00000000000000000004.json"]
     assert after.entry.operators == before.entry.operators
     assert read(after).equals(read(before))
+
+
+def test_a_manifest_with_a_file_of_its_own_is_used_again_while_it_does_not_change(store, files, counts, monkeypatch):
+    monkeypatch.setattr(writing, "INLINE_BYTES", 100)
+    small = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    with store.writer() as writer:
+        add(small, [1])
+        before = writer.checkpoint({"op": [counts], "small": [small]})
+        assert len(files.new("manifests/")) == 2
+
+        add(small, [2])
+        after = writer.checkpoint({"op": [counts], "small": [small]})
+
+    assert len(files.new("manifests/")) == 1
+    handles = [[operator.subtasks[0].manifest for operator in each.entry.operators] for each in (before, after)]
+    assert handles[0][0] == handles[1][0]
+    assert handles[0][1] != handles[1][1]
 
 
 def test_a_restored_backend_that_did_not_change_writes_no_data_either(store, files, counts):
@@ -236,9 +257,6 @@ def test_a_retry_from_the_checkpoint_before_leads_to_the_same_state(store, count
 
 
 def test_a_view_frozen_before_a_later_checkpoint_is_written_as_it_was(store, counts):
-    from arrowstate.snapshot.writing import operator_document, write_subtask
-    from arrowstate.store import new_id
-
     with store.writer() as writer:
         writer.checkpoint({"op": [counts]})
         add(counts, range(100))
@@ -251,6 +269,29 @@ def test_a_view_frozen_before_a_later_checkpoint_is_written_as_it_was(store, cou
         states = [state.document for state in early.states]
         document = operator_document("op", early.key, early.max_parallelism, states, [written.document])
         writer._writer.commit([document], started_at_ms=0)
+
+    assert read(store.latest()).equals(expected)
+
+
+def test_a_frozen_view_is_written_by_another_thread_while_the_backend_goes_on(store, counts):
+    frozen = counts.freeze()
+    expected = counts.state(TOTAL).get_batch(EVERY)
+    written = []
+
+    def write():
+        written.append(write_subtask(store.storage, store.store_id, "op", 0, frozen, format="arrow", new_id=new_id))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    rounds = 0
+    while thread.is_alive() or rounds < 20:
+        add(counts, range(rounds * 100, rounds * 100 + 5000))
+        counts.state(TOTAL).clear_batch(pa.array([rounds]))
+        rounds += 1
+    thread.join()
+    states = [state.document for state in frozen.states]
+    document = operator_document("op", frozen.key, frozen.max_parallelism, states, [written[0].document])
+    store.writer()._writer.commit([document], started_at_ms=0)
 
     assert read(store.latest()).equals(expected)
 

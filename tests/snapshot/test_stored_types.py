@@ -42,7 +42,7 @@ TYPES = {
     "time64_us": (pa.time64("us"), [dt.time(1, 2, 3, 4)]),
     "time64_ns": (pa.time64("ns"), [dt.time(1, 2, 3, 4)]),
     **{f"timestamp_{unit}": (pa.timestamp(unit), [dt.datetime(2020, 1, 2, 3)]) for unit in ("s", "ms", "us", "ns")},
-    "timestamp_zoned": (pa.timestamp("us", "Europe/Paris"), [dt.datetime(2020, 1, 2, 3, tzinfo=dt.timezone.utc)]),
+    "timestamp_zoned": (pa.timestamp("us", "Europe/Paris"), [dt.datetime(2020, 1, 2, 3, tzinfo=dt.UTC)]),
     **{f"duration_{unit}": (pa.duration(unit), [dt.timedelta(-1, 5)]) for unit in ("s", "ms", "us", "ns")},
     "struct": (
         pa.struct([("a", pa.int32()), ("b", pa.string())]),

@@ -94,7 +94,7 @@ REDUCERS = {
 CASES = [(reduce, name) for reduce, kinds in REDUCERS.items() for name in kinds]
 # ARROWSTATE_LONG_TESTS=20 tries twenty times as many examples.
 LONG = int(os.environ.get("ARROWSTATE_LONG_TESTS", "1"))
-SETTINGS = settings(max_examples=8 * LONG, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=12 * LONG, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Overflow(Exception):

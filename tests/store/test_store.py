@@ -1,0 +1,260 @@
+"""The store as a caller meets it: opening, checkpoints by id, and what there is instead of what was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+
+from arrowstate import (
+    CheckpointNotFoundError,
+    FormatVersionError,
+    InvalidInputError,
+    KeyedStateBackend,
+    NotFoundError,
+    OperatorNotFoundError,
+    ReducingStateDescriptor,
+    StateNotFoundError,
+    StorageError,
+    StoreNotFoundError,
+    UnsupportedStorageError,
+    ValueStateDescriptor,
+    open_store,
+)
+from arrowstate.snapshot.reading import forget_open_files, read_manifest
+from arrowstate_formats.documents import LogEntryDocument, ManifestDocument, decode, encode, encode_inline
+from arrowstate_formats.run_files import checksum
+
+TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = ValueStateDescriptor("note", pa.string())
+
+
+def fill(store, count=3, checkpoints=1, uid="counter"):
+    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend.state(NOTE).update_batch([1], ["x"])
+    with store.writer() as writer:
+        for _ in range(checkpoints):
+            backend.state(TOTAL).add_batch(range(count), range(count))
+            writer.checkpoint({uid: [backend]})
+    return store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(tmp_path / "store", create=True)
+
+
+@pytest.mark.parametrize("place", ["missing", "missing/deep", "file", "folder", "file/below"])
+def test_a_path_that_is_no_store_says_so_and_is_left_alone(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "data.parquet").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises((StoreNotFoundError, StorageError)) as caught:
+        open_store(tmp_path / place)
+
+    assert str(tmp_path / place) in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_store_is_a_lookup_error_that_says_how_to_make_one(tmp_path):
+    with pytest.raises(LookupError, match="create=True"):
+        open_store(tmp_path / "missing")
+
+
+def test_a_store_is_not_made_among_other_files(tmp_path):
+    (tmp_path / "data.parquet").write_text("mine")
+
+    with pytest.raises(InvalidInputError, match=r"data\.parquet"):
+        open_store(tmp_path, create=True)
+
+    assert os.listdir(tmp_path) == ["data.parquet"]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "sftp://host/x", "hdfs://x", "memory::x", "file://host/x", "ftp://x"])
+@pytest.mark.parametrize("create", [False, True])
+def test_a_storage_without_safe_commits_is_refused_with_what_is_supported(url, create):
+    with pytest.raises(UnsupportedStorageError, match="supported: a local path"):
+        open_store(url, create=create)
+
+
+@pytest.mark.parametrize("url", ["", "a\0b"])
+def test_a_path_that_is_none_is_refused(url):
+    with pytest.raises(InvalidInputError):
+        open_store(url)
+
+
+def test_a_store_opens_by_every_form_of_its_path(tmp_path, monkeypatch):
+    store = fill(open_store(tmp_path / "my store", create=True))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "my store")
+
+    for form in (
+        str(tmp_path / "my store"),
+        tmp_path / "my store",
+        "my store",
+        "./my store/",
+        Path("my store"),
+        (tmp_path / "my store").as_uri(),
+        tmp_path / "link",
+    ):
+        again = open_store(form)
+
+        assert (again.store_id, again.url) == (store.store_id, store.url)
+        assert again.latest().entry == store.latest().entry
+
+
+def test_opening_a_store_again_with_create_keeps_it(tmp_path):
+    store = fill(open_store(tmp_path / "store", create=True))
+
+    again = open_store(tmp_path / "store", create=True)
+
+    assert again.store_id == store.store_id
+    assert again.latest().checkpoint_id == 2
+
+
+def test_a_new_store_has_no_checkpoint_and_says_so(store):
+    assert store.checkpoints() == []
+    for read in (store.latest, lambda: store.sql("select 1"), lambda: store.savepoint("x")):
+        with pytest.raises(CheckpointNotFoundError, match="no checkpoint in this store yet"):
+            read()
+    store.writer()
+    with pytest.raises(CheckpointNotFoundError, match="none yet"):
+        store.snapshot(1)
+
+
+def test_checkpoints_are_listed_oldest_first_and_found_by_id(store):
+    fill(store, checkpoints=3)
+    fill(store, checkpoints=2)
+
+    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [2, 3, 4, 6, 7]
+    assert store.latest().checkpoint_id == 7
+    for checkpoint_id in (2, 3, 4, 6, 7):
+        assert store.snapshot(checkpoint_id).entry.checkpoint_id == checkpoint_id
+
+
+@pytest.mark.parametrize("checkpoint_id", [0, 1, 5, 8, -1, 10**25])
+def test_an_unknown_checkpoint_lists_those_there_are(store, checkpoint_id):
+    fill(store, checkpoints=3)
+    fill(store, checkpoints=2)
+
+    for read in (
+        store.snapshot,
+        lambda i: store.sql("select 1", checkpoint=i),
+        lambda i: store.savepoint("x", checkpoint=i),
+    ):
+        with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint {checkpoint_id} .*it has 2, 3, 4, 6, 7"):
+            read(checkpoint_id)
+
+
+def test_an_unknown_operator_lists_those_there_are(store):
+    fill(store)
+
+    for read in (
+        lambda: store.latest().restore("conter"),
+        lambda: store.latest().to_arrow("conter.total"),
+        lambda: store.latest().lookup("conter.total", pa.array([1])),
+    ):
+        with pytest.raises(OperatorNotFoundError, match="'conter'.*checkpoint 2.*'counter'"):
+            read()
+
+
+def test_an_unknown_state_lists_those_there_are(store):
+    fill(store)
+
+    for read in (
+        lambda: store.latest().to_arrow("counter.totl"),
+        lambda: store.latest().lookup("counter.totl", pa.array([1])),
+    ):
+        with pytest.raises(StateNotFoundError, match="totl'.*note'.*total'"):
+            read()
+
+
+def test_what_is_not_found_is_one_kind_of_error(store):
+    for error in (StoreNotFoundError, CheckpointNotFoundError, OperatorNotFoundError, StateNotFoundError):
+        assert issubclass(error, NotFoundError)
+        assert issubclass(error, LookupError)
+
+
+def newer(data):
+    """The document of a future version: another number, and a field that this version does not know."""
+    document = json.loads(data)
+    document["format_version"] = 2
+    document["a field of the future"] = {"x": 1}
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("document", ["arrowstate.json", "log/00000000000000000002.json"])
+def test_a_newer_document_is_refused_with_both_versions_and_a_way_out(store, document):
+    fill(store)
+    path = Path(store.url) / document
+    path.write_bytes(newer(path.read_bytes()))
+    before = {each: each.read_bytes() for each in Path(store.url).rglob("*") if each.is_file()}
+
+    for read in (lambda: open_store(store.url).latest(), lambda: open_store(store.url).writer()):
+        with pytest.raises(FormatVersionError, match="version 2.*up to 1.*newer arrowstate") as caught:
+            read()
+        assert (caught.value.path, caught.value.found, caught.value.supported) == (document, 2, 1)
+
+    assert {each: each.read_bytes() for each in Path(store.url).rglob("*") if each.is_file()} == before
+
+
+def test_a_newer_manifest_is_refused_with_both_versions(store):
+    fill(store)
+    log = Path(store.url) / "log" / "00000000000000000002.json"
+    entry = decode(log.read_bytes(), LogEntryDocument)
+    (operator,) = entry.operators
+    (subtask,) = operator.subtasks
+    manifest = read_manifest(store.storage, subtask.manifest, "counter")
+    assert isinstance(manifest, ManifestDocument)
+    data = newer(encode(manifest))
+    handle = replace(subtask.manifest, inline=encode_inline(data), bytes=len(data), xxh3_128=checksum(data))
+    operator = replace(operator, subtasks=[replace(subtask, manifest=handle)])
+    log.write_bytes(encode(replace(entry, operators=[operator])))
+    forget_open_files()
+
+    for read in (
+        lambda: store.latest().restore("counter"),
+        lambda: store.latest().to_arrow("counter.total"),
+        lambda: store.savepoint("copy"),
+    ):
+        with pytest.raises(FormatVersionError, match="version 2.*up to 1"):
+            read()
+
+
+def test_stores_in_memory_are_told_apart_by_name():
+    one = fill(open_store("memory://store-tests/one", create=True))
+    two = open_store("memory://store-tests/two", create=True)
+
+    assert one.store_id != two.store_id
+    assert open_store("memory://store-tests/one/").latest().entry == one.latest().entry
+    with pytest.raises(CheckpointNotFoundError):
+        two.latest()
+    with pytest.raises(StoreNotFoundError, match="memory://store-tests/three"):
+        open_store("memory://store-tests/three")
+
+
+def test_a_writer_is_used_in_a_with_block_and_leaves_nothing_open(store):
+    with store.writer(properties={"who": "me"}) as writer:
+        assert writer.epoch == 1
+
+    with store.writer() as writer:
+        assert writer.epoch == 2
+
+
+def test_an_error_inside_the_block_of_a_writer_goes_through(store):
+    with pytest.raises(RuntimeError, match="mine"), store.writer():
+        raise RuntimeError("mine")
+
+
+def test_a_store_and_a_backend_say_what_they_are(store):
+    fill(store)
+
+    assert repr(store) == f"<StateStore {store.url}>"
+    assert repr(store.latest().restore("counter")) == "<KeyedStateBackend key groups 0 to 127, states: note, total>"
+    assert "3 keys" in repr(store.latest().restore("counter").state(TOTAL))
