@@ -1,6 +1,8 @@
 """Stream-processing state with Flink's guarantees, for Python and Spark, kept as open columnar files."""
 
 from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
@@ -16,6 +18,7 @@ from arrowstate.errors import (
     NotFoundError,
     NullKeyError,
     OperatorNotFoundError,
+    ProcessElementError,
     QueryConflictError,
     StateNotFoundError,
     StorageError,
@@ -25,7 +28,17 @@ from arrowstate.errors import (
     ValueOverflowError,
     ValueTypeError,
 )
-from arrowstate.schema.descriptors import ReducingStateDescriptor, ValueStateDescriptor
+from arrowstate.schema.aggregates import Aggregate, CountDistinct, Mean, Quantiles, TopK, Variance
+from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    TimeToLive,
+    ValueStateDescriptor,
+)
+from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
+from arrowstate.state.timers import Timer, TimerService
 from arrowstate.store import Snapshot, StateStore, open_store
 from arrowstate_formats.documents import FORMAT_VERSION
 from arrowstate_formats.key_groups import KeyGroupRange, default_max_parallelism, key_group_range, key_groups
@@ -35,10 +48,14 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "FORMAT_VERSION",
+    "Aggregate",
+    "AggregatingStateDescriptor",
     "ArrowStateError",
+    "BroadcastStateDescriptor",
     "CheckpointNotFoundError",
     "CommitUnknownError",
     "CorruptDataError",
+    "CountDistinct",
     "FencedError",
     "FormatVersionError",
     "IncompatibleStateError",
@@ -46,11 +63,20 @@ __all__ = [
     "KeyGroupRange",
     "KeyOutOfRangeError",
     "KeyTypeError",
+    "KeyedProcess",
+    "KeyedProcessFunction",
     "KeyedStateBackend",
+    "ListStateDescriptor",
+    "MapStateDescriptor",
+    "Mean",
     "MissingDependencyError",
     "NotFoundError",
     "NullKeyError",
+    "OperatorListStateDescriptor",
     "OperatorNotFoundError",
+    "OperatorStateBackend",
+    "ProcessElementError",
+    "Quantiles",
     "QueryConflictError",
     "ReducingStateDescriptor",
     "Snapshot",
@@ -59,10 +85,15 @@ __all__ = [
     "StorageError",
     "StorageFullError",
     "StoreNotFoundError",
+    "TimeToLive",
+    "Timer",
+    "TimerService",
+    "TopK",
     "UnsupportedStorageError",
     "ValueOverflowError",
     "ValueStateDescriptor",
     "ValueTypeError",
+    "Variance",
     "__version__",
     "default_max_parallelism",
     "key_group_range",

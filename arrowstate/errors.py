@@ -41,6 +41,7 @@ __all__ = [
     "NotFoundError",
     "NullKeyError",
     "OperatorNotFoundError",
+    "ProcessElementError",
     "QueryConflictError",
     "StateNotFoundError",
     "StorageError",
@@ -359,6 +360,33 @@ class ValueOverflowError(InvalidInputError, OverflowError):
         return (
             f"{self.reduce} of state {self.state!r} does not fit {self.value_type}; declare the state with a wider type"
         )
+
+
+class ProcessElementError(ArrowStateError, RuntimeError):
+    """A process function failed on a row of a batch; the states are as before the batch.
+
+    An exception of the function itself is the `__cause__`.
+
+    Attributes
+    ----------
+    row : int
+        Row of the batch, counted from 0.
+    detail : str
+        What went wrong.
+
+    Examples
+    --------
+    >>> print(ProcessElementError(17, "ZeroDivisionError: division by zero"))
+    row 17: ZeroDivisionError: division by zero; the states are as before the batch
+    """
+
+    def __init__(self, row: int, detail: str) -> None:
+        super().__init__(row, detail)
+        self.row = row
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.detail}; the states are as before the batch"
 
 
 class UnsupportedStorageError(InvalidInputError):

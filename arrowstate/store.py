@@ -5,18 +5,21 @@ The classes here join the layers below and hold no logic of their own.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+import pyarrow as pa
+
+from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
+from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import CheckpointNotFoundError
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.snapshot.log import CommitLog, create_store, open_store_document
+from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -28,11 +31,6 @@ if TYPE_CHECKING:
     import duckdb
 
 __all__ = ["Snapshot", "StateStore", "StoreWriter", "new_id", "now_ms", "open_store"]
-
-
-def now_ms() -> int:
-    """Return the time in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def new_id() -> str:
@@ -68,6 +66,7 @@ class Snapshot(SnapshotReader):
         max_parallelism: int | None = None,
         memory_budget_bytes: int | None = None,
         spill_dir: str | Path | None = None,
+        clock_ms: Callable[[], int] = now_ms,
     ) -> KeyedStateBackend:
         """Return the backend of one subtask, at any parallelism and any max parallelism.
 
@@ -79,7 +78,7 @@ class Snapshot(SnapshotReader):
             The new number of subtasks, and which of them this is, from 0.
         max_parallelism
             The new number of key groups, 1 to 32768; that of the checkpoint by default.
-        memory_budget_bytes, spill_dir
+        memory_budget_bytes, spill_dir, clock_ms
             As for `KeyedStateBackend`.
 
         Raises
@@ -101,7 +100,49 @@ class Snapshot(SnapshotReader):
             max_parallelism=max_parallelism,
             memory_budget_bytes=memory_budget_bytes,
             spill_dir=spill_dir,
+            clock_ms=clock_ms,
         )
+
+    def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
+        """Return the operator state of one subtask, at any parallelism.
+
+        At the parallelism of the checkpoint a subtask gets the lists that it had. At another one the elements of each
+        list state are shared out evenly. Union lists come as a whole, broadcast states as one old subtask had them.
+
+        Parameters
+        ----------
+        uid
+            The operator; one without operator state gives a backend without states.
+        parallelism, subtask
+            The new number of subtasks, and which of them this is, from 0.
+
+        Raises
+        ------
+        OperatorNotFoundError
+            If there is no such operator; the message lists those there are.
+        InvalidInputError
+            If not 1 <= parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
+        CorruptDataError
+            If a file is missing, truncated or altered.
+        """
+        return restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
+
+    def operator_state(self, uid: str, name: str) -> pa.Table:
+        """Return an operator state of all subtasks as a table.
+
+        Returns
+        -------
+        pa.Table
+            `_subtask` int32, not null; for a broadcast state its key `<state>_key`, not null; and `<state>`.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError
+            If there is no such state; the message lists what there is.
+        CorruptDataError
+            If a file is missing, truncated or altered.
+        """
+        return operator_state_table(self.storage, self.entry, uid, name)
 
 
 class StoreWriter:
@@ -128,6 +169,7 @@ class StoreWriter:
         self,
         operators: Mapping[str, Sequence[KeyedStateBackend]],
         *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
         properties: Mapping[str, Any] | None = None,
         watermark: int | None = None,
         format: RunFormat = "arrow",
@@ -136,6 +178,7 @@ class StoreWriter:
         """Freeze the backends, write what the store lacks, and commit; return the checkpoint."""
         entry = self._writer.checkpoint(
             operators,
+            operator_states=operator_states,
             properties=properties,
             watermark=watermark,
             format=format,

@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, overload
 
 import pyarrow as pa
 
+from arrowstate.backend.iteration import Iteration
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from arrowstate.schema.aggregates import BuiltIn
+from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    TimerStateDescriptor,
+    ValueStateDescriptor,
+)
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout, check_same_state, descriptor_of, key_schema_of, state_document
 from arrowstate.snapshot.reading import find_operator, open_state
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
+from arrowstate.state.aggregating import AggregatingState
+from arrowstate.state.base import KeyedState
 from arrowstate.state.context import KeyContext
-from arrowstate.state.keyed import KeyedState, ReducingState, ValueState
+from arrowstate.state.keyed import ReducingState, ValueState
+from arrowstate.state.lists import ListState
+from arrowstate.state.maps import MapState
+from arrowstate.state.timers import TimerService, TimerState
 from arrowstate.storage.base import Storage
+from arrowstate.table.batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
-from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
 
-__all__ = ["KeyedStateBackend", "restore_backend"]
+__all__ = ["KeyedStateBackend", "now_ms", "restore_backend"]
 
 
-class KeyedStateBackend:
+def now_ms() -> int:
+    """Return the time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+_KINDS: dict[str, Any] = {
+    "value": ValueState,
+    "reducing": ReducingState,
+    "aggregating": AggregatingState,
+    "list": ListState,
+    "map": MapState,
+    "timer": TimerState,
+}
+
+
+class KeyedStateBackend(Iteration):
     """The keyed state of one subtask.
 
     Not safe for use by several threads at once; a snapshot of it may be written by another thread.
@@ -44,6 +77,8 @@ class KeyedStateBackend:
         The folder of these files, which are removed by themselves; the system's temporary folder by default.
     merge_policy
         When runs are merged.
+    clock_ms
+        Returns the processing time in milliseconds since 1970, by which a time to live is measured.
 
     Raises
     ------
@@ -69,6 +104,7 @@ class KeyedStateBackend:
         memory_budget_bytes: int | None = None,
         spill_dir: str | Path | None = None,
         merge_policy: MergePolicy | None = None,
+        clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         everything = key_group_range(max_parallelism, parallelism=1, subtask=0)
         if key_groups is not None and key_groups.end > everything.end:
@@ -78,7 +114,7 @@ class KeyedStateBackend:
             )
         if memory_budget_bytes is not None and memory_budget_bytes < 0:
             raise InvalidInputError(f"memory_budget_bytes must not be negative, got {memory_budget_bytes}")
-        self._context = KeyContext(key, max_parallelism, key_groups or everything)
+        self._context = KeyContext(key, max_parallelism, key_groups or everything, clock_ms)
         self._budget = memory_budget_bytes
         self._spill_folder = Path(spill_dir) if spill_dir is not None else None
         self._policy = merge_policy
@@ -136,6 +172,14 @@ class KeyedStateBackend:
     def state(self, descriptor: ValueStateDescriptor) -> ValueState: ...
     @overload
     def state(self, descriptor: ReducingStateDescriptor) -> ReducingState: ...
+    @overload
+    def state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState: ...
+    @overload
+    def state(self, descriptor: ListStateDescriptor) -> ListState: ...
+    @overload
+    def state(self, descriptor: MapStateDescriptor) -> MapState: ...
+    @overload
+    def state(self, descriptor: TimerStateDescriptor) -> TimerState: ...
     def state(self, descriptor: StateDescriptor) -> KeyedState[Any]:
         """Return the state with this descriptor, restored or new.
 
@@ -146,7 +190,7 @@ class KeyedStateBackend:
         InvalidInputError
             If the name differs from another state's only in case, or its columns clash with the key's.
         """
-        if not isinstance(descriptor, (ValueStateDescriptor, ReducingStateDescriptor)):
+        if not isinstance(descriptor, StateDescriptor):
             raise InvalidInputError(f"expected a state descriptor, got {type(descriptor).__name__}")
         have = self._states.get(descriptor.name)
         if have is None:
@@ -160,13 +204,73 @@ class KeyedStateBackend:
         if descriptor.name in self._restored:
             # What was restored knows no default; the first descriptor that takes it up brings it.
             self._restored.discard(descriptor.name)
+            if (have.descriptor.ttl is None) != (descriptor.ttl is None):
+                return self._add(descriptor, have.runs_with_times(descriptor))
             have.descriptor = descriptor
+        elif have.descriptor.ttl != descriptor.ttl:
+            raise InvalidInputError(
+                f"state {descriptor.name!r} is in use with {have.descriptor.ttl or 'no time to live'}, "
+                f"got {descriptor.ttl or 'none'}; it may change after a restore"
+            )
         elif isinstance(descriptor, ValueStateDescriptor) and have.descriptor != descriptor:
             raise InvalidInputError(
                 f"state {descriptor.name!r} is in use with the default {have.descriptor.default!r}, "
                 f"got {descriptor.default!r}; use one descriptor"
             )
+        elif _computed(have.descriptor) != _computed(descriptor):
+            raise InvalidInputError(
+                f"state {descriptor.name!r} is in use with {_computed(have.descriptor)}, got {_computed(descriptor)}; "
+                "use one descriptor"
+            )
         return have
+
+    def group_keys(self, keys: Any) -> KeyBatch:
+        """Return the distinct keys of a batch, checked and hashed, and which rows have them.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError
+            If a key does not fit the key schema or belongs to another subtask.
+        """
+        return self._context.group(self._context.columns(keys))
+
+    @property
+    def watermark(self) -> int | None:
+        """The event time, in milliseconds, up to which everything has come; None before the first watermark."""
+        return self._context.watermark
+
+    def advance_watermark(self, watermark: int) -> None:
+        """Advance event time; a watermark below the current one is passed over."""
+        if self._context.watermark is None or watermark > self._context.watermark:
+            self._context.watermark = watermark
+
+    def timers(self, name: str = "timers", namespace: pa.Schema | None = None) -> TimerService:
+        """Return the timers of this name, restored or new: the states `<name>_event_time` and `<name>_processing_time`.
+
+        Parameters
+        ----------
+        name
+            Unique within the operator.
+        namespace
+            The namespace columns, for timers that belong to a key and a namespace such as a window.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If there are timers of this name with other namespaces.
+        """
+        event = self.state(TimerStateDescriptor(f"{name}_event_time", "event_time", namespace=namespace))
+        processing = self.state(TimerStateDescriptor(f"{name}_processing_time", "processing_time", namespace=namespace))
+        return TimerService(event, processing, self._context)
+
+    @property
+    def current_timestamp(self) -> int | None:
+        """The event time, in milliseconds, of the record that scalar verbs work for; None if it has none."""
+        return self._context.timestamp
+
+    @current_timestamp.setter
+    def current_timestamp(self, timestamp: int | None) -> None:
+        self._context.timestamp = timestamp
 
     def freeze(self) -> FrozenSubtask:
         """Return all states as they are now; later writes do not change the result.
@@ -177,7 +281,7 @@ class KeyedStateBackend:
             FrozenState(state_document(state.descriptor, state.layout), state.freeze())
             for state in self._states.values()
         )
-        return FrozenSubtask(self.key, self.max_parallelism, self.key_groups, states)
+        return FrozenSubtask(self.key, self.max_parallelism, self.key_groups, states, self.watermark)
 
     def take_up(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> None:
         """Hold a restored state until an operator asks for it; untouched, it is part of the next snapshot."""
@@ -185,7 +289,7 @@ class KeyedStateBackend:
         self._restored.add(descriptor.name)
 
     def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
-        layout = StateLayout(self.key, descriptor.name, descriptor.type)
+        layout = StateLayout.of(self.key, descriptor)
         table = Table(
             layout.schema,
             len(self.key),
@@ -194,10 +298,29 @@ class KeyedStateBackend:
             memory_budget_bytes=self._budget,
             spill_folder=self._spill_folder,
         )
-        kind: type[KeyedState[Any]] = ValueState if isinstance(descriptor, ValueStateDescriptor) else ReducingState
-        state = kind(descriptor, layout, table, self._context)
+        state: KeyedState[Any] = _KINDS[descriptor.kind](descriptor, layout, table, self._context)
         self._states[descriptor.name] = state
         return state
+
+
+def restored_watermark(entry: LogEntryDocument, operator: OperatorDocument, bounds: tuple[int, int]) -> int | None:
+    """Return the lowest watermark of the subtasks that held a range of hashes, the entry's if one of them had none."""
+    watermarks = []
+    for subtask in operator.subtasks:
+        low, high = KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism)
+        if low <= bounds[1] and bounds[0] <= high:
+            watermarks.append(subtask.watermark)
+    known = [watermark for watermark in watermarks if watermark is not None]
+    return min(known) if known and len(known) == len(watermarks) else entry.watermark
+
+
+def _computed(descriptor: StateDescriptor) -> Any:
+    """What a descriptor brings that snapshots do not pin: a callable, the parameters of a result."""
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return descriptor.callable_name
+    if isinstance(descriptor, AggregatingStateDescriptor) and isinstance(descriptor.aggregate, BuiltIn):
+        return descriptor.aggregate
+    return None
 
 
 def restore_backend(
@@ -212,6 +335,7 @@ def restore_backend(
     memory_budget_bytes: int | None = None,
     spill_dir: str | Path | None = None,
     merge_policy: MergePolicy | None = None,
+    clock_ms: Callable[[], int] = now_ms,
 ) -> KeyedStateBackend:
     """Return the backend of one subtask of a checkpoint, at any parallelism and any max parallelism.
 
@@ -225,6 +349,8 @@ def restore_backend(
         If a file is missing, truncated or altered.
     """
     operator = find_operator(entry, uid)
+    if not operator.key:
+        raise InvalidInputError(f"operator {uid!r} has operator state only; restore it with restore_operator_state")
     maximum = operator.max_parallelism if max_parallelism is None else max_parallelism
     key_groups = key_group_range(maximum, parallelism=parallelism, subtask=subtask)
     backend = KeyedStateBackend(
@@ -234,9 +360,13 @@ def restore_backend(
         memory_budget_bytes=memory_budget_bytes,
         spill_dir=spill_dir,
         merge_policy=merge_policy,
+        clock_ms=clock_ms,
     )
+    bounds = key_groups.hash_bounds(maximum)
+    watermark = restored_watermark(entry, operator, bounds)
+    if watermark is not None:
+        backend.advance_watermark(watermark)
     for state in operator.states:
-        bounds = key_groups.hash_bounds(maximum)
         opened = open_state(storage, store_id, entry, uid, state.name, hash_bounds=bounds)
         backend.take_up(descriptor_of(state), opened.runs)
     return backend

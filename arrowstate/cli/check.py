@@ -20,10 +20,11 @@ import pyarrow as pa
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say
 from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError, MissingFileError
-from arrowstate.schema.layout import StateLayout, key_schema_of
+from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
+from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.reading import forget_open_files, open_run, subtask_runs
 from arrowstate.store import Snapshot
-from arrowstate_formats.arrow_types import type_from_json
+from arrowstate.table.run import Segment
 from arrowstate_formats.documents import OperatorDocument, RunDocument, SubtaskDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
@@ -71,6 +72,7 @@ def restore_check(options: argparse.Namespace) -> int:
                 advance()
         if not report.problems:
             for operator in snapshot.entry.operators:
+                _check_operator_states(snapshot, operator, report)
                 with _noting(report, operator.uid):
                     _restore(snapshot, operator, options, report, advance)
     if options.json:
@@ -93,7 +95,7 @@ def restore_check(options: argparse.Namespace) -> int:
 
 def _advancing(bar: Any, snapshot: Snapshot, parallelism: int | None) -> Callable[[], None]:
     operators = snapshot.entry.operators
-    steps = sum(parallelism or len(operator.subtasks) for operator in operators)
+    steps = sum(parallelism or len(operator.subtasks) for operator in operators if operator.subtasks)
     steps += sum(len(operator.subtasks) * len(operator.states) for operator in operators)
     bar.update(bar.task_ids[0], total=steps)
     return lambda: bar.advance(bar.task_ids[0])
@@ -122,7 +124,7 @@ def _tasks(snapshot: Snapshot, operator: OperatorDocument, report: Report) -> It
         report.files += subtask.manifest.path is not None
         report.bytes += subtask.manifest.bytes
         for state in operator.states:
-            layout = StateLayout(key, state.name, type_from_json(state.value_type))
+            layout = StateLayout.of(key, descriptor_of(state))
             own = runs.get(state.name, [])
             if runs and sum(run.live_rows for run in own) != subtask.live_rows.get(state.name, 0):
                 report.problems.append(
@@ -162,10 +164,28 @@ def _verify(snapshot: Snapshot, task: _Task, report: Report, read: set[str]) -> 
     low, high = KeyGroupRange(*task.subtask.key_groups).hash_bounds(task.operator.max_parallelism)
     if hashes[0] < low or hashes[-1] > high:
         raise CorruptDataError(name, "some rows belong to key groups of another subtask")
-    keys = range(1, 1 + len(task.layout.key))
+    first = _first_key(task.layout)
     for segment in rows.segments:
-        if (hash_columns([segment.batch.column(number) for number in keys]) != segment.hashes).any():
+        columns = segment.batch.columns[first : first + len(task.layout.key)]
+        if (hash_columns(columns) != segment.hashes).any():
             raise CorruptDataError(name, "the key hash of some rows is not that of their key")
+        _verify_second(task.layout, segment, name)
+
+
+def _verify_second(layout: StateLayout, segment: Segment, name: str) -> None:
+    """Compare the column by which rows of equal hash are sorted with what it is the hash of."""
+    if segment.seconds is None:
+        return
+    if ((np.diff(segment.hashes) == 0) & (np.diff(segment.seconds) < 0)).any():
+        raise CorruptDataError(name, f"rows of one key hash are not in the order of {layout.second}")
+    first = _first_key(layout) + len(layout.key)
+    entry = segment.batch.columns[first : first + len(layout.entry_fields)]
+    if not layout.is_list and (hash_columns(entry) != segment.seconds).any():
+        raise CorruptDataError(name, "the entry hash of some rows is not that of their namespace and user key")
+
+
+def _first_key(layout: StateLayout) -> int:
+    return 1 + (layout.second is not None)
 
 
 def _verify_file(snapshot: Snapshot, path: str, size: int, expected: str) -> None:
@@ -180,6 +200,16 @@ def _verify_file(snapshot: Snapshot, path: str, size: int, expected: str) -> Non
         raise CorruptDataError(path, f"the file has checksum {found}, expected {expected}")
 
 
+def _check_operator_states(snapshot: Snapshot, operator: OperatorDocument, report: Report) -> None:
+    for state in operator.operator_states:
+        for number, part in enumerate(state.parts):
+            with _noting(report, part.path or f"part {number} of operator state {operator.uid}.{state.name}"):
+                read_part(snapshot.storage, state, number)
+                report.files += part.path is not None
+                report.bytes += part.bytes
+                report.rows += part.rows
+
+
 def _restore(
     snapshot: Snapshot,
     operator: OperatorDocument,
@@ -188,6 +218,8 @@ def _restore(
     advance: Callable[[], None],
 ) -> None:
     """Restore every subtask of an operator and compare its rows with the log entry."""
+    if not operator.subtasks:
+        return
     parallelism = options.parallelism or len(operator.subtasks)
     rows: Counter[str] = Counter()
     for number in range(parallelism):
@@ -204,7 +236,10 @@ def _restore(
             )
             if hashes.size and (hashes[0] < bounds[0] or hashes[-1] > bounds[1]):
                 report.problems.append(f"{name}: some keys are outside its key groups")
-            twice = _keys_there_twice(batches, hashes[1:][hashes[1:] == hashes[:-1]], len(operator.key))
+            layout = StateLayout.of(backend.key, descriptor_of(state.document))
+            if layout.is_list:
+                continue
+            twice = _keys_there_twice(batches, hashes[1:][hashes[1:] == hashes[:-1]], layout)
             report.problems += [f"{name}: the key {key} is there {count} times" for key, count in twice]
         advance()
     for document in operator.states:
@@ -225,14 +260,16 @@ def _restore(
         )
 
 
-def _keys_there_twice(batches: list[pa.RecordBatch], hashes: Any, key_columns: int) -> list[tuple[str, int]]:
-    """Return the keys among these hashes that occur more than once; two keys may share a hash."""
+def _keys_there_twice(batches: list[pa.RecordBatch], hashes: Any, layout: StateLayout) -> list[tuple[str, int]]:
+    """Return the keys, with namespace and user key, among these hashes that occur more than once."""
     if not hashes.size:
         return []
     suspects: Counter[str] = Counter()
+    first = _first_key(layout)
+    columns = range(first, first + len(layout.key) + len(layout.entry_fields))
     for batch in batches:
         rows = np.flatnonzero(np.isin(batch.column(0).to_numpy(), hashes))
-        suspects.update(repr(row) for row in batch.take(pa.array(rows)).select(range(1, 1 + key_columns)).to_pylist())
+        suspects.update(repr(row) for row in batch.take(pa.array(rows)).select(columns).to_pylist())
     return [(key, count) for key, count in suspects.items() if count > 1]
 
 

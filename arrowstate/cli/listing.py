@@ -88,6 +88,9 @@ def show_checkpoint(options: argparse.Namespace) -> int:
     for operator in found["operators"]:
         say()
         say(f"operator {operator['uid']}")
+        _print_operator_states(operator["operator_states"])
+        if not operator["key"]:
+            continue
         say(f"  key         {', '.join(f'{name} {kind}' for name, kind in operator['key'].items())}")
         ranges = (f"{first}-{last}" for first, last in operator["key_groups"])
         say(f"  key groups  {operator['max_parallelism']}; by subtask: {', '.join(ranges)}")
@@ -109,6 +112,24 @@ def show_checkpoint(options: argparse.Namespace) -> int:
     return 0
 
 
+def _print_operator_states(states: list[dict[str, Any]]) -> None:
+    if states:
+        print_table(
+            ["operator state", "kind", "type", "rows", "subtasks", "bytes"],
+            [
+                (
+                    state["name"],
+                    state["kind"],
+                    state["type"],
+                    state["rows"],
+                    state["subtasks"],
+                    bytes_text(state["bytes"]),
+                )
+                for state in states
+            ],
+        )
+
+
 def _checkpoint(snapshot: Snapshot) -> dict[str, Any]:
     entry = snapshot.entry
     return {
@@ -127,6 +148,17 @@ def _checkpoint(snapshot: Snapshot) -> dict[str, Any]:
                 "max_parallelism": operator.max_parallelism,
                 "key_groups": [subtask.key_groups for subtask in operator.subtasks],
                 "states": [_state(snapshot.storage, operator, state) for state in operator.states],
+                "operator_states": [
+                    {
+                        "name": state.name,
+                        "kind": state.kind,
+                        "type": str(type_from_json(state.value_type)),
+                        "rows": sum(part.rows for part in state.parts),
+                        "subtasks": len(state.parts),
+                        "bytes": sum(part.bytes for part in state.parts),
+                    }
+                    for state in operator.operator_states
+                ],
             }
             for operator in entry.operators
         ],
@@ -140,7 +172,7 @@ def _state(storage: Storage, operator: OperatorDocument, state: StateDocument) -
     return {
         "name": state.name,
         "kind": state.kind,
-        "type": str(type_from_json(state.value_type)),
+        "type": state.clock or str(type_from_json(state.value_type)),
         "reduce": state.reduce,
         "rows": live,
         "runs": len(runs),
@@ -171,6 +203,8 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
             )
     fields = [
         *((field, "key") for field in operator.key),
+        *((field, "namespace") for field in document.namespace),
+        *((field, "timestamp" if document.kind == "timer" else "user key") for field in (document.user_key,) if field),
         *((field, "value") for field in document.columns),
     ]
     columns = [
@@ -188,9 +222,12 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
         )
         return 0
     say(f"state {operator.uid}.{document.name} of checkpoint {snapshot.checkpoint_id}")
-    say(f"  kind  {document.kind}" + (f" ({_reducers(document.reduce)})" if document.reduce is not None else ""))
-    say(f"  type  {type_from_json(document.value_type)}")
+    say(f"  kind  {document.kind}" + (f" ({rule})" if (rule := _rule(document)) else ""))
+    say(f"  type  {document.clock or type_from_json(document.value_type)}")
     say(f"  rows  {_live_rows(operator, document)}")
+    if document.time_to_live is not None:
+        ttl = document.time_to_live
+        say(f"  ttl   {ttl.ttl_ms} ms of {ttl.clock}, {ttl.update}, {ttl.visibility}")
     print_table(["id", "column", "of", "type"], [tuple(column.values()) for column in columns])
     print_table(
         ["subtask", "key groups", "run", "format", "rows", "dead", "batches", "bytes"],
@@ -230,6 +267,13 @@ def _bytes(runs: Sequence[RunDocument]) -> int:
 
 def _live_rows(operator: OperatorDocument, state: StateDocument) -> int:
     return sum(subtask.live_rows.get(state.name, 0) for subtask in operator.subtasks)
+
+
+def _rule(document: StateDocument) -> str | None:
+    """What makes one value of many, where anything does."""
+    if document.aggregate is not None:
+        return document.aggregate.name
+    return document.reduce_callable if document.reduce is None else _reducers(document.reduce)
 
 
 def _reducers(reduce: str | dict[str, str]) -> str:

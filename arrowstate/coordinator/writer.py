@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.errors import FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
+from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import (
     FrozenSubtask,
     WrittenSubtask,
@@ -69,6 +73,7 @@ class CheckpointWriter:
         self,
         operators: Mapping[str, Sequence[KeyedStateBackend]],
         *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
         properties: Mapping[str, Any] | None = None,
         watermark: int | None = None,
         format: RunFormat = "arrow",
@@ -80,10 +85,13 @@ class CheckpointWriter:
         ----------
         operators
             By operator uid the backends of its subtasks, in the order of their key groups.
+        operator_states
+            By operator uid the operator state of its subtasks. An operator may have keyed state, operator state, or
+            both for equally many subtasks.
         properties
             JSON values of the caller, such as source offsets.
         watermark
-            Milliseconds since 1970.
+            Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
         format
             The format of new run files: `arrow` (mapped by readers) or `parquet`.
         allow_dropped_operators
@@ -99,8 +107,8 @@ class CheckpointWriter:
         FencedError
             If a newer writer has opened the store; nothing was committed.
         InvalidInputError
-            If subtasks do not cover each key group once, differ in key, states or max parallelism, or an
-            operator is missing.
+            If subtasks do not cover each key group once, differ in key, states or max parallelism, an operator
+            or its operator state is missing, or a keyed state and an operator state share a name.
         StorageFullError, StorageError
             If a file cannot be written; nothing was committed, and what was written is deleted.
         CommitUnknownError
@@ -113,15 +121,23 @@ class CheckpointWriter:
         }
         for uid, subtasks in frozen.items():
             _check_subtasks(uid, subtasks)
+        frozen_operators = {
+            check_operator_uid(uid): [backend.freeze() for backend in backends]
+            for uid, backends in (operator_states or {}).items()
+        }
+        for uid, parts in frozen_operators.items():
+            _check_operator_states(uid, parts, frozen.get(uid))
         before = {operator.uid: operator for operator in self._newest.document.operators}
-        if not allow_dropped_operators and (gone := set(before) - set(frozen)):
-            raise InvalidInputError(
-                f"the checkpoint would drop the state of {', '.join(sorted(gone))}; "
-                "pass these operators too, or allow_dropped_operators=True"
-            )
+        if not allow_dropped_operators:
+            _check_nothing_dropped(before, frozen, frozen_operators)
+        if watermark is None:
+            marks = [subtask.watermark for subtasks in frozen.values() for subtask in subtasks]
+            known = [mark for mark in marks if mark is not None]
+            watermark = min(known) if known and len(known) == len(marks) else None
         written: list[WrittenSubtask] = []
+        paths: list[str] = []
         try:
-            documents = []
+            documents: dict[str, OperatorDocument] = {}
             for uid, subtasks in frozen.items():
                 previous = before[uid].subtasks if uid in before else []
                 of_operator = []
@@ -139,17 +155,30 @@ class CheckpointWriter:
                     written.append(result)
                     of_operator.append(result.document)
                 states = [state.document for state in subtasks[0].states]
-                documents.append(
-                    operator_document(uid, subtasks[0].key, subtasks[0].max_parallelism, states, of_operator)
+                documents[uid] = operator_document(
+                    uid, subtasks[0].key, subtasks[0].max_parallelism, states, of_operator
                 )
+            for uid, parts in frozen_operators.items():
+                of_subtasks = write_operator_states(
+                    self._storage, uid, parts, new_id=self._new_id, paths=paths, previous=before.get(uid)
+                )
+                document = documents.get(uid)
+                if document is not None:
+                    documents[uid] = replace(document, operator_states=of_subtasks)
+                elif of_subtasks:
+                    documents[uid] = OperatorDocument(
+                        uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=of_subtasks
+                    )
         except BaseException:
-            _delete(self._storage, written)
+            _delete(self._storage, written, paths)
             raise
         try:
-            entry = self.commit(documents, properties=properties, watermark=watermark, started_at_ms=started_at_ms)
+            entry = self.commit(
+                list(documents.values()), properties=properties, watermark=watermark, started_at_ms=started_at_ms
+            )
         except (FencedError, InvalidInputError, StorageFullError, StorageError):
             # After anything else, an interrupt for one, the entry may be there and refer to the files.
-            _delete(self._storage, written)
+            _delete(self._storage, written, paths)
             raise
         for result in written:
             result.committed(self._storage, self._store_id)
@@ -207,8 +236,51 @@ class CheckpointWriter:
                 return committed
 
 
-def _delete(storage: Storage, written: Sequence[WrittenSubtask]) -> None:
-    delete_quietly(storage, [path for result in written for path in result.paths])
+def _delete(storage: Storage, written: Sequence[WrittenSubtask], paths: Sequence[str]) -> None:
+    delete_quietly(storage, [*(path for result in written for path in result.paths), *paths])
+
+
+def _check_operator_states(
+    uid: str, parts: Sequence[Sequence[FrozenOperatorState]], keyed: Sequence[FrozenSubtask] | None
+) -> None:
+    if not parts:
+        raise InvalidInputError(f"operator {uid!r} has no operator state backend; pass one per subtask")
+    if keyed is None:
+        return
+    if len(keyed) != len(parts):
+        raise InvalidInputError(
+            f"operator {uid!r} has {len(keyed)} backends of keyed state and {len(parts)} of operator state; "
+            "pass one of each per subtask"
+        )
+    names = {state.document.name.lower() for state in keyed[0].states}
+    for state in parts[0]:
+        if state.descriptor.name.lower() in names:
+            raise InvalidInputError(
+                f"operator {uid!r} has a keyed state and an operator state named {state.descriptor.name!r}; rename one"
+            )
+
+
+def _check_nothing_dropped(
+    before: Mapping[str, OperatorDocument],
+    keyed: Mapping[str, Sequence[FrozenSubtask]],
+    operators: Mapping[str, Sequence[Sequence[FrozenOperatorState]]],
+) -> None:
+    gone = {uid for uid, operator in before.items() if operator.subtasks and uid not in keyed}
+    gone |= {uid for uid in before if uid not in keyed and uid not in operators}
+    if gone:
+        raise InvalidInputError(
+            f"the checkpoint would drop the state of {', '.join(sorted(gone))}; "
+            "pass these operators too, or allow_dropped_operators=True"
+        )
+    for uid, operator in before.items():
+        had = [state.name for state in operator.operator_states]
+        have = {state.descriptor.name for part in operators.get(uid, ()) for state in part}
+        lost = [name for name in had if name not in have]
+        if lost:
+            raise InvalidInputError(
+                f"the checkpoint would drop the operator state {', '.join(lost)} of {uid}; pass its restored "
+                "OperatorStateBackends as operator_states, or allow_dropped_operators=True"
+            )
 
 
 def _check_subtasks(uid: str, subtasks: Sequence[FrozenSubtask]) -> None:

@@ -154,7 +154,7 @@ class Part:
         if self._segment is not None:
             return self._segment
         batch = self._cut(self.run.file.batch(self.number))
-        segment = Segment(batch, hashes_of(batch), self._first)
+        segment = Segment.of(batch, self._first)
         if self.run.document.format == "arrow":
             # Views of the mapped file, so keeping them costs next to nothing.
             self._segment = segment

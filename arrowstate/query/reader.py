@@ -97,23 +97,27 @@ class SnapshotReader:
         columns: Sequence[str] | None = None,
         key_groups: KeyGroupRange | None = None,
     ) -> pa.Table:
-        """Return the rows of a state, one per key, in no particular order.
+        """Return the rows of a state, in no particular order.
+
+        A value or reducing state has one row per key and namespace, a map one per entry, a list one per element, and
+        within a list `_seq` rises in the order of the elements.
 
         Parameters
         ----------
         state
             `<operator uid>.<state>`, or a tuple of both.
         columns
-            Which columns, in this order; the key and value columns by default. `_key_hash` (int64) and
-            `_key_group` (int32, at the max parallelism of the checkpoint) are there by name.
+            Which columns, in this order; those of key, namespace, user key and value by default, in a list `_seq`
+            (int64) too. `_key_hash` (int64), `_key_group` (int32, at the max parallelism of the checkpoint), and with
+            a time to live `_updated_at` (int64, milliseconds) are there by name.
         key_groups
             Only the keys of these key groups; record batches without such keys are not read.
 
         Returns
         -------
         pa.Table
-            The key columns, without nulls; then one column named after the state, or for a struct value one
-            column per field.
+            The key columns, the namespace columns and the user key of a map, named `<state>_key`, all without nulls;
+            then one column named after the state, or for a struct value one column per field.
 
         Raises
         ------
@@ -169,7 +173,8 @@ class SnapshotReader:
         Returns
         -------
         pa.Table
-            Columns as `to_arrow`; one row for each of the given keys that exists, in the order given.
+            Columns as `to_arrow`; the rows of each of the given keys, in the order given, and the elements of a list
+            in theirs.
 
         Raises
         ------

@@ -21,14 +21,14 @@ from arrowstate.query.compaction import Picked, gather
 from arrowstate.query.files import Part, StoredRun
 from arrowstate.query.filters import Bounds
 from arrowstate.schema.keys import key_columns
-from arrowstate.schema.layout import StateLayout, key_schema_of
+from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
 from arrowstate.storage.base import Storage
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
-from arrowstate.table.run import HASH_COLUMN
+from arrowstate.table.run import HASH_COLUMN, Run
 from arrowstate.table.table import find_keys
-from arrowstate_formats.arrow_types import type_from_json
+from arrowstate.table.table import gather as column_of
 from arrowstate_formats.documents import ColumnStatistics, LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
@@ -60,7 +60,7 @@ class StateReader:
     def __init__(self, storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> None:
         self.operator = find_operator(entry, uid)
         self.document = find_state(entry, self.operator, name)
-        self.layout = StateLayout(key_schema_of(self.operator.key), name, type_from_json(self.document.value_type))
+        self.layout = StateLayout.of(key_schema_of(self.operator.key), descriptor_of(self.document))
         self._storage = storage
         self._checkpoint_id = entry.checkpoint_id
 
@@ -88,8 +88,11 @@ class StateReader:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are returned where none are asked for: those of the key and of the value."""
-        return self._run_schema.names[1:]
+        """The columns that are returned where none are asked for: those of the key, the namespace and the value.
+
+        A list has `_seq` too, by which its elements are put in order.
+        """
+        return [*self.layout.table_columns, *(["_seq"] if self.layout.is_list else [])]
 
     def check_columns(self, columns: Iterable[str] | None) -> list[str]:
         """Return the columns asked for, or raise InvalidInputError with those there are."""
@@ -102,9 +105,10 @@ class StateReader:
             raise InvalidInputError("columns must name at least one column; leave them out to get all of key and value")
         for name in names:
             if name not in self.schema.names:
+                hidden = [name for name in self._run_schema.names if name not in self.columns]
                 raise InvalidInputError(
                     f"state {self.operator.uid}.{self.layout.name} has no column {name!r}; "
-                    f"it has {', '.join([*self.columns, HASH_COLUMN, KEY_GROUP_COLUMN, CHECKPOINT_COLUMN])}"
+                    f"it has {', '.join([*self.columns, *hidden, KEY_GROUP_COLUMN, CHECKPOINT_COLUMN])}"
                 )
         return names
 
@@ -235,7 +239,7 @@ class StateReader:
         return pa.Table.from_batches(batches, pa.schema([self.schema.field(name) for name in columns]))
 
     def lookup(self, keys: object, columns: Sequence[str] | None = None) -> tuple[pa.Table, int, int]:
-        """Return the rows of the keys that exist, in the order given.
+        """Return the rows of the keys that exist, in the order given; many rows of one key by their second sort column.
 
         Parameters
         ----------
@@ -257,17 +261,21 @@ class StateReader:
         given = [canonical_floats(column) for column in key_columns(keys, self.layout.key)]
         batch = KeyBatch.of(hash_columns(given), given)
         parts = self.parts.holding(batch.hashes)
-        found = find_keys([run.run(list(own)) for run, own in groupby(parts, key=lambda part: part.run)], batch)
-        exists = np.ones(len(batch), dtype=np.bool_)
-        exists[found.absent] = False
-        numbers = batch.groups()
-        rows = pa.array(numbers[exists[numbers]])
+        runs = [run.run(list(own)) for run, own in groupby(parts, key=lambda part: part.run)]
         names = self.schema.names if columns is None else columns
         stored = self._stored(names) or [HASH_COLUMN]
-        arrays = [
-            found.column(self._run_schema.get_field_index(name), self._run_schema.field(name).type).take(rows)
-            for name in stored
-        ]
+        fields = [(self._run_schema.get_field_index(name), self._run_schema.field(name).type) for name in stored]
+        if self.layout.second is None:
+            found = find_keys(runs, batch)
+            exists = np.ones(len(batch), dtype=np.bool_)
+            exists[found.absent] = False
+            numbers = batch.groups()
+            rows = pa.array(numbers[exists[numbers]])
+            arrays = [found.column(number, kind).take(rows) for number, kind in fields]
+        else:
+            all_found = [(run, *run.find_all(batch)) for run in runs]
+            rows = pa.array(_rows_of_groups(all_found, batch.groups(), len(batch)))
+            arrays = [column_of(all_found, number, kind).take(rows) for number, kind in fields]
         read = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([self._run_schema.field(name) for name in stored]))
         schema = pa.schema([self.schema.field(name) for name in names])
         table = pa.Table.from_batches([self._with_virtual(read, schema)])
@@ -312,6 +320,18 @@ class Parts:
         low = np.searchsorted(hashes, self.min_hash, side="left")
         high = np.searchsorted(hashes, self.max_hash, side="right")
         return [self.parts[number] for number in np.flatnonzero(low < high)]
+
+
+def _rows_of_groups(found: Sequence[tuple[Run, Ints, Ints]], groups: Ints, count: int) -> Ints:
+    """Return which of the rows found belong to each given key, one key after the other."""
+    numbers = np.concatenate([numbers for _, numbers, _ in found] or [np.empty(0, dtype=np.int64)])
+    seconds = column_of(found, 1, pa.int64()).to_numpy()
+    order = np.lexsort((seconds, numbers))
+    counts = np.bincount(numbers, minlength=count)
+    starts = np.cumsum(counts) - counts
+    ends = np.cumsum(counts[groups])
+    within = np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts[groups], counts[groups])
+    return order[np.repeat(starts[groups], counts[groups]) + within]
 
 
 def _in_steps(parts: Iterable[Part]) -> Iterator[list[Part]]:

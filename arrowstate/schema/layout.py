@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
-from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from arrowstate.schema.aggregates import BUILT_IN, BuiltIn, StoredAggregate
+from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    StoredCallable,
+    TimerStateDescriptor,
+    TimeToLive,
+    ValueStateDescriptor,
+)
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
-from arrowstate_formats.documents import FieldDocument, StateDocument
+from arrowstate_formats.documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
 __all__ = [
     "StateLayout",
@@ -25,40 +38,106 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The columns of one state: `_key_hash`, the key columns, the value columns.
+    """The columns of one state, in this order.
 
-    A value is one column named after the state; a struct value is one column per field. A name that a key
+    `_key_hash`; `_entry_hash` where rows of one key are told apart by a namespace or user key, or `_seq` in a list;
+    the key columns; the namespace columns; the user key of a map, named `<state>_key`; the value columns; and
+    `_updated_at` (milliseconds since 1970) where there is a time to live.
+
+    A value is one column named after the state; a struct value is one column per field, and so is the accumulator of
+    an aggregating state. A name that an earlier
     column has is prefixed with the state's name.
     """
 
     key: pa.Schema
     name: str
     value_type: pa.DataType
+    namespace: pa.Schema | None = None
+    user_key_type: pa.DataType | None = None
+    is_list: bool = False
+    has_ttl: bool = False
+    is_timer: bool = False
+
+    @classmethod
+    def of(cls, key: pa.Schema, descriptor: StateDescriptor) -> StateLayout:
+        """Return the layout of a state of an operator."""
+        return cls(
+            key,
+            descriptor.name,
+            descriptor.accumulator_type if isinstance(descriptor, AggregatingStateDescriptor) else descriptor.type,
+            descriptor.namespace,
+            _user_key_type(descriptor),
+            isinstance(descriptor, ListStateDescriptor),
+            descriptor.ttl is not None,
+            isinstance(descriptor, TimerStateDescriptor),
+        )
+
+    @property
+    def second(self) -> str | None:
+        """The column by which rows of one key are sorted."""
+        if self.is_list:
+            return "_seq"
+        return "_entry_hash" if self.namespace is not None or self.user_key_type is not None else None
+
+    @property
+    def namespace_fields(self) -> list[pa.Field]:
+        """The namespace columns."""
+        taken = {name.lower() for name in self.key.names}
+        return [self._named(item.name, item.type, taken, nullable=False) for item in self.namespace or ()]
+
+    @property
+    def entry_fields(self) -> list[pa.Field]:
+        """What tells the rows of one key apart: namespaces, the user key of a map, the timestamp of a timer."""
+        fields = self.namespace_fields
+        if self.is_timer:
+            taken = {field.name.lower() for field in [*self.key, *fields]}
+            return [*fields, self._named("timestamp", pa.int64(), taken, nullable=False)]
+        if self.user_key_type is not None:
+            fields.append(pa.field(f"{self.name}_key", self.user_key_type, nullable=False))
+        return fields
 
     @property
     def value_fields(self) -> list[pa.Field]:
-        """The value columns; each may hold nulls only where the state is a struct."""
-        taken = {name.lower() for name in self.key.names}
+        """The value columns; each may hold nulls only where the state is a struct or a map. A timer has none."""
+        if self.is_timer:
+            return []
+        before = [*self.key, *self.entry_fields]
+        taken = {field.name.lower() for field in before}
         if not pa.types.is_struct(self.value_type):
-            name = f"{self.name}_{self.name}" if self.name.lower() in taken else self.name
-            fields = [pa.field(name, self.value_type)]
+            fields = [self._named(self.name, self.value_type, taken)]
         else:
-            fields = [
-                pa.field(f"{self.name}_{item.name}" if item.name.lower() in taken else item.name, item.type)
-                for item in self.value_type
-            ]
-        names = [field.name.lower() for field in fields] + list(taken)
+            fields = [self._named(item.name, item.type, taken) for item in self.value_type]
+        names = [field.name.lower() for field in [*before, *fields]]
         if len(set(names)) < len(names):
             raise InvalidInputError(f"the columns of state {self.name!r} clash with each other or the key: {names}")
         return fields
 
     @property
+    def first_value(self) -> int:
+        """The number of the first value column."""
+        return 1 + (self.second is not None) + len(self.key) + len(self.entry_fields)
+
+    @property
     def schema(self) -> pa.Schema:
         """The schema of the state's runs."""
-        return pa.schema([pa.field("_key_hash", pa.int64(), nullable=False), *self.key, *self.value_fields])
+        sort_columns = ["_key_hash", *([self.second] if self.second else [])]
+        return pa.schema(
+            [
+                *(pa.field(name, pa.int64(), nullable=False) for name in sort_columns),
+                *self.key,
+                *self.entry_fields,
+                *self.value_fields,
+                *([pa.field("_updated_at", pa.int64(), nullable=False)] if self.has_ttl else []),
+            ]
+        )
+
+    @property
+    def table_columns(self) -> list[str]:
+        """The columns that a reader sees: key, namespace, user key, value."""
+        return [field.name for field in [*self.key, *self.entry_fields, *self.value_fields]]
 
     def split(self, values: pa.Array) -> list[pa.Array]:
-        """Return the value columns of an array of values without nulls."""
+        """Return the value columns of an array of values; a null struct becomes nulls in all of them."""
         return values.flatten() if pa.types.is_struct(self.value_type) else [values]
 
     def join(self, columns: Sequence[pa.Array], absent: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
@@ -68,6 +147,15 @@ class StateLayout:
         mask = np.zeros(len(columns[0]), dtype=np.bool_)
         mask[absent] = True
         return pa.StructArray.from_arrays(columns, fields=list(self.value_type), mask=pa.array(mask))
+
+    def _named(self, name: str, kind: pa.DataType, taken: set[str], *, nullable: bool = True) -> pa.Field:
+        return pa.field(f"{self.name}_{name}" if name.lower() in taken else name, kind, nullable=nullable)
+
+
+def _user_key_type(descriptor: StateDescriptor) -> pa.DataType | None:
+    if isinstance(descriptor, TimerStateDescriptor):
+        return pa.int64()
+    return descriptor.key_type if isinstance(descriptor, MapStateDescriptor) else None
 
 
 def key_documents(key: pa.Schema) -> list[FieldDocument]:
@@ -86,29 +174,69 @@ def key_schema_of(documents: Sequence[FieldDocument]) -> pa.Schema:
 def state_document(descriptor: StateDescriptor, layout: StateLayout) -> StateDocument:
     """Return what a log entry says of a state; field ids go on after the key's."""
     reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
+    called = descriptor.callable_name if isinstance(descriptor, ReducingStateDescriptor) else None
+    documents = [
+        FieldDocument(id=number, name=field.name, type=type_to_json(field.type), nullable=field.nullable)
+        for number, field in enumerate([*layout.entry_fields, *layout.value_fields], len(layout.key) + 1)
+    ]
+    spaces, entries = len(layout.namespace_fields), len(layout.entry_fields)
     return StateDocument(
         name=descriptor.name,
         kind=descriptor.kind,
         value_type=type_to_json(descriptor.type),
-        columns=[
-            FieldDocument(id=number, name=field.name, type=type_to_json(field.type))
-            for number, field in enumerate(layout.value_fields, len(layout.key) + 1)
-        ],
-        reduce=dict(reduce) if isinstance(reduce, Mapping) else reduce,
+        columns=documents[entries:],
+        reduce=dict(reduce) if isinstance(reduce, Mapping) else reduce if isinstance(reduce, str) else None,
+        reduce_callable=called,
+        aggregate=_aggregate_document(descriptor) if isinstance(descriptor, AggregatingStateDescriptor) else None,
+        namespace=documents[:spaces],
+        user_key=documents[spaces] if entries > spaces else None,
+        clock=descriptor.clock if isinstance(descriptor, TimerStateDescriptor) else None,
+        time_to_live=None if descriptor.ttl is None else TimeToLiveDocument(**asdict(descriptor.ttl)),
     )
 
 
 def descriptor_of(document: StateDocument) -> StateDescriptor:
     """Return the descriptor that a document was made from, without a value state's default."""
     kind = type_from_json(document.value_type)
+    name = document.name
+    common: dict[str, Any] = {
+        "namespace": key_schema_of(document.namespace) if document.namespace else None,
+        "ttl": None if document.time_to_live is None else TimeToLive(**msgspec.structs.asdict(document.time_to_live)),
+    }
     try:
         if document.kind == "value":
-            return ValueStateDescriptor(document.name, kind)
-        if document.reduce is not None:
-            return ReducingStateDescriptor(document.name, kind, reduce=document.reduce)
-    except InvalidInputError as error:
-        raise CorruptDataError(f"state {document.name!r}", str(error)) from None
-    raise CorruptDataError(f"state {document.name!r}", "a reducing state without a reducer")
+            return ValueStateDescriptor(name, kind, **common)
+        if document.kind == "list":
+            return ListStateDescriptor(name, kind, **common)
+        if document.kind == "map" and document.user_key is not None:
+            return MapStateDescriptor(name, type_from_json(document.user_key.type), kind, **common)
+        if document.kind == "timer" and document.clock is not None:
+            return TimerStateDescriptor(name, clock=document.clock, **common)
+        if document.kind == "reducing" and document.reduce is not None:
+            return ReducingStateDescriptor(name, kind, reduce=document.reduce, **common)
+        if document.kind == "reducing" and document.reduce_callable is not None:
+            return ReducingStateDescriptor(name, kind, reduce=StoredCallable(document.reduce_callable), **common)
+        if document.kind == "aggregating" and document.aggregate is not None:
+            return AggregatingStateDescriptor(name, kind, aggregate=_stored_aggregate(document.aggregate), **common)
+    except (InvalidInputError, TypeError) as error:
+        raise CorruptDataError(f"state {name!r}", str(error)) from None
+    detail = f"a {document.kind} state without its reducer, aggregate, user key or clock"
+    raise CorruptDataError(f"state {name!r}", detail)
+
+
+def _aggregate_document(descriptor: AggregatingStateDescriptor) -> AggregateDocument:
+    given = descriptor.declared
+    return AggregateDocument(
+        name=given.name,
+        parameters=given.parameters if isinstance(given, BuiltIn) else {},
+        accumulator_type=type_to_json(descriptor.accumulator_type),
+    )
+
+
+def _stored_aggregate(document: AggregateDocument) -> BuiltIn | StoredAggregate:
+    if document.name in BUILT_IN:
+        return BUILT_IN[document.name](**document.parameters)
+    return StoredAggregate(document.name, type_from_json(document.accumulator_type))
 
 
 def check_same_state(have: StateDescriptor, given: StateDescriptor) -> None:
@@ -126,5 +254,17 @@ def check_same_state(have: StateDescriptor, given: StateDescriptor) -> None:
 
 
 def _described(descriptor: StateDescriptor) -> str:
-    reduce = getattr(descriptor, "reduce", None)
-    return f"{descriptor.kind} state of {descriptor.type}" + (f" reduced by {reduce}" if reduce else "")
+    """The parts of a descriptor that must stay the same; a time to live may come, change and go."""
+    text = f"{descriptor.kind} state of {descriptor.type}"
+    if isinstance(descriptor, ReducingStateDescriptor):
+        called = "a Python callable" if descriptor.callable_name is not None else descriptor.reduce
+        text += f" reduced by {called}"
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        text += f" aggregated by {descriptor.identity}"
+    if isinstance(descriptor, MapStateDescriptor):
+        text += f" by {descriptor.key_type}"
+    if isinstance(descriptor, TimerStateDescriptor):
+        text += f" by {descriptor.clock}"
+    if descriptor.namespace is not None:
+        text += f" in namespaces of {', '.join(f'{item.name}: {item.type}' for item in descriptor.namespace)}"
+    return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ def python_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     return scalar
 
 
-def _check_exact(values: Iterable[Any], kind: pa.DataType) -> None:
+def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
     """Raise TypeError where Arrow took a value but lost a part of it."""
     if pa.types.is_struct(kind):
         rows = [value for value in values if isinstance(value, Mapping)]
@@ -138,11 +138,14 @@ def _check_exact(values: Iterable[Any], kind: pa.DataType) -> None:
     elif pa.types.is_nested(kind):
         _check_exact([item for value in values if value is not None for item in value], kind.value_type)
     elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-        for value in values:
-            if isinstance(value, (float, np.floating, decimal.Decimal)):
-                raise TypeError(f"{value!r} is no {kind}")
-            if pa.types.is_temporal(kind) and _loses_time(value, kind):
-                raise TypeError(f"{value!r} does not fit {kind}")
+        # Looking at types instead of values keeps long columns of plain integers cheap.
+        inexact = {each for each in set(map(type, values)) if issubclass(each, (float, np.floating, decimal.Decimal))}
+        if inexact:
+            raise TypeError(f"{next(value for value in values if type(value) in inexact)!r} is no {kind}")
+        if pa.types.is_temporal(kind):
+            for value in values:
+                if _loses_time(value, kind):
+                    raise TypeError(f"{value!r} does not fit {kind}")
 
 
 def _loses_time(value: Any, kind: pa.DataType) -> bool:

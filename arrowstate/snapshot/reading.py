@@ -118,7 +118,7 @@ def open_state(
     operator = find_operator(entry, uid)
     document = find_state(entry, operator, state)
     key = key_schema_of(operator.key)
-    layout = StateLayout(key, state, descriptor_of(document).type)
+    layout = StateLayout.of(key, descriptor_of(document))
     runs = []
     size = 0
     for subtask in operator.subtasks:
@@ -202,7 +202,7 @@ def open_run(
             start = max(start, int(np.searchsorted(hashes, hash_bounds[0], side="left")))
             stop = min(stop, int(np.searchsorted(hashes, hash_bounds[1], side="right")))
         if start < stop:
-            segments.append(Segment(batch.slice(start, stop - start), hashes[start:stop], start_row + start))
+            segments.append(Segment.of(batch, start_row).slice(start, stop))
     if not segments:
         return None
     first_row, last_row = segments[0].first_row, segments[-1].end_row

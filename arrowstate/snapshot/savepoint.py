@@ -9,17 +9,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from msgspec.structs import replace
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
 from arrowstate.snapshot.log import HINT_PATH, CommitLog, path_of, put_store_document
+from arrowstate.snapshot.operator import copy_operator_states
 from arrowstate.snapshot.reading import open_run, subtask_runs
 from arrowstate.snapshot.writing import RunWriter, delete_quietly, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MemorySink, MergePolicy, SpillSink, merge_runs
 from arrowstate.table.run import Run
-from arrowstate_formats.documents import LogEntryDocument, ManifestDocument, StateRunsDocument
+from arrowstate_formats.documents import LogEntryDocument, ManifestDocument, StateRunsDocument, TimeToLiveDocument
 
 __all__ = ["write_savepoint"]
 
@@ -39,7 +41,8 @@ def write_savepoint(
     """Write a checkpoint as a self-contained store of Parquet files.
 
     Each state of a subtask becomes one Parquet file of its live rows, sorted by `_key_hash`; a state without
-    rows has one file without rows. The folder may be moved or copied as a whole.
+    rows has one file without rows. Rows that have expired by the clock, or by the watermark of the checkpoint, are
+    left out. The folder may be moved or copied as a whole.
 
     Parameters
     ----------
@@ -75,28 +78,40 @@ def write_savepoint(
         operators = []
         for operator in entry.operators:
             key = key_schema_of(operator.key)
-            layouts = {state.name: StateLayout(key, state.name, descriptor_of(state).type) for state in operator.states}
-            empty = {name for name in layouts if not any(sub.live_rows.get(name) for sub in operator.subtasks)}
+            layouts = {state.name: StateLayout.of(key, descriptor_of(state)) for state in operator.states}
+            written: set[str] = set()
             subtasks = []
             for subtask in operator.subtasks:
                 have = subtask_runs(storage, operator, subtask)
                 states = []
+                live_rows: dict[str, int] = {}
+                watermark = entry.watermark if subtask.watermark is None else subtask.watermark
+                cutoffs = {
+                    state.name: _cutoff(state.time_to_live, started_at_ms, watermark) for state in operator.states
+                }
                 for name, layout in layouts.items():
                     writer = RunWriter(
                         target, f"data/{operator.uid}/{name}", operator.max_parallelism, "parquet", new_id, 0, paths
                     )
                     opened = [open_run(storage, store_id, run, layout.schema) for run in have.get(name, [])]
-                    merged = _merged([run for run, _ in filter(None, opened)], layout)
-                    if merged is None and name in empty and subtask is operator.subtasks[0]:
+                    runs = [run for run, _ in filter(None, opened)]
+                    _drop_expired(runs, cutoffs[name])
+                    live_rows[name] = sum(run.live_rows for run in runs)
+                    merged = _merged(runs, layout)
+                    if merged is None and name not in written and subtask is operator.subtasks[-1]:
                         merged = Run.of([])
+                    if merged is not None:
+                        written.add(name)
                     documents = [] if merged is None else [writer.write(merged.freeze(), layout.schema)[0]]
                     states.append(StateRunsDocument(name=name, runs=documents))
                     done += 1
                     if progress is not None:
                         progress(done, total)
                 manifest = ManifestDocument(operator=operator.uid, key_groups=subtask.key_groups, states=states)
-                subtasks.append(replace(subtask, manifest=write_manifest(target, manifest, new_id, paths)))
-            operators.append(replace(operator, subtasks=subtasks))
+                handle = write_manifest(target, manifest, new_id, paths)
+                subtasks.append(replace(subtask, manifest=handle, live_rows=live_rows))
+            parts = copy_operator_states(storage, operator, target, new_id=new_id, paths=paths)
+            operators.append(replace(operator, subtasks=subtasks, operator_states=parts))
         savepoint = LogEntryDocument(
             # As in every store the number of a checkpoint is its id, so ids go on rising from here.
             number=entry.number,
@@ -120,6 +135,23 @@ def write_savepoint(
         delete_quietly(target, paths)
         raise
     return savepoint
+
+
+def _cutoff(ttl: TimeToLiveDocument | None, now_ms: int, watermark: int | None) -> int | None:
+    """Return the last time of update that has expired, None if nothing can have."""
+    now = None if ttl is None else now_ms if ttl.clock == "processing_time" else watermark
+    if ttl is None or now is None or now - ttl.ttl_ms < -(1 << 63):
+        return None
+    return now - ttl.ttl_ms
+
+
+def _drop_expired(runs: list[Run], cutoff: int | None) -> None:
+    if cutoff is None:
+        return
+    for run in runs:
+        for segment in run.segments:
+            updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
+            run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)
 
 
 def _merged(runs: list[Run], layout: StateLayout) -> Run | None:

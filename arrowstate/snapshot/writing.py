@@ -83,6 +83,8 @@ class FrozenSubtask:
     max_parallelism: int
     key_groups: KeyGroupRange
     states: tuple[FrozenState, ...]
+    watermark: int | None = None
+    "The event time, in milliseconds, up to which everything has come."
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,7 @@ def write_subtask(
         key_groups=key_groups,
         manifest=handle,
         live_rows={state.document.name: state.table.live_rows for state in frozen.states},
+        watermark=frozen.watermark,
     )
     return WrittenSubtask(document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written)
 

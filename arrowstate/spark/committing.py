@@ -90,7 +90,7 @@ def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -
 
 
 def check_alone(uid: str, checkpoint: LogEntryDocument | None, store: str) -> None:
-    """Refuse a store with the state of other operators, which the checkpoints of a sink would drop.
+    """Refuse a store with the state of other operators, or operator state, which a sink would drop.
 
     Raises
     ------
@@ -102,6 +102,12 @@ def check_alone(uid: str, checkpoint: LogEntryDocument | None, store: str) -> No
         raise InvalidInputError(
             f"the store {store} holds the state of {', '.join(map(repr, others))}; a sink needs a store of its own: "
             f"write operator {uid!r} to another store"
+        )
+    own = [state.name for item in (checkpoint.operators if checkpoint else ()) for state in item.operator_states]
+    if own:
+        raise InvalidInputError(
+            f"the store {store} holds the operator state {', '.join(own)} of {uid!r}, which a sink cannot keep; "
+            "write to another store"
         )
 
 

@@ -21,7 +21,7 @@ from arrowstate.snapshot.log import CommitLog, open_store_document
 from arrowstate.snapshot.writing import write_subtask
 from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.plan import SinkPlan
-from arrowstate.state.keyed import ValueState
+from arrowstate.state.keyed import ReducingState, ValueState
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument, SubtaskDocument
 from arrowstate_formats.key_groups import key_group_range
@@ -117,6 +117,7 @@ def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) ->
                 # In a table a null is no value; what clears a state when it is added one by one is passed over.
                 kept = values.is_valid()
                 keys, values = keys.filter(kept), values.filter(kept)
+            assert isinstance(state, ReducingState)
             state.add_batch(keys, values)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -228,13 +228,21 @@ class _Columns:
 
 def _state_input(descriptor: StateDescriptor, key: pa.Schema, columns: _Columns) -> StateInput:
     """Say where the values of a state come from, after checking their types."""
-    layout = StateLayout(key, descriptor.name, descriptor.type)
+    if not isinstance(descriptor, (ValueStateDescriptor, ReducingStateDescriptor)):
+        raise InvalidInputError(
+            f"a stream is folded into value and reducing states; {descriptor.name!r} is of the kind {descriptor.kind}"
+        )
+    if isinstance(descriptor, ReducingStateDescriptor) and descriptor.callable_name is not None:
+        raise InvalidInputError(
+            f"state {descriptor.name!r}: a stream is folded by built-in reducers, got {descriptor.callable_name}"
+        )
+    layout = StateLayout.of(key, descriptor)
     is_struct = pa.types.is_struct(descriptor.type)
     inner = [field.name for field in descriptor.type] if is_struct else [descriptor.name]
     numbers = []
     for name, field in zip(inner, layout.value_fields, strict=True):
         reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
-        if (reduce if isinstance(reduce, str) or reduce is None else reduce[name]) == "count":
+        if (reduce[name] if isinstance(reduce, Mapping) else reduce) == "count":
             numbers.append(columns.take_presence(field.name))
             continue
         where = f"{descriptor.name}.{name}" if is_struct else descriptor.name

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
@@ -16,7 +19,7 @@ from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["CurrentKey", "KeyContext"]
+__all__ = ["CurrentKey", "KeyContext", "identities_of", "identity_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,13 @@ class KeyContext:
         1 to 32768.
     key_groups
         The key groups of the subtask, both ends inclusive.
+    clock_ms
+        Returns the processing time in milliseconds since 1970.
     """
 
-    def __init__(self, key: pa.Schema, max_parallelism: int, key_groups: KeyGroupRange) -> None:
+    def __init__(
+        self, key: pa.Schema, max_parallelism: int, key_groups: KeyGroupRange, clock_ms: Callable[[], int]
+    ) -> None:
         self.key = check_key_schema(key)
         self.max_parallelism = max_parallelism
         self.key_groups = key_groups
@@ -53,25 +60,68 @@ class KeyContext:
         # rotation, xor with a shift of itself), so two such keys never share a hash.
         self._one_to_one = len(self.key) == 1 and _up_to_8_bytes(self.key.field(0).type)
         self._current: CurrentKey | None = None
+        self._clock_ms = clock_ms
+        self.watermark: int | None = None
+        self.timestamp: int | None = None
+        "The event time of what is being processed, where the operator has set it."
 
-    def batch(self, keys: Any) -> KeyBatch:
-        """Check, hash, sort and group the keys of a batch.
+    def columns(self, keys: Any) -> list[pa.Array]:
+        """Return the key columns of a batch, checked and with canonical floats.
 
         Raises
         ------
         KeyTypeError, NullKeyError
             If a key does not fit the key schema.
+        """
+        return [canonical_floats(column) for column in key_columns(keys, self.key)]
+
+    def group(self, columns: Sequence[pa.Array], entry: Sequence[pa.Array] = ()) -> KeyBatch:
+        """Hash, sort and group keys, and `entry`: what else tells rows apart, where there is anything.
+
+        Raises
+        ------
         KeyOutOfRangeError
             If a key belongs to a key group of another subtask.
         """
-        columns = [canonical_floats(column) for column in key_columns(keys, self.key)]
+        hashes = self.hashes(columns)
+        if not entry:
+            return KeyBatch.of(hashes, columns, one_to_one=self._one_to_one)
+        return KeyBatch.of(hashes, [*columns, *entry], seconds=hash_columns(entry))
+
+    def hashes(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+        """Hash keys after checking that they belong to this subtask."""
         hashes = hash_columns(columns)
-        batch = KeyBatch.of(hashes, columns, one_to_one=self._one_to_one)
-        if len(batch) and (batch.hashes[0] < self._low or batch.hashes[-1] > self._high):
+        if hashes.size and (hashes.min() < self._low or hashes.max() > self._high):
             row = int(np.flatnonzero((hashes < self._low) | (hashes > self._high))[0])
             group = int(key_groups_of_hashes(hashes[row : row + 1], self.max_parallelism)[0])
             raise KeyOutOfRangeError(group, self.key_groups.start, self.key_groups.end)
-        return batch
+        return hashes
+
+    def now(self, clock: str) -> int | None:
+        """Return the time now in milliseconds; by event time the watermark, None before the first one."""
+        return self._clock_ms() if clock == "processing_time" else self.watermark
+
+    def known_time(self, clock: str) -> int | None:
+        """Return the time of what is done now; by event time that of the current record, else the watermark."""
+        if clock == "processing_time":
+            return self._clock_ms()
+        return self.watermark if self.timestamp is None else self.timestamp
+
+    def time_of_update(self, clock: str, state: str) -> int:
+        """Return the time that rows written now carry.
+
+        Raises
+        ------
+        InvalidInputError
+            If it is event time and none is known.
+        """
+        time = self.known_time(clock)
+        if time is not None:
+            return time
+        raise InvalidInputError(
+            f"state {state!r} expires by event time, and none is known yet; pass timestamps, set "
+            "backend.current_timestamp, or advance the watermark before"
+        )
 
     @property
     def current(self) -> CurrentKey:
@@ -90,6 +140,27 @@ class KeyContext:
     def is_set(self) -> bool:
         return self._current is not None
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Set the current key back afterwards."""
+        current = self._current
+        try:
+            yield
+        finally:
+            self._current = current
+
+    def set_row(self, columns: Sequence[pa.Array], row: int) -> Any:
+        """Set the current key to one of checked key columns; return it as a plain value, or a tuple of them."""
+        one = [column.slice(row, 1) for column in columns]
+        values = tuple(column[0].as_py() for column in one)
+        value = values[0] if len(values) == 1 else values
+        self._current = CurrentKey(tuple(identity_of(column) for column in one), tuple(one), value)
+        return value
+
+    def use(self, current: CurrentKey) -> None:
+        """Set the current key to one that was the current key before, or a key of a row of this subtask."""
+        self._current = current
+
     def set_current(self, value: Any) -> None:
         """Set the current key: a plain value, or for several key columns a tuple or a mapping by name."""
         if len(self.key) == 1:
@@ -107,9 +178,9 @@ class KeyContext:
             if set(row) != set(self.key.names):
                 raise InvalidInputError(f"the key has the columns {', '.join(self.key.names)}; got {', '.join(row)}")
             keys = _one_row(row, self.key)
-        batch = self.batch(keys)
-        identity = tuple(_identity(column) for column in batch.columns)
-        self._current = CurrentKey(identity, batch.columns, value)
+        columns = self.columns(keys)
+        self.hashes(columns)
+        self._current = CurrentKey(tuple(identity_of(column) for column in columns), tuple(columns), value)
 
 
 def _up_to_8_bytes(kind: pa.DataType) -> bool:
@@ -125,11 +196,19 @@ def _one_row(row: dict[str, Any], key: pa.Schema) -> Any:
     return pa.RecordBatch.from_arrays(columns, schema=key)
 
 
-def _identity(column: pa.Array) -> Any:
+def identity_of(column: pa.Array) -> Any:
+    """Return the one value of a column as something hashable, equal for equal values."""
+    return identities_of(column)[0]
+
+
+def identities_of(column: pa.Array) -> list[Any]:
+    """Return each value of a column as something hashable, equal for equal values."""
     if pa.types.is_temporal(column.type):
         # Python's dates and times reach less far than Arrow's.
         column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
-    return _hashable(column[0].as_py())
+    if pa.types.is_integer(column.type) or pa.types.is_string(column.type):
+        return column.to_pylist()
+    return [_hashable(value) for value in column.to_pylist()]
 
 
 def _hashable(value: Any) -> Any:

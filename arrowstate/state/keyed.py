@@ -1,60 +1,51 @@
-"""Value and reducing state over a table of sorted runs.
-
-Batch verbs work on Arrow columns. Scalar verbs work on the current key: what they write is collected in a
-small dict and becomes rows of a run before the next batch verb or snapshot, or when the dict is full.
-"""
+"""Value and reducing state: one row per key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from arrowstate.errors import ValueTypeError
+from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
+    ReducingStateDescriptor,
+    StoredCallable,
+    ValueStateDescriptor,
+)
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.layout import StateLayout
-from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
+from arrowstate.state.base import KeyedState
 from arrowstate.state.context import KeyContext
-from arrowstate.state.reducers import reduce_column, reduce_scalar
+from arrowstate.state.reducers import reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.table.batch import KeyBatch
-from arrowstate.table.table import Found, FrozenTable, Table
+from arrowstate.table.table import Found, Table
 
-__all__ = ["KeyedState", "ReducingState", "ValueState"]
+__all__ = ["OneRowState", "ReducingState", "ValueState", "after_last_null"]
 
 Ints = npt.NDArray[np.int64]
-D = TypeVar("D", bound=StateDescriptor)
+D = TypeVar("D", bound=ValueStateDescriptor | ReducingStateDescriptor | AggregatingStateDescriptor)
 
 _PENDING_KEYS = 16_384
 
 
-class KeyedState(Generic[D]):
-    """What value and reducing state share: reading, clearing, and the scalar writes not yet in a run."""
+class OneRowState(KeyedState[D]):
+    """A state with one row per key: value, reducing and aggregating state.
+
+    What scalar verbs write is collected in a small dict and becomes rows of a run before the next batch verb or
+    snapshot, or when the dict is full.
+    """
 
     def __init__(self, descriptor: D, layout: StateLayout, table: Table, context: KeyContext) -> None:
-        self.descriptor = descriptor
-        self.layout = layout
-        self._table = table
-        self._context = context
-        self._pending: dict[Any, tuple[tuple[pa.Array, ...], pa.Scalar | None]] = {}
+        super().__init__(descriptor, layout, table, context)
+        self._pending: dict[Any, tuple[KeyBatch, pa.Scalar | None, list[pa.Array]]] = {}
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.descriptor.name!r}: {self.descriptor.type}, {len(self)} keys>"
-
-    def __len__(self) -> int:
-        """The number of keys that have a value."""
-        self.flush()
-        return self._table.live_rows
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of rows, directories and live bits in memory; mapped rows do not count."""
-        return self._table.memory_bytes
-
-    def get_batch(self, keys: Any) -> pa.Array:
+    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the value of each key.
 
         Parameters
@@ -62,6 +53,8 @@ class KeyedState(Generic[D]):
         keys
             An Array for one key column, else a RecordBatch or StructArray with the key schema. A key may
             occur more than once.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
 
         Returns
         -------
@@ -74,17 +67,33 @@ class KeyedState(Generic[D]):
             If a key does not fit the key schema or belongs to another subtask.
         """
         self.flush()
-        batch = self._context.batch(keys)
-        values = self._read(self._table.find(batch))
+        batch = self._keys(keys, namespace)
+        values = self._read_found(batch)
         if batch.row_count == 0:
             return values
         return values.take(pa.array(batch.groups()))
 
-    def clear_batch(self, keys: Any) -> None:
+    def read_keys(self, keys: KeyBatch) -> pa.Array:
+        """Return one value per distinct key of a batch that is grouped already; null where there is none."""
+        self.flush()
+        return self._read_found(keys)
+
+    def stage(self, keys: KeyBatch, values: pa.Array, timestamps: pa.Array | None) -> Callable[[], None]:
+        """Make ready to set one value per distinct key, null to remove it; the function returned does it.
+
+        The function must be called before anything else is written to this state.
+        """
+        self.flush()
+        updated = self._update_times(len(keys), timestamps)
+        self._settle()
+        found = self._table.find(keys)
+        return partial(self._replace, found, keys, values, self._latest(found, updated))
+
+    def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
         """Remove the value of each key; a key without one is passed over."""
         self.flush()
-        batch = self._context.batch(keys)
-        self._table.settle()
+        batch = self._keys(keys, namespace)
+        self._settle()
         self._table.remove(self._table.find(batch))
 
     def clear(self) -> None:
@@ -96,64 +105,68 @@ class KeyedState(Generic[D]):
         if not self._pending:
             return
         entries = list(self._pending.values())
-        columns = [pa.concat_arrays(column) for column in zip(*(entry[0] for entry in entries), strict=True)]
-        keys = self._context.batch(pa.RecordBatch.from_arrays(columns, schema=self._context.key))
-        values = pa.array([entry[1] for entry in entries], type=self.descriptor.type)
-        self._table.settle()
-        self._replace(self._table.find(keys), keys, values.take(pa.array(keys.last_rows())))
+        columns = [pa.concat_arrays(column) for column in zip(*(entry[0].columns for entry in entries), strict=True)]
+        count = len(self.layout.key)
+        keys = self._context.group(columns[:count], columns[count:])
+        rows = pa.array(keys.last_rows())
+        values = pa.array([entry[1] for entry in entries], type=self.layout.value_type).take(rows)
+        updated = [pa.concat_arrays(column).take(rows) for column in zip(*(entry[2] for entry in entries), strict=True)]
+        self._settle()
+        found = self._table.find(keys)
+        self._replace(found, keys, values, self._latest(found, updated))
         self._pending.clear()
 
-    def freeze(self) -> FrozenTable:
-        """Return the state as it is now; later writes do not change it."""
-        self.flush()
-        return self._table.freeze()
-
     def _read(self, found: Found) -> pa.Array:
-        first = 1 + len(self.layout.key)
+        first = self.layout.first_value
         columns = [found.column(first + i, field.type) for i, field in enumerate(self.layout.value_fields)]
         return self.layout.join(columns, found.absent)
 
-    def _replace(self, found: Found, keys: KeyBatch, values: pa.Array) -> None:
+    def _read_found(self, keys: KeyBatch) -> pa.Array:
+        """Read the values of keys for a caller: with a time to live this may renew or remove rows."""
+        if self.descriptor.ttl is None:
+            return self._read(self._table.find(keys))
+        found = self._find(keys)
+        values = self._read(found)
+        self._after_read(keys, found, values)
+        return values
+
+    def _youngest(self, batch: KeyBatch, updated: list[pa.Array]) -> list[pa.Array]:
+        """Return for each key the latest of the times of its rows."""
+        if not updated or not batch.row_count:
+            return updated
+        return [pa.array(np.maximum.reduceat(updated[0].to_numpy()[batch.order], batch.starts[:-1]))]
+
+    def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
+        """Return the times of rows that take the places of those found."""
+        # The time of a value is that of its write; only what is folded keeps something of the old row.
+        del found
+        return updated
+
+    def _replace(self, found: Found, keys: KeyBatch, values: pa.Array, updated: list[pa.Array]) -> None:
         """Write one value per key; a null removes the key."""
         keep = None
         if values.null_count:
             keep = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        self._table.put(found, keys, self.layout.split(values), keep=keep)
+        self._table.put(found, keys, [*self.layout.split(values), *updated], keep=keep)
 
     def _read_current(self) -> pa.Scalar | None:
-        current = self._context.current
-        if current.identity in self._pending:
-            return self._pending[current.identity][1]
-        keys = self._context.batch(pa.RecordBatch.from_arrays(list(current.columns), schema=self._context.key))
-        scalar = self._read(self._table.find(keys))[0]
+        identity, keys = self._current()
+        if self.descriptor.ttl is not None:
+            self.flush()
+        elif identity in self._pending:
+            return self._pending[identity][1]
+        scalar = self._read_found(keys)[0]
         return scalar if scalar.is_valid else None
 
     def _write_current(self, scalar: pa.Scalar | None) -> None:
-        current = self._context.current
+        identity, keys = self._current()
         if len(self._pending) >= _PENDING_KEYS:
             self.flush()
-        self._pending[current.identity] = (current.columns, scalar)
-
-    def _scalar(self, value: Any, kind: pa.DataType) -> pa.Scalar:
-        """Return a plain Python value that is not None as one of the type, or refuse it."""
-        try:
-            return python_scalar(value, kind)
-        except CONVERSION_ERRORS as error:
-            raise ValueTypeError(self.descriptor.name, str(kind), repr(value)) from error
-
-    def _plain(self, scalar: pa.Scalar | None) -> Any:
-        if scalar is None:
-            return None
-        try:
-            return scalar.as_py()
-        except (OverflowError, ValueError) as error:
-            raise InvalidInputError(
-                f"state {self.descriptor.name!r}: the {scalar.type} has no counterpart in Python ({error}); "
-                "read it with get_batch"
-            ) from error
+        updated = self._no_times(1) if scalar is None else self._update_times(1, None)
+        self._pending[identity] = (keys, scalar, updated)
 
 
-class ValueState(KeyedState[ValueStateDescriptor]):
+class ValueState(OneRowState[ValueStateDescriptor]):
     """One value per key.
 
     Examples
@@ -170,7 +183,7 @@ class ValueState(KeyedState[ValueStateDescriptor]):
     'Lima'
     """
 
-    def update_batch(self, keys: Any, values: Any) -> None:
+    def update_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Set the value of each key; the last one wins where a key occurs more than once.
 
         Parameters
@@ -179,6 +192,10 @@ class ValueState(KeyedState[ValueStateDescriptor]):
             An Array for one key column, else a RecordBatch or StructArray with the key schema.
         values
             As many values of the state's type; a null clears its key.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+        timestamps
+            For a state that expires by event time: the time of each row, in milliseconds.
 
         Raises
         ------
@@ -188,13 +205,15 @@ class ValueState(KeyedState[ValueStateDescriptor]):
             If the disk has no room for spilled runs; the state is unchanged then.
         """
         self.flush()
-        batch = self._context.batch(keys)
+        batch = self._keys(keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
-        self._table.settle()
-        self._replace(self._table.find(batch), batch, given.take(pa.array(batch.last_rows())))
+        last = pa.array(batch.last_rows())
+        updated = [column.take(last) for column in self._update_times(batch.row_count, timestamps)]
+        self._settle()
+        self._replace(self._table.find(batch), batch, given.take(last), updated)
 
-    def get_batch(self, keys: Any) -> pa.Array:
-        values = super().get_batch(keys)
+    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
+        values = super().get_batch(keys, namespace=namespace)
         if self.descriptor.default is None or not values.null_count:
             return values
         default = pa.array([self.descriptor.default], type=self.descriptor.type)
@@ -202,7 +221,7 @@ class ValueState(KeyedState[ValueStateDescriptor]):
         rows[values.is_null().to_numpy(zero_copy_only=False)] = len(values)
         return pa.concat_arrays([values, default]).take(pa.array(rows))
 
-    get_batch.__doc__ = KeyedState.get_batch.__doc__
+    get_batch.__doc__ = OneRowState.get_batch.__doc__
 
     def update(self, value: Any) -> None:
         """Set the value of the current key; None clears it."""
@@ -216,7 +235,7 @@ class ValueState(KeyedState[ValueStateDescriptor]):
         return value
 
 
-class ReducingState(KeyedState[ReducingStateDescriptor]):
+class ReducingState(OneRowState[ReducingStateDescriptor]):
     """One value per key, into which each added value is folded.
 
     Examples
@@ -233,7 +252,7 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
     3
     """
 
-    def add_batch(self, keys: Any, values: Any) -> None:
+    def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Fold each value into its key's, in the order of the batch.
 
         Parameters
@@ -243,6 +262,10 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
         values
             As many values of the state's type; for `count`, of any type. A null clears its key, and values
             after it start anew. In a state with a reducer per field, a null field is passed over.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+        timestamps
+            For a state that expires by event time: the time of each row, in milliseconds.
 
         Raises
         ------
@@ -250,19 +273,85 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
             If a key or value does not fit; the state is unchanged then.
         ValueOverflowError
             If a sum does not fit the type; the state is unchanged then.
+        ProcessElementError
+            If a reducer that is a Python callable raises; the state is unchanged then.
         StorageFullError
             If the disk has no room for spilled runs; the state is unchanged then.
         """
         self.flush()
-        batch = self._context.batch(keys)
+        batch = self._keys(keys, namespace)
         given = self._given(values, batch.row_count)
-        self._table.settle()
-        found = self._table.find(batch)
+        updated = self._youngest(batch, self._update_times(batch.row_count, timestamps))
+        self._settle()
+        found = self._find(batch)
         if given.null_count:
-            order, starts, cleared = _after_last_null(given, batch)
+            order, starts, cleared = after_last_null(given, batch)
         else:
             order, starts, cleared = batch.order, batch.starts, None
-        self._replace(found, batch, self._reduce(found, given, order, starts, cleared))
+        left = found if cleared is None else found.without(cleared)
+        values = self._reduce(found, given, order, starts, cleared)
+        self._replace(found, batch, values, self._latest(left, updated))
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Fold the values of namespaces of the current key into that of the namespace `target`, in the order given.
+
+        The sources are gone afterwards; one without a value is passed over, and so is one equal to the target.
+        """
+        self._merge_current(target, sources)
+
+    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
+        """Fold the value of each source namespace into that of its target namespace.
+
+        With a time to live a merged value is as old as the youngest that went into it.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
+            for each of its sources, which are folded in the order of the rows.
+        targets, sources
+            One namespace per row as columns, or one plain value for all rows.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
+            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
+            and a target; the state is unchanged then.
+        ValueOverflowError
+            If a sum does not fit the type; the state is unchanged then.
+        """
+        self.flush()
+        merge = self._merge_plan(keys, targets, sources)
+        if not len(merge.sources):
+            return
+        self._settle()
+        away, old = self._table.find(merge.sources), self._table.find(merge.targets)
+        fresh, into = away, old
+        if self.descriptor.ttl is not None:
+            fresh, into = away.without(self._expired(away)), old.without(self._expired(old))
+        order = np.lexsort((merge.first_rows, merge.target_of))
+        starts = np.searchsorted(merge.target_of[order], np.arange(len(merge.targets) + 1))
+        values = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
+        written = np.ones(len(merge.targets), dtype=np.bool_)
+        written[into.absent] = False
+        present = np.ones(len(merge.sources), dtype=np.bool_)
+        present[fresh.absent] = False
+        written[merge.target_of[present]] = True
+        updated = []
+        if self.descriptor.ttl is not None:
+            lowest = np.iinfo(np.int64).min
+            times = self._times_of(into).fill_null(lowest).to_numpy().copy()
+            np.maximum.at(times, merge.target_of, self._times_of(fresh).fill_null(lowest).to_numpy())
+            updated.append(pa.array(times))
+        columns = [*self.layout.split(values), *updated]
+        self._table.put(old, merge.targets, columns, keep=np.flatnonzero(written))
+        self._table.remove(away)
+
+    def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
+        if not updated or not found.hits:
+            return updated
+        times = updated[0].to_numpy()
+        return [pa.array(np.maximum(times, pc.coalesce(self._times_of(found), updated[0]).to_numpy()))]
 
     def _given(self, values: Any, rows: int) -> pa.Array:
         descriptor = self.descriptor
@@ -284,16 +373,31 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
             return value_array(values, pa.struct(fields), rows, descriptor.name)
         return value_array(values, descriptor.type, rows, descriptor.name)
 
-    def _reduce(self, found: Found, given: pa.Array, order: Ints, starts: Ints, cleared: Ints | None) -> pa.Array:
+    def _reduce(
+        self,
+        found: Found,
+        given: pa.Array,
+        order: Ints,
+        starts: Ints,
+        cleared: Ints | None,
+        *,
+        merging: bool = False,
+    ) -> pa.Array:
+        """Fold values, or where `merging` results of the same reducers, into what was found."""
         descriptor = self.descriptor
         old = self._read(found)
         if cleared is not None:
             keep = np.arange(len(old), dtype=np.int64)
             old = old.take(pa.array(keep, mask=np.isin(keep, cleared)))
         where = descriptor.name
+        if not isinstance(descriptor.reduce, (str, Mapping)):
+            if isinstance(descriptor.reduce, StoredCallable):
+                descriptor.reduce(None, None)
+            return reduce_by_callable(descriptor.reduce, given, order, starts, old, where)
         if isinstance(descriptor.reduce, str):
             # A struct reduces as a whole only by first and last.
-            new = reduce_column(descriptor.reduce, given, order, starts, old, descriptor.type, where)
+            reduce = _merged(descriptor.reduce) if merging else descriptor.reduce
+            new = reduce_column(reduce, given, order, starts, old, descriptor.type, where)
             if cleared is not None and descriptor.reduce == "count":
                 empty = np.diff(starts) == 0
                 return new.take(pa.array(np.arange(len(new)), mask=empty & np.isin(np.arange(len(new)), cleared)))
@@ -301,7 +405,7 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
         given_fields, old_fields = given.flatten(), old.flatten()
         fields = [
             reduce_column(
-                descriptor.reduce[field.name],
+                _merged(descriptor.reduce[field.name]) if merging else descriptor.reduce[field.name],
                 given_fields[number],
                 order,
                 starts,
@@ -327,6 +431,10 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
         old = self._read_current()
         if isinstance(descriptor.reduce, str):
             new = self._add_one(descriptor.reduce, old, value, descriptor.type, descriptor.name)
+        elif not isinstance(descriptor.reduce, Mapping):
+            given = self._scalar(value, descriptor.type)
+            called = given.as_py() if old is None else descriptor.reduce(old.as_py(), given.as_py())
+            new = None if called is None else self._scalar(called, descriptor.type)
         else:
             if not isinstance(value, Mapping) or not set(value) <= set(descriptor.reduce):
                 raise ValueTypeError(descriptor.name, f"a mapping of {', '.join(descriptor.reduce)}", repr(value))
@@ -356,11 +464,16 @@ class ReducingState(KeyedState[ReducingStateDescriptor]):
         return self._plain(self._read_current())
 
 
+def _merged(reduce: str) -> str:
+    """Return the reducer that folds results of a reducer."""
+    return "sum" if reduce == "count" else reduce
+
+
 def _fields(values: pa.RecordBatch | pa.StructArray) -> list[pa.Field]:
     return list(values.schema) if isinstance(values, pa.RecordBatch) else list(values.type)
 
 
-def _after_last_null(given: pa.Array, batch: KeyBatch) -> tuple[Ints, Ints, Ints]:
+def after_last_null(given: pa.Array, batch: KeyBatch) -> tuple[Ints, Ints, Ints]:
     """Drop, in each group, the rows up to its last null; return (order, starts, the groups that had a null)."""
     null = given.is_null().to_numpy(zero_copy_only=False)[batch.order]
     places = np.flatnonzero(null)

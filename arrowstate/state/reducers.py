@@ -8,6 +8,7 @@ floats in float64; for `min` and `max` NaN is larger than every other number, as
 from __future__ import annotations
 
 import decimal
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.errors import ValueOverflowError
+from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
+from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate.table.columns import take
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["reduce_column", "reduce_scalar"]
+__all__ = ["reduce_by_callable", "reduce_column", "reduce_scalar"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -135,6 +137,42 @@ def reduce_column(
     if group >= 0:
         raise ValueOverflowError(where, reduce, str(kind))
     return _from_numbers(result, filled, kind)
+
+
+def reduce_by_callable(
+    reduce: Callable[[Any, Any], Any], values: pa.Array, order: Ints, starts: Ints, old: pa.Array, where: str
+) -> pa.Array:
+    """Fold the values of each group into its old value by a Python callable, one after the other.
+
+    Arguments and result are those of `reduce_column`. If the callable returns None, what comes after it starts anew.
+
+    Raises
+    ------
+    ProcessElementError
+        If the callable raises, or returns what is not of the type of the state; it names the row.
+    """
+    plain, results = values.to_pylist(), old.to_pylist()
+    rows, borders = order.tolist(), starts.tolist()
+    row = 0
+    try:
+        for group, current in enumerate(results):
+            for row in rows[borders[group] : borders[group + 1]]:
+                value = plain[row]
+                if value is not None:
+                    current = value if current is None else reduce(current, value)
+            results[group] = current
+    except Exception as error:
+        raise ProcessElementError(row, f"{type(error).__name__}: {error}") from error
+    try:
+        return python_array(results, old.type)
+    except CONVERSION_ERRORS:
+        for group, value in enumerate(results):
+            try:
+                python_array([value], old.type)
+            except CONVERSION_ERRORS as error:
+                row = rows[borders[group + 1] - 1]
+                raise ProcessElementError(row, str(ValueTypeError(where, str(old.type), repr(value)))) from error
+        raise
 
 
 def _range(kind: pa.DataType) -> tuple[int, int]:

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.table import kernels
+from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import rows_equal, take
+from arrowstate.table.run import Segment
 
 __all__ = ["KeyBatch"]
 
@@ -31,19 +32,43 @@ class KeyBatch:
     starts: Ints
     one_to_one: bool
     "Whether different keys always have different hashes, so that equal hashes mean equal keys."
+    seconds: Ints | None = None
+    "One per distinct key where rows of a key are told apart by more than the key: the hash of the rest."
 
     @classmethod
-    def of(cls, hashes: Ints, columns: Sequence[pa.Array], *, one_to_one: bool = False) -> KeyBatch:
-        """Sort and group the rows of the key columns by their hashes."""
-        sorted_hashes, order = kernels.sort_by_hash(hashes)
-        starts = kernels.group_starts(sorted_hashes)
+    def of(
+        cls,
+        hashes: Ints,
+        columns: Sequence[pa.Array],
+        *,
+        one_to_one: bool = False,
+        seconds: Ints | None = None,
+    ) -> KeyBatch:
+        """Sort and group the rows of the key columns by their hashes, and by `seconds` where they are given."""
+        if seconds is None:
+            sorted_hashes, order = kernels.sort_by_hash(hashes)
+            starts = kernels.group_starts(sorted_hashes)
+        else:
+            order = pair_kernels.sort_by_pair(hashes, seconds)
+            sorted_hashes, seconds = hashes[order], seconds[order]
+            starts = pair_kernels.pair_starts(sorted_hashes, seconds)
         if starts.size - 1 < order.size and not one_to_one:
             order, starts = _split_collisions(columns, order, starts)
         first = starts[:-1]
         if starts.size - 1 < order.size:
             sorted_hashes = sorted_hashes[first]
+            seconds = None if seconds is None else seconds[first]
         picked = order[first]
-        return cls(sorted_hashes, tuple(take(column, picked) for column in columns), order, starts, one_to_one)
+        taken = tuple(take(column, picked) for column in columns)
+        return cls(sorted_hashes, taken, order, starts, one_to_one, seconds)
+
+    def equal(self, numbers: Ints, segment: Segment, places: Ints) -> npt.NDArray[np.bool_]:
+        """Compare keys with rows of a run's segment, given as places in its batch."""
+        same = np.ones(numbers.size, dtype=np.bool_)
+        first = 1 if segment.seconds is None else 2
+        for number, column in enumerate(self.columns, first):
+            same &= rows_equal(column, numbers, segment.batch.column(number), places)
+        return same
 
     def __len__(self) -> int:
         return int(self.hashes.size)
@@ -52,6 +77,13 @@ class KeyBatch:
     def row_count(self) -> int:
         """The rows of the batch, equal keys counted each time."""
         return int(self.order.size)
+
+    def only(self, numbers: Ints) -> KeyBatch:
+        """Return some of the distinct keys, given by ascending numbers, as a batch of one row each."""
+        rows = np.arange(numbers.size + 1, dtype=np.int64)
+        seconds = None if self.seconds is None else self.seconds[numbers]
+        columns = tuple(take(column, numbers) for column in self.columns)
+        return KeyBatch(self.hashes[numbers], columns, rows[:-1], rows, self.one_to_one, seconds)
 
     def groups(self) -> Ints:
         """Return, for each row of the batch, the number of its key."""

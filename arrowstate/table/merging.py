@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
-from arrowstate.table import kernels
+from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import take
 from arrowstate.table.run import Run
 
@@ -186,8 +186,9 @@ def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:
 
 def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.RecordBatch | None:
     sources: list[pa.RecordBatch] = []
-    lists: list[tuple[int, int, Ints, Ints]] = []
+    lists: list[tuple[int, int, tuple[Ints, ...]]] = []
     offset = 0
+    paired = False
     for run in runs:
         for segment in run.segments:
             start = 0 if low is None else int(np.searchsorted(segment.hashes, low))
@@ -198,7 +199,12 @@ def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.R
             hashes, rows = kernels.live_hashes(run.live, bit + start, segment.hashes[start:stop], offset)
             if not rows.size:
                 continue
-            lists.append((rows.size, len(lists), hashes, rows))
+            seconds = segment.seconds
+            if seconds is None:
+                lists.append((rows.size, len(lists), (hashes, rows)))
+            else:
+                paired = True
+                lists.append((rows.size, len(lists), (hashes, seconds[start + (rows - offset)], rows)))
             sources.append(segment.batch.slice(start, stop - start))
             offset += stop - start
     if not lists:
@@ -206,15 +212,16 @@ def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.R
     # Smallest first: each row is then moved about log(runs) times, the rows of the largest run only once.
     heapq.heapify(lists)
     number = len(lists)
+    merge_two = pair_kernels.merge_two_pairs if paired else kernels.merge_two
     while len(lists) > 1:
-        _, _, left_hashes, left_rows = heapq.heappop(lists)
-        _, _, right_hashes, right_rows = heapq.heappop(lists)
-        hashes, rows = kernels.merge_two(left_hashes, left_rows, right_hashes, right_rows)
-        heapq.heappush(lists, (rows.size, number, hashes, rows))
+        left, right = heapq.heappop(lists), heapq.heappop(lists)
+        merged = merge_two(*left[2], *right[2])
+        heapq.heappush(lists, (merged[-1].size, number, merged))
         number += 1
-    _, _, hashes, rows = lists[0]
-    columns = [pa.array(hashes)]
-    for field in range(1, sources[0].num_columns):
-        parts = [source.column(field) for source in sources]
-        columns.append(take(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), rows))
+    *sort_arrays, rows = lists[0][2]
+    columns = [pa.array(values) for values in sort_arrays]
+    for field in range(len(sort_arrays), sources[0].num_columns):
+        parts_of_field = [source.column(field) for source in sources]
+        one = parts_of_field[0] if len(parts_of_field) == 1 else pa.concat_arrays(parts_of_field)
+        columns.append(take(one, rows))
     return pa.RecordBatch.from_arrays(columns, schema=sources[0].schema)

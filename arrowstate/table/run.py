@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.table import kernels
-from arrowstate.table.columns import rows_equal
+from arrowstate.table import kernels, pair_kernels
+
+if TYPE_CHECKING:
+    from arrowstate.table.batch import KeyBatch
 
 __all__ = ["Directory", "FrozenRun", "Run", "Segment", "all_live", "hashes_of"]
 
 HASH_COLUMN = "_key_hash"
+SECOND_COLUMNS = ("_entry_hash", "_seq")
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
@@ -30,6 +33,11 @@ Bits = npt.NDArray[np.uint8]
 def hashes_of(batch: pa.RecordBatch) -> Ints:
     """View the `_key_hash` column of a run's batch as numpy, without a copy."""
     return np.asarray(batch.column(0).to_numpy(), dtype=np.int64)
+
+
+def has_second(schema: pa.Schema) -> bool:
+    """Whether the runs of a schema are sorted by a second column within equal hashes."""
+    return len(schema) > 1 and schema.field(1).name in SECOND_COLUMNS
 
 
 def all_live(rows: int) -> Bits:
@@ -48,6 +56,20 @@ class Segment:
     hashes: Ints
     first_row: int
     "The row of the run's file that the batch starts with."
+    seconds: Ints | None = None
+    "The column by which rows of one hash are sorted, where there is one."
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, first_row: int) -> Segment:
+        """View a run's batch; its schema tells whether it has a second sort column."""
+        seconds = np.asarray(batch.column(1).to_numpy(), dtype=np.int64) if has_second(batch.schema) else None
+        return cls(batch, hashes_of(batch), first_row, seconds)
+
+    def slice(self, start: int, stop: int) -> Segment:
+        """Return the rows from start (inclusive) to stop (exclusive) of the batch, without a copy."""
+        seconds = None if self.seconds is None else self.seconds[start:stop]
+        batch = self.batch.slice(start, stop - start)
+        return Segment(batch, self.hashes[start:stop], self.first_row + start, seconds)
 
     @property
     def end_row(self) -> int:
@@ -112,7 +134,7 @@ class Run:
         segments = []
         row = 0
         for batch in batches:
-            segments.append(Segment(batch, hashes_of(batch), row))
+            segments.append(Segment.of(batch, row))
             row += batch.num_rows
         return cls(tuple(segments), 0, row, all_live(row), row, mapped)
 
@@ -140,43 +162,62 @@ class Run:
             size += int(self.built.offsets.nbytes)
         return size
 
-    def find(self, hashes: Ints, keys: Sequence[pa.Array], pending: Ints) -> Ints:
+    def find(self, keys: KeyBatch, pending: Ints) -> Ints:
         """Return the live row of each pending key, or -1.
 
-        `hashes` (ascending) describe all queries; `pending` are the numbers of those to look for, ascending.
-        The real keys are compared: a hash is trusted alone only where it is one-to-one, and `keys` is empty then.
+        `pending` are the numbers of the keys to look for, ascending. The real keys are compared: a hash is trusted
+        alone only where it is one-to-one.
         """
         out = np.full(pending.size, -1, dtype=np.int64)
-        directory = self.directory
-        for segment, low, high in self._parts(hashes, pending):
+        for segment, low, high in self._parts(keys.hashes, pending):
             found = out[low:high]
             asked = pending[low:high]
-            kernels.probe(
-                hashes,
-                asked,
-                segment.hashes,
-                np.uint64(directory.base),
-                np.uint64(directory.shift),
-                directory.offsets,
-                directory.first_row,
-                segment.first_row,
-                self.live,
-                self.first_row,
-                found,
-            )
-            hits = np.flatnonzero(found >= 0) if keys else np.empty(0, dtype=np.int64)
+            if keys.seconds is None:
+                kernels.probe(keys.hashes, asked, segment.hashes, *(*self._where(segment), found))
+            else:
+                pair_kernels.probe_pair(
+                    keys.hashes, keys.seconds, asked, segment.hashes, segment.seconds, *(*self._where(segment), found)
+                )
+            hits = np.empty(0, dtype=np.int64) if keys.one_to_one else np.flatnonzero(found >= 0)
             while hits.size:
                 places = found[hits] - segment.first_row
-                same = np.ones(hits.size, dtype=np.bool_)
-                for number, column in enumerate(keys):
-                    same &= rows_equal(column, asked[hits], segment.batch.column(1 + number), places)
+                hits = hits[~keys.equal(asked[hits], segment, places)]
                 # Another key with the same hash: go on to the next live row with that hash.
-                hits = hits[~same]
-                kernels.next_candidates(
-                    found, hits, segment.hashes, segment.first_row, self.live, self.first_row
-                )  # fmt: skip
+                where = (segment.first_row, self.live, self.first_row)
+                if segment.seconds is None:
+                    kernels.next_candidates(found, hits, segment.hashes, *where)
+                else:
+                    pair_kernels.next_pair_candidates(found, hits, segment.hashes, segment.seconds, *where)
                 hits = hits[found[hits] >= 0]
         return out
+
+    def find_all(self, keys: KeyBatch) -> tuple[Ints, Ints]:
+        """Return (numbers of the keys, rows) of all live rows of the keys, in the order of the run."""
+        numbers, rows = [], []
+        for segment, low, high in self._parts(keys.hashes, np.arange(len(keys), dtype=np.int64)):
+            asked = np.arange(low, high, dtype=np.int64)
+            number, row = pair_kernels.hash_ranges(keys.hashes, asked, segment.hashes, *self._where(segment))
+            if not keys.one_to_one and row.size:
+                same = keys.equal(number, segment, row - segment.first_row)
+                number, row = number[same], row[same]
+            numbers.append(number)
+            rows.append(row)
+        if not numbers:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        return np.concatenate(numbers), np.concatenate(rows)
+
+    def _where(self, segment: Segment) -> tuple[Any, ...]:
+        """What a kernel needs to find rows of a segment through the directory and to see which are live."""
+        directory = self.directory
+        return (
+            np.uint64(directory.base),
+            np.uint64(directory.shift),
+            directory.offsets,
+            directory.first_row,
+            segment.first_row,
+            self.live,
+            self.first_row,
+        )
 
     def _parts(self, hashes: Ints, pending: Ints) -> Iterator[tuple[Segment, int, int]]:
         if len(self.segments) == 1:

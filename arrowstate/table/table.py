@@ -8,7 +8,7 @@ else.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from arrowstate.table.columns import fixed_words, take
 from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, fill, merge_runs
 from arrowstate.table.run import FrozenRun, Run
 
-__all__ = ["Found", "FrozenTable", "Table", "find_keys"]
+__all__ = ["Found", "FrozenTable", "Table", "find_keys", "gather"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -53,6 +53,24 @@ class Found:
         back = np.empty(self.key_count, dtype=np.int64)
         back[np.concatenate(places)] = np.arange(self.key_count)
         return take(pa.concat_arrays(parts), back)
+
+    def only(self, keys: Ints) -> Found:
+        """Return where some of the keys are, given by ascending numbers; the numbers stay the same."""
+        return self._chosen(keys, keep=True)
+
+    def without(self, keys: Ints) -> Found:
+        """Return where the keys are as if some of them, given by ascending numbers, were absent."""
+        return self._chosen(keys, keep=False)
+
+    def _chosen(self, keys: Ints, *, keep: bool) -> Found:
+        chosen = np.zeros(self.key_count, dtype=np.bool_)
+        chosen[keys] = True
+        masks = [(hit, chosen[hit[1]] if keep else ~chosen[hit[1]]) for hit in self.hits]
+        hits = tuple((run, numbers[mask], rows[mask]) for (run, numbers, rows), mask in masks if mask.any())
+        present = np.zeros(self.key_count, dtype=np.bool_)
+        for _, numbers, _ in hits:
+            present[numbers] = True
+        return Found(self.key_count, hits, np.flatnonzero(~present))
 
     def _fixed_column(self, number: int, kind: pa.DataType) -> pa.Array | None:
         out = None
@@ -85,6 +103,17 @@ def _by_segment(run: Run, rows: Ints) -> Iterator[tuple[Any, int, int]]:
             yield segment, int(low), int(high)
 
 
+def gather(found: Sequence[tuple[Run, Ints, Ints]], number: int, kind: pa.DataType) -> pa.Array:
+    """Return a column of the rows that `Run.find_all` found, in the order of `found`."""
+    # Rows ascend with the hash; only within equal hashes, which never leave a segment, they need not.
+    parts = [
+        take(segment.batch.column(number), rows[low:high] - segment.first_row)
+        for run, _, rows in found
+        for segment, low, high in _by_segment(run, rows)
+    ]
+    return pa.concat_arrays(parts) if parts else pa.array([], type=kind)
+
+
 def find_keys(runs: Sequence[Run], keys: KeyBatch) -> Found:
     """Find the live row of each key in the runs."""
     hits = []
@@ -95,7 +124,7 @@ def find_keys(runs: Sequence[Run], keys: KeyBatch) -> Found:
             break
         if not run.live_rows:
             continue
-        rows = run.find(keys.hashes, () if keys.one_to_one else keys.columns, pending)
+        rows = run.find(keys, pending)
         found, found_rows, pending = kernels.split_found(pending, rows)
         if found.size:
             hits.append((run, found, found_rows))
@@ -181,7 +210,8 @@ class Table:
         keep
             The numbers of the keys that get a row, ascending; the others are removed. All by default.
         """
-        arrays = [pa.array(keys.hashes), *keys.columns, *values]
+        seconds = [] if keys.seconds is None else [pa.array(keys.seconds)]
+        arrays = [pa.array(keys.hashes), *seconds, *keys.columns, *values]
         if keep is not None and keep.size < len(keys):
             arrays = [take(array, keep) for array in arrays]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -199,13 +229,28 @@ class Table:
         runs = tuple(run.freeze() for run in self._runs if run.live_rows)
         return FrozenTable(self.schema, self.key_columns, runs)
 
-    def settle(self) -> None:
+    def find_all(self, keys: KeyBatch) -> list[tuple[Run, Ints, Ints]]:
+        """Find all live rows of each key: per run the numbers of the keys, ascending, and their rows."""
+        found = [(run, *run.find_all(keys)) for run in self._runs if run.live_rows]
+        return [(run, numbers, rows) for run, numbers, rows in found if rows.size]
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Add a run of rows sorted as the schema asks for, next to what is there."""
+        if batch.num_rows:
+            self._runs.append(Run.of([batch]))
+
+    def settle(self, before_merge: Callable[[Run], None] | None = None) -> None:
         """Merge until the policy asks for nothing, then spill until the budget holds.
+
+        `before_merge` may mark rows of a run dead that is about to be merged.
 
         To be called before `find`, so that a disk without room fails a write before it has changed anything.
         """
         self._runs = [run for run in self._runs if run.live_rows]
         while picked := self._policy.pick(self._runs):
+            if before_merge is not None:
+                for run in picked:
+                    before_merge(run)
             merged = merge_runs(picked, self._policy, self._sink(picked))
             self._runs = [run for run in self._runs if not any(run is other for other in picked)]
             if merged is not None:

@@ -23,6 +23,7 @@ from arrowstate_formats.names import check_operator_uid, check_relative_path, ch
 
 __all__ = [
     "FORMAT_VERSION",
+    "AggregateDocument",
     "BatchDocument",
     "ColumnStatistics",
     "DeletionVectorDocument",
@@ -33,6 +34,8 @@ __all__ = [
     "ManifestDocument",
     "ManifestHandle",
     "OperatorDocument",
+    "OperatorPartDocument",
+    "OperatorStateDocument",
     "ParentDocument",
     "PinnedDocument",
     "RunDocument",
@@ -40,6 +43,7 @@ __all__ = [
     "StateRunsDocument",
     "StoreDocument",
     "SubtaskDocument",
+    "TimeToLiveDocument",
     "decode",
     "decode_inline",
     "encode",
@@ -111,15 +115,41 @@ class FieldDocument(Document, frozen=True, kw_only=True):
     nullable: bool = True
 
 
+class TimeToLiveDocument(Document, frozen=True, kw_only=True):
+    """When the rows of a state expire: `ttl_ms` after `_updated_at`, by the clock named."""
+
+    ttl_ms: Version
+    update: Literal["on_create_and_write", "on_read_and_write"]
+    visibility: Literal["never_return_expired", "return_until_cleaned_up"]
+    clock: Literal["processing_time", "event_time"]
+
+
+class AggregateDocument(Document, frozen=True, kw_only=True):
+    """What an aggregating state computes: a built-in aggregate with its parameters, or the name of another.
+
+    `accumulator_type` is a struct; its fields are the columns of the state.
+    """
+
+    name: Text
+    parameters: dict[str, Any]
+    accumulator_type: TypeForm
+
+
 class StateDocument(Document, frozen=True, kw_only=True):
     """A state as its descriptor declared it, and the columns its values are stored in."""
 
     name: str
-    kind: Literal["value", "reducing"]
+    kind: Literal["value", "reducing", "list", "map", "timer", "aggregating"]
     value_type: TypeForm
     columns: list[FieldDocument]
     reduce: str | dict[str, str] | None = None
     schema_version: Version = 1
+    namespace: list[FieldDocument] = []
+    user_key: FieldDocument | None = None
+    time_to_live: TimeToLiveDocument | None = None
+    clock: Literal["event_time", "processing_time"] | None = None
+    aggregate: AggregateDocument | None = None
+    reduce_callable: str | None = None
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -251,22 +281,65 @@ class SubtaskDocument(Document, frozen=True, kw_only=True):
     key_groups: tuple[KeyGroup, KeyGroup]
     manifest: ManifestHandle
     live_rows: dict[str, Count]
+    watermark: int | None = None
 
     def __post_init__(self) -> None:
         _check_key_groups(self.key_groups)
 
 
+class OperatorPartDocument(Document, frozen=True, kw_only=True):
+    """What one subtask had of an operator state: an Arrow IPC file with one row per element, so element n is row n.
+
+    A part without rows has no file.
+    """
+
+    rows: Count
+    path: str | None = None
+    inline: str | None = None
+    bytes: Count
+    xxh3_128: Checksum
+
+    def __post_init__(self) -> None:
+        if self.rows:
+            _check_place(self.path, self.inline)
+        elif self.path is not None or self.inline is not None or self.bytes:
+            raise ValueError("a part without rows has a file")
+
+
+class OperatorStateDocument(Document, frozen=True, kw_only=True):
+    """A state of an operator's subtasks rather than of keys, and how a restore shares it out."""
+
+    name: str
+    kind: Literal["list", "union", "broadcast"]
+    value_type: TypeForm
+    key_type: TypeForm | None = None
+    parts: Annotated[list[OperatorPartDocument], msgspec.Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        if (self.key_type is None) == (self.kind == "broadcast"):
+            raise ValueError(f"a {self.kind} state with key type {self.key_type}")
+
+
 class OperatorDocument(Document, frozen=True, kw_only=True):
-    """One operator: key schema, states and subtasks."""
+    """One operator: key schema, states and subtasks; and the states of the subtasks themselves."""
 
     uid: str
-    key: Annotated[list[FieldDocument], msgspec.Meta(min_length=1)]
+    key: list[FieldDocument]
     max_parallelism: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM)]
     states: list[StateDocument]
     subtasks: list[SubtaskDocument]
+    operator_states: list[OperatorStateDocument] = []
 
     def __post_init__(self) -> None:
         check_operator_uid(self.uid)
+        if not self.key and (self.states or self.subtasks or not self.operator_states):
+            raise ValueError(f"operator {self.uid!r} has no key; only an operator without keyed state may")
+        counts = {len(state.parts) for state in self.operator_states}
+        if self.subtasks:
+            counts.add(len(self.subtasks))
+        if len(counts) > 1:
+            raise ValueError(f"the states of operator {self.uid!r} are of {sorted(counts)} subtasks")
         for subtask in self.subtasks:
             if subtask.key_groups[1] >= self.max_parallelism:
                 raise ValueError(f"key group {subtask.key_groups[1]} at max parallelism {self.max_parallelism}")

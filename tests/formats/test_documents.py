@@ -25,6 +25,8 @@ from arrowstate_formats.documents import (
     ManifestDocument,
     ManifestHandle,
     OperatorDocument,
+    OperatorPartDocument,
+    OperatorStateDocument,
     ParentDocument,
     RunDocument,
     StateDocument,
@@ -65,6 +67,15 @@ RUN = RunDocument(
 )
 MANIFEST = ManifestDocument(
     operator="counter", key_groups=(0, 63), states=[StateRunsDocument(name="clicks", runs=[RUN])]
+)
+OFFSETS = OperatorStateDocument(
+    name="offsets",
+    kind="list",
+    value_type="int64",
+    parts=[
+        OperatorPartDocument(rows=2, inline="YWJj", bytes=3, xxh3_128="0" * 32),
+        OperatorPartDocument(rows=0, bytes=0, xxh3_128="0" * 32),
+    ],
 )
 OPERATOR = OperatorDocument(
     uid="counter",
@@ -220,7 +231,15 @@ def test_what_is_no_document_is_damage(data: bytes) -> None:
         (RUN, {"bytes": 0}, ">= 1"),
         (BATCHES[0], {"min_hash": 0}, "is above max_hash"),
         (BATCHES[0], {"offset": -1}, ">= 0"),
-        (OPERATOR, {"key": []}, "length >= 1"),
+        (OPERATOR, {"key": []}, "has no key"),
+        (OPERATOR, {"operator_states": [msgspec.to_builtins(OFFSETS)]}, "are of [1, 2] subtasks"),
+        (OFFSETS, {"key_type": "string"}, "a list state with key type string"),
+        (OFFSETS, {"kind": "broadcast"}, "a broadcast state with key type None"),
+        (OFFSETS, {"kind": "set"}, "set"),
+        (OFFSETS, {"parts": []}, "length >= 1"),
+        (OFFSETS.parts[0], {"rows": 0}, "a part without rows has a file"),
+        (OFFSETS.parts[0], {"path": "data/source/offsets/a.arrow"}, "exactly one of path and inline"),
+        (OFFSETS.parts[0], {"inline": None, "path": "../a"}, ".."),
         (OPERATOR, {"max_parallelism": 100}, "key group 127 at max parallelism 100"),
         (ENTRY, {"kind": "compaction"}, "compaction"),
         (ENTRY, {"number": 3}, "has parent 1"),

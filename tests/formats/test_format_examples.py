@@ -8,10 +8,21 @@ import pkgutil
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import arrowstate_formats
-from arrowstate_formats.documents import Document, LogEntryDocument, ManifestDocument, StoreDocument, decode, encode
+from arrowstate_formats.documents import (
+    Document,
+    LogEntryDocument,
+    ManifestDocument,
+    OperatorStateDocument,
+    StoreDocument,
+    decode,
+    decode_inline,
+    encode,
+)
+from arrowstate_formats.run_files import checksum
 
 FORMATS = Path(__file__).parents[2] / "formats"
 TEXTS = sorted(FORMATS.rglob("*.md"))
@@ -50,6 +61,17 @@ def test_the_documents_of_the_specification_are_documents_as_they_are_written() 
     found = [encode(decode(text.encode(), kind)).decode() for text, kind in zip(texts, kinds, strict=True)]
 
     assert found == texts
+
+
+def test_the_operator_state_of_the_specification_is_a_document_that_can_be_read() -> None:
+    (text,) = blocks(FORMATS / "spec/operator-state.md", "json")
+
+    document = decode(text.encode(), OperatorStateDocument)
+
+    assert encode(document).decode() == text
+    data = decode_inline(document.parts[0].inline or "")
+    assert checksum(data) == document.parts[0].xxh3_128
+    assert pa.ipc.open_file(data).read_all().to_pydict() == {"offsets": [17, 4]}
 
 
 @BY_TEXT

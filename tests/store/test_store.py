@@ -257,4 +257,4 @@ def test_a_store_and_a_backend_say_what_they_are(store):
 
     assert repr(store) == f"<StateStore {store.url}>"
     assert repr(store.latest().restore("counter")) == "<KeyedStateBackend key groups 0 to 127, states: note, total>"
-    assert "3 keys" in repr(store.latest().restore("counter").state(TOTAL))
+    assert "3 rows" in repr(store.latest().restore("counter").state(TOTAL))

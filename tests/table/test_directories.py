@@ -38,6 +38,6 @@ def test_every_open_row_is_found_and_no_other(borders):
     for start, stop in borders:
         is_open[start:stop] = True
 
-    rows = run.find(keys.hashes, keys.columns, np.arange(ROWS))
+    rows = run.find(keys, np.arange(ROWS))
 
     assert (rows == np.where(is_open, np.arange(ROWS), -1)).all()

@@ -150,3 +150,19 @@ def test_a_checkpoint_of_rocksdb_has_what_was_written_before_it_without_a_log(tm
     assert database.get_batch(keys[:1]).tolist() == [107]
     restored.close()
     database.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("per-record", ["--keys", 2000, "--batch", 1000, "--batches", 2]),
+        ("kinds", ["--keys", 2000, "--batch", 1000, "--batches", 2]),
+    ],
+)
+def test_the_benchmarks_of_state_run_at_a_small_size(tmp_path, name, options):
+    path = tmp_path / "run.json"
+
+    ran = bench(name, *options, "--rounds", 2, "--json", path)
+
+    assert ran.returncode == 0, ran.stderr
+    assert all(one["contenders"] and one["ratios"] for one in json.loads(path.read_text())["comparisons"])

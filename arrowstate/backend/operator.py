@@ -1,0 +1,177 @@
+"""The operator state of one subtask, and how a restore shares out that of all old subtasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate.schema.operator_state import (
+    BroadcastStateDescriptor,
+    OperatorListStateDescriptor,
+    OperatorStateDescriptor,
+    check_same_operator_state,
+    operator_descriptor_of,
+)
+from arrowstate.snapshot.operator import FrozenOperatorState, read_part
+from arrowstate.snapshot.reading import find_operator
+from arrowstate.state.operator import BroadcastState, OperatorListState
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
+from arrowstate_formats.key_groups import MAX_PARALLELISM
+
+__all__ = ["OperatorStateBackend", "restore_operator_backend", "split_pieces"]
+
+
+class OperatorStateBackend:
+    """The operator state of one subtask: lists and broadcast maps that belong to no key.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.OperatorStateBackend()
+    >>> offsets = backend.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64()))
+    >>> offsets.add_all([3, 1])
+    >>> store = arrowstate.open_store("memory://operator-state-example", create=True)
+    >>> with store.writer() as writer:
+    ...     snapshot = writer.checkpoint({}, operator_states={"source": [backend]})
+    >>> restored = snapshot.restore_operator_state("source", parallelism=2, subtask=1)
+    >>> restored.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).get()
+    [1]
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, OperatorListState | BroadcastState] = {}
+
+    def __repr__(self) -> str:
+        return f"<OperatorStateBackend, states: {', '.join(self._states) or 'none'}>"
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The states it holds, restored ones that nobody has asked for included."""
+        return tuple(self._states)
+
+    @overload
+    def state(self, descriptor: OperatorListStateDescriptor) -> OperatorListState: ...
+    @overload
+    def state(self, descriptor: BroadcastStateDescriptor) -> BroadcastState: ...
+    def state(self, descriptor: OperatorStateDescriptor) -> OperatorListState | BroadcastState:
+        """Return the state with this descriptor, restored or new.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If a state of this name has another kind, mode or type.
+        InvalidInputError
+            If the name differs from another state's only in case.
+        """
+        if not isinstance(descriptor, OperatorStateDescriptor):
+            raise InvalidInputError(f"expected a descriptor of operator state, got {type(descriptor).__name__}")
+        have = self._states.get(descriptor.name)
+        if have is not None:
+            check_same_operator_state(have.descriptor, descriptor)
+            return have
+        for name in self._states:
+            if name.lower() == descriptor.name.lower():
+                raise InvalidInputError(
+                    f"state names must differ in more than case, {name!r} exists; got {descriptor.name!r}"
+                )
+        state: OperatorListState | BroadcastState
+        if isinstance(descriptor, BroadcastStateDescriptor):
+            state = BroadcastState(descriptor)
+        else:
+            state = OperatorListState(descriptor)
+        self._states[descriptor.name] = state
+        return state
+
+    def existing(self, name: str) -> OperatorListState | BroadcastState:
+        """Return a state it holds, declared as it is.
+
+        Raises
+        ------
+        StateNotFoundError
+            If there is none of this name; the message lists those there are.
+        """
+        if name not in self._states:
+            raise StateNotFoundError(name, self._states)
+        return self._states[name]
+
+    def freeze(self) -> tuple[FrozenOperatorState, ...]:
+        """Return all states as they are now; later writes do not change the result."""
+        return tuple(FrozenOperatorState(state.descriptor, state.freeze()) for state in self._states.values())
+
+
+def split_pieces(totals: Sequence[int], parallelism: int, subtask: int) -> list[tuple[int, int]]:
+    """Return for each state which of its elements, all old subtasks in order, a subtask gets: first, one past the last.
+
+    Each subtask gets `total // parallelism` elements of a state, and the first `total % parallelism` in turn one more;
+    the turn goes on from one state to the next.
+
+    Examples
+    --------
+    >>> [split_pieces([5], 2, subtask)[0] for subtask in range(2)]
+    [(0, 3), (3, 5)]
+    """
+    turn = 0
+    out = []
+    for total in totals:
+        size, extra = divmod(total, parallelism)
+        place = (subtask - turn) % parallelism
+        first = place * size + min(place, extra)
+        out.append((first, first + size + (place < extra)))
+        turn = (turn + extra) % parallelism
+    return out
+
+
+def restore_operator_backend(
+    storage: Storage, entry: LogEntryDocument, uid: str, *, parallelism: int = 1, subtask: int = 0
+) -> OperatorStateBackend:
+    """Return the operator state of one subtask of a checkpoint, at any parallelism.
+
+    Raises
+    ------
+    OperatorNotFoundError
+        If the checkpoint has no such operator.
+    InvalidInputError
+        If not 1 <= parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
+    CorruptDataError
+        If a file is missing, truncated or altered.
+    """
+    if not 1 <= parallelism <= MAX_PARALLELISM:
+        raise InvalidInputError(f"parallelism must be 1 to {MAX_PARALLELISM}, got {parallelism}")
+    if not 0 <= subtask < parallelism:
+        raise InvalidInputError(f"subtask must be 0 to {parallelism - 1} at parallelism {parallelism}, got {subtask}")
+    operator = find_operator(entry, uid)
+    backend = OperatorStateBackend()
+    lists = [state for state in operator.operator_states if state.kind == "list"]
+    totals = [sum(part.rows for part in state.parts) for state in lists]
+    pieces = dict(zip((state.name for state in lists), split_pieces(totals, parallelism, subtask), strict=True))
+    for document in operator.operator_states:
+        descriptor = operator_descriptor_of(document)
+        state = backend.state(descriptor)
+        for number, first, last in _wanted(document, pieces.get(document.name), parallelism, subtask):
+            state.take_up(read_part(storage, document, number).slice(first, last - first))
+    return backend
+
+
+def _wanted(
+    document: OperatorStateDocument, piece: tuple[int, int] | None, parallelism: int, subtask: int
+) -> list[tuple[int, int, int]]:
+    """Return (number of the part, first row, one past the last) of what a subtask gets of a state."""
+    rows = [part.rows for part in document.parts]
+    if document.kind == "broadcast":
+        number = subtask % len(rows)
+        return [(number, 0, rows[number])] if rows[number] else []
+    if document.kind == "union":
+        return [(number, 0, count) for number, count in enumerate(rows) if count]
+    if len(rows) == parallelism:
+        return [(subtask, 0, rows[subtask])] if rows[subtask] else []
+    assert piece is not None
+    out = []
+    start = 0
+    for number, count in enumerate(rows):
+        first, last = max(piece[0], start), min(piece[1], start + count)
+        if first < last:
+            out.append((number, first - start, last - start))
+        start += count
+    return out

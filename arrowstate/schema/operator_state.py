@@ -1,0 +1,145 @@
+"""Descriptors of operator state: state of a subtask itself rather than of keys, and its columns on disk.
+
+A list state is shared out anew when the parallelism changes, element by element; a union list goes to every
+subtask as a whole; a broadcast state is the same map in every subtask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
+from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.types import check_type
+from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.documents import OperatorStateDocument
+from arrowstate_formats.names import check_state_name
+
+__all__ = [
+    "BroadcastStateDescriptor",
+    "OperatorListStateDescriptor",
+    "OperatorStateDescriptor",
+    "check_same_operator_state",
+    "operator_descriptor_of",
+    "operator_state_schema",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorListStateDescriptor:
+    """A list of elements per subtask, for instance the offsets of a source.
+
+    Parameters
+    ----------
+    name
+        Unique within the operator.
+    type
+        The Arrow type of an element.
+    mode
+        What a restore at another parallelism does: `split` gives each element to one subtask, `union` gives all
+        elements to every subtask.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> arrowstate.OperatorListStateDescriptor("offsets", pa.int64()).mode
+    'split'
+    """
+
+    name: str
+    type: pa.DataType
+    mode: Literal["split", "union"] = "split"
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        check_type(self.type, f"state {self.name!r}")
+        if self.mode not in ("split", "union"):
+            raise InvalidInputError(f"the mode of state {self.name!r} must be split or union, got {self.mode!r}")
+
+    @property
+    def kind(self) -> Literal["list", "union"]:
+        """The kind that a checkpoint records."""
+        return "list" if self.mode == "split" else "union"
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastStateDescriptor:
+    """A map that every subtask has the same of, for instance rules.
+
+    Parameters
+    ----------
+    name
+        Unique within the operator.
+    key_type
+        The Arrow type of the keys, one that `key_hash` knows.
+    type
+        The Arrow type of the values. Values may be null.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> arrowstate.BroadcastStateDescriptor("rules", pa.string(), pa.float64()).kind
+    'broadcast'
+    """
+
+    name: str
+    key_type: pa.DataType
+    type: pa.DataType
+    kind: Literal["broadcast"] = field(default="broadcast", init=False)
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        check_type(self.type, f"state {self.name!r}")
+        check_key_schema(pa.schema([("key", self.key_type)]))
+
+
+OperatorStateDescriptor = OperatorListStateDescriptor | BroadcastStateDescriptor
+
+
+def operator_state_schema(descriptor: OperatorStateDescriptor) -> pa.Schema:
+    """Return the columns of a part: `<state>`, in a broadcast state after its key `<state>_key`."""
+    if isinstance(descriptor, BroadcastStateDescriptor):
+        key = pa.field(f"{descriptor.name}_key", descriptor.key_type, nullable=False)
+        return pa.schema([key, pa.field(descriptor.name, descriptor.type)])
+    return pa.schema([pa.field(descriptor.name, descriptor.type, nullable=False)])
+
+
+def operator_descriptor_of(document: OperatorStateDocument) -> OperatorStateDescriptor:
+    """Return the descriptor that a document was made from.
+
+    Raises
+    ------
+    CorruptDataError
+        If its types are none that a descriptor may have.
+    """
+    try:
+        kind: Any = type_from_json(document.value_type)
+        if document.kind == "broadcast":
+            assert document.key_type is not None
+            return BroadcastStateDescriptor(document.name, type_from_json(document.key_type), kind)
+        return OperatorListStateDescriptor(document.name, kind, "split" if document.kind == "list" else "union")
+    except InvalidInputError as error:
+        raise CorruptDataError(f"operator state {document.name!r}", str(error)) from None
+
+
+def check_same_operator_state(have: OperatorStateDescriptor, given: OperatorStateDescriptor) -> None:
+    """Refuse a descriptor that differs from the one the state was made with.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the kind, the mode or a type differ.
+    """
+    if have != given:
+        raise IncompatibleStateError(
+            have.name, _described(have), _described(given), "declare it as it is stored, or use another state name"
+        )
+
+
+def _described(descriptor: OperatorStateDescriptor) -> str:
+    if isinstance(descriptor, BroadcastStateDescriptor):
+        return f"broadcast state of {descriptor.type} by {descriptor.key_type}"
+    return f"{descriptor.mode} list state of {descriptor.type}"

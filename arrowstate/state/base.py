@@ -1,0 +1,392 @@
+"""What all kinds of keyed state share: keys and namespaces, time to live, and where scalar verbs work.
+
+A state is a table of sorted runs. Rows are told apart by the key, and where there is one by the namespace and
+the user key. With a time to live each row carries the time of its last update; a row that has expired counts as
+absent, and is removed where it is met: on a read, in a merge, and by a savepoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.keys import key_columns, to_type
+from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
+from arrowstate.state.context import KeyContext, identity_of
+from arrowstate.table.batch import KeyBatch
+from arrowstate.table.columns import canonical_floats
+from arrowstate.table.run import Run
+from arrowstate.table.table import Found, FrozenTable, Table
+
+__all__ = ["KeyedState", "MergePlan"]
+
+Ints = npt.NDArray[np.int64]
+D = TypeVar("D", bound=StateDescriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """Which namespaces of which keys are merged into which others."""
+
+    sources: KeyBatch
+    "Distinct keys and namespaces; none is a target."
+    targets: KeyBatch
+    target_of: Ints
+    "The number of the target of each source."
+    first_rows: Ints
+    "The row of the batch in which each source comes first."
+
+
+class KeyedState(Generic[D]):
+    """A named state of one backend."""
+
+    def __init__(self, descriptor: D, layout: StateLayout, table: Table, context: KeyContext) -> None:
+        self.descriptor = descriptor
+        self.layout = layout
+        self._table = table
+        self._context = context
+        self._namespace: tuple[Any, list[pa.Array]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.descriptor.name!r}: {self.descriptor.type}, {len(self)} rows>"
+
+    def __len__(self) -> int:
+        """The number of rows: one per key, entry of a map, or element of a list; expired ones count until removed."""
+        self.flush()
+        return self._table.live_rows
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of rows, directories and live bits in memory; mapped rows do not count."""
+        return self._table.memory_bytes
+
+    @property
+    def current_namespace(self) -> Any:
+        """The namespace that scalar verbs work in: a plain value, or a tuple or mapping for several columns.
+
+        Raises
+        ------
+        InvalidInputError
+            If it is read before it was set, or the state has no namespaces.
+        NullKeyError, KeyTypeError
+            If it is set to something that is no namespace of this state.
+        """
+        return self._current_namespace()[0]
+
+    @current_namespace.setter
+    def current_namespace(self, value: Any) -> None:
+        self._namespace = (value, self.namespace_columns(value, 1))
+
+    @contextmanager
+    def kept_namespace(self) -> Iterator[None]:
+        """Set the current namespace back afterwards."""
+        namespace = self._namespace
+        try:
+            yield
+        finally:
+            self._namespace = namespace
+
+    def flush(self) -> None:
+        """Move what scalar verbs have written so far into the table."""
+
+    def settle(self) -> None:
+        """Flush, and merge and spill what is due, so that the next write needs no room on disk."""
+        self.flush()
+        self._settle()
+
+    def freeze(self) -> FrozenTable:
+        """Return the state as it is now; later writes do not change it."""
+        self.flush()
+        return self._table.freeze()
+
+    def _current_namespace(self) -> tuple[Any, list[pa.Array]]:
+        if self._namespace is None:
+            if self.descriptor.namespace is None:
+                raise InvalidInputError(f"state {self.descriptor.name!r} has no namespaces")
+            raise InvalidInputError(
+                f"no namespace of state {self.descriptor.name!r} is set; set its current_namespace before a scalar verb"
+            )
+        return self._namespace
+
+    def _keys(self, keys: Any, namespace: Any, user_keys: pa.Array | None = None) -> KeyBatch:
+        """Check, hash, sort and group what tells rows apart: keys, and where there are any namespaces and user keys."""
+        columns = self._context.columns(keys)
+        entry = self.namespace_columns(namespace, len(columns[0]))
+        if user_keys is not None:
+            if len(user_keys) != len(columns[0]):
+                raise InvalidInputError(
+                    f"{len(columns[0])} keys need {len(columns[0])} user keys, got {len(user_keys)}"
+                )
+            entry.append(user_keys)
+        return self._context.group(columns, entry)
+
+    def _current(self, user_key: pa.Array | None = None) -> tuple[Any, KeyBatch]:
+        """Return what scalar verbs work on: its identity, equal for equal ones, and the batch of this one key."""
+        current = self._context.current
+        entry = [] if self.descriptor.namespace is None else list(self._current_namespace()[1])
+        if user_key is not None:
+            entry.append(user_key)
+        identity = (current.identity, tuple(identity_of(column) for column in entry))
+        return identity, self._context.group(list(current.columns), entry)
+
+    def namespace_columns(self, namespace: Any, rows: int) -> list[pa.Array]:
+        """Return one namespace per row, given as columns or as one plain value for all rows."""
+        schema = self.descriptor.namespace
+        if schema is None:
+            if namespace is not None:
+                raise InvalidInputError(f"state {self.descriptor.name!r} has no namespaces, got {namespace!r}")
+            return []
+        if namespace is None:
+            raise InvalidInputError(f"state {self.descriptor.name!r} needs a namespace of {', '.join(schema.names)}")
+        if isinstance(namespace, (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)):
+            columns = key_columns(namespace, schema)
+            if len(columns[0]) != rows:
+                raise InvalidInputError(f"{rows} keys need {rows} namespaces, got {len(columns[0])}")
+            return [canonical_floats(column) for column in columns]
+        values = [namespace] if len(schema) == 1 and not isinstance(namespace, Mapping) else namespace
+        if isinstance(values, Mapping):
+            if set(values) != set(schema.names):
+                raise InvalidInputError(
+                    f"a namespace has the columns {', '.join(schema.names)}; got {', '.join(values)}"
+                )
+            values = [values[name] for name in schema.names]
+        if not isinstance(values, (tuple, list)) or len(values) != len(schema):
+            raise InvalidInputError(f"a namespace has the columns {', '.join(schema.names)}; got {namespace!r}")
+        out = []
+        for value, field in zip(values, schema, strict=True):
+            column = key_columns([value], pa.schema([field]))[0]
+            out.append(canonical_floats(column).take(pa.array(np.zeros(rows, dtype=np.int64))))
+        return out
+
+    def _merge_plan(self, keys: Any, targets: Any, sources: Any) -> MergePlan:
+        """Return which namespace of which key goes where, after checking that it can."""
+        columns = self._context.columns(keys)
+        rows = len(columns[0])
+        into = self._context.group(columns, self._merged_namespaces(targets, rows))
+        away = self._context.group(columns, self._merged_namespaces(sources, rows))
+        both = [pa.concat_arrays(pair) for pair in zip(into.columns, away.columns, strict=True)]
+        count = len(self.layout.key)
+        one = self._context.group(both[:count], both[count:])
+        # The number of each target and source in one numbering.
+        number = one.groups()
+        targets_of_rows, sources_of_rows = number[: len(into)][into.groups()], number[len(into) :][away.groups()]
+        moved = np.flatnonzero(targets_of_rows != sources_of_rows)
+        pairs = np.unique(np.stack([sources_of_rows[moved], targets_of_rows[moved]]), axis=1)
+        if np.unique(pairs[0]).size < pairs.shape[1] or np.isin(pairs[0], pairs[1]).any():
+            raise InvalidInputError(
+                f"state {self.descriptor.name!r}: a namespace of a key can be merged into one other, which is no "
+                "source itself; merge in several calls"
+            )
+        rows_moved = pa.array(moved)
+        source_columns = [column.take(rows_moved) for column in [*columns, *self._merged_namespaces(sources, rows)]]
+        chosen = self._context.group(source_columns[:count], source_columns[count:])
+        first = chosen.order[chosen.starts[:-1]]
+        return MergePlan(chosen, into, into.groups()[moved[first]], moved[first])
+
+    def _merged_namespaces(self, namespaces: Any, rows: int) -> list[pa.Array]:
+        if self.descriptor.namespace is None:
+            raise InvalidInputError(f"state {self.descriptor.name!r} has no namespaces to merge")
+        return self.namespace_columns(namespaces, rows)
+
+    def _merge_current(self, target: Any, sources: Iterable[Any]) -> None:
+        """Merge namespaces of the current key by the batch verb."""
+        given = list(sources)
+        if self.descriptor.namespace is None:
+            raise InvalidInputError(f"state {self.descriptor.name!r} has no namespaces to merge")
+        current = self._context.current.columns
+        rows = pa.array(np.zeros(len(given), dtype=np.int64))
+        keys = pa.RecordBatch.from_arrays([column.take(rows) for column in current], schema=self.layout.key)
+        parts = [self.namespace_columns(source, 1) for source in given]
+        into = self.namespace_columns(target, 1)
+        if not given:
+            return
+        schema = self.descriptor.namespace
+        columns = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+        self.merge_namespaces_batch(
+            keys,
+            pa.RecordBatch.from_arrays([column.take(rows) for column in into], schema=schema),
+            pa.RecordBatch.from_arrays(columns, schema=schema),
+        )
+
+    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
+        """Merge namespaces of keys; kinds of state that cannot refuse.
+
+        Raises
+        ------
+        InvalidInputError
+            Always; the kinds of state that merge namespaces do it in their own way.
+        """
+        del keys, targets, sources
+        raise InvalidInputError(
+            f"state {self.descriptor.name!r} is a {self.descriptor.kind} state, whose namespaces do not merge; "
+            "list, reducing and aggregating states do"
+        )
+
+    def live_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, in the columns of the layout, without those that have expired."""
+        cutoff = None if self.descriptor.ttl is None else self._cutoff()
+        for run in self.freeze().runs:
+            for batch in run.live_batches():
+                if cutoff is not None:
+                    fresh = np.flatnonzero(batch.column(batch.num_columns - 1).to_numpy() > cutoff)
+                    batch = batch if fresh.size == batch.num_rows else batch.take(pa.array(fresh))
+                if batch.num_rows:
+                    yield batch
+
+    # Time to live
+
+    def runs_with_times(self, descriptor: StateDescriptor) -> tuple[Run, ...]:
+        """Return the rows in runs as a descriptor with, or without, a time to live has them.
+
+        Rows that get a time to live count as written now; where no event time is known, they do not expire before
+        they are written again.
+        """
+        layout = StateLayout.of(self.layout.key, descriptor)
+        now = None if descriptor.ttl is None else self._context.known_time(descriptor.ttl.clock)
+        runs = []
+        for run in self.freeze().runs:
+            batches = []
+            for batch in run.live_batches():
+                columns = batch.columns[: len(layout.schema)]
+                if layout.has_ttl:
+                    time = np.iinfo(np.int64).max if now is None else now
+                    columns.append(pa.array(np.full(batch.num_rows, time, dtype=np.int64)))
+                batches.append(pa.RecordBatch.from_arrays(columns, schema=layout.schema))
+            if batches:
+                runs.append(Run.of(batches))
+        return tuple(runs)
+
+    def _settle(self) -> None:
+        """Merge and spill before a write; rows that have expired are left out of merges."""
+        self._table.settle(self._drop_expired if self.descriptor.ttl is not None else None)
+
+    def _find(self, keys: KeyBatch) -> Found:
+        """Find the rows of the keys; those that have expired count as absent and are removed."""
+        found = self._table.find(keys)
+        ttl = self.descriptor.ttl
+        if ttl is None or ttl.visibility != "never_return_expired":
+            return found
+        expired = self._expired(found)
+        if not expired.size:
+            return found
+        self._table.remove(found.only(expired))
+        return found.without(expired)
+
+    def _expired(self, found: Found) -> Ints:
+        """Return the numbers of the keys whose rows have expired."""
+        cutoff = self._cutoff()
+        if cutoff is None or not found.hits:
+            return np.empty(0, dtype=np.int64)
+        times = self._times_of(found)
+        present = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))
+        return present[times.fill_null(0).to_numpy()[present] <= cutoff]
+
+    def _after_read(self, keys: KeyBatch, found: Found, values: pa.Array) -> None:
+        """Remove what this read was the last to see, and renew the rest if that is the rule."""
+        ttl = self.descriptor.ttl
+        assert ttl is not None
+        expired = self._expired(found)
+        if expired.size:
+            self._table.remove(found.only(expired))
+        now = self._time_of_read()
+        if now is None:
+            return
+        fresh = found.without(expired)
+        times = self._times_of(fresh).fill_null(now).to_numpy()
+        older = np.flatnonzero(times < now)
+        if older.size:
+            updated = pa.array(np.full(len(keys), now, dtype=np.int64))
+            self._table.put(fresh.only(older), keys, [*self.layout.split(values), updated], keep=older)
+            self._settle()
+
+    def _time_of_read(self) -> int | None:
+        """Return the time that rows which are read get, None if they keep theirs."""
+        ttl = self.descriptor.ttl
+        assert ttl is not None
+        return self._context.known_time(ttl.clock) if ttl.update == "on_read_and_write" else None
+
+    def _times_of(self, found: Found) -> pa.Array:
+        """Return the time of the last update of each key's row, null where the key has none."""
+        return found.column(len(self.layout.schema) - 1, pa.int64())
+
+    def _cutoff(self) -> int | None:
+        """Return the last time of update that has expired by now, None if nothing can have."""
+        ttl = self.descriptor.ttl
+        assert ttl is not None
+        now = self._context.now(ttl.clock)
+        if now is None or now - ttl.ttl_ms < -(1 << 63):
+            return None
+        return now - ttl.ttl_ms
+
+    def _drop_expired(self, run: Run) -> None:
+        cutoff = self._cutoff()
+        if cutoff is None:
+            return
+        for segment in run.segments:
+            updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
+            run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)
+
+    def _update_times(self, rows: int, timestamps: Any) -> list[pa.Array]:
+        """Return the `_updated_at` column for rows written now, nothing where there is no time to live."""
+        ttl = self.descriptor.ttl
+        if ttl is None:
+            if timestamps is not None:
+                raise InvalidInputError(
+                    f"state {self.descriptor.name!r} has no time to live, so it takes no timestamps"
+                )
+            return []
+        if timestamps is not None:
+            if ttl.clock != "event_time":
+                raise InvalidInputError(
+                    f"state {self.descriptor.name!r} expires by processing time, so it takes no timestamps"
+                )
+            return [self._timestamps(timestamps, rows)]
+        if not rows:
+            return [pa.array([], pa.int64())]
+        return [pa.array(np.full(rows, self._context.time_of_update(ttl.clock, self.descriptor.name), dtype=np.int64))]
+
+    def _no_times(self, rows: int) -> list[pa.Array]:
+        """Return what stands in the place of `_updated_at` for rows that are removed."""
+        return [] if self.descriptor.ttl is None else [pa.array(np.zeros(rows, dtype=np.int64))]
+
+    def _timestamps(self, timestamps: Any, rows: int) -> pa.Array:
+        try:
+            given = timestamps.combine_chunks() if isinstance(timestamps, pa.ChunkedArray) else timestamps
+            if isinstance(given, pa.Array) and pa.types.is_timestamp(given.type):
+                if given.type.unit in ("us", "ns"):
+                    given = pc.floor_temporal(given, unit="millisecond")
+                given = given.cast(pa.timestamp("ms", given.type.tz)).view(pa.int64())
+            column = to_type(given, pa.int64())
+        except CONVERSION_ERRORS as error:
+            raise ValueTypeError(self.descriptor.name, "timestamps in milliseconds", str(error)) from None
+        if len(column) != rows or column.null_count:
+            raise InvalidInputError(f"{rows} rows need {rows} timestamps without nulls, got {len(column)}")
+        return column
+
+    def _scalar(self, value: Any, kind: pa.DataType) -> pa.Scalar:
+        """Return a plain Python value that is not None as one of the type, or refuse it."""
+        try:
+            return python_scalar(value, kind)
+        except CONVERSION_ERRORS as error:
+            raise ValueTypeError(self.descriptor.name, str(kind), repr(value)) from error
+
+    def _plain(self, scalar: pa.Scalar | None) -> Any:
+        if scalar is None:
+            return None
+        try:
+            return scalar.as_py()
+        except (OverflowError, ValueError) as error:
+            raise InvalidInputError(
+                f"state {self.descriptor.name!r}: the {scalar.type} has no counterpart in Python ({error}); "
+                "read it with get_batch"
+            ) from error

@@ -1,0 +1,175 @@
+"""How a backend lives: in memory, spilling, merging all the time, restored between any two steps, rescaled.
+
+A suite takes its steps through a `Job`, which gives it the states of the backend that is the current one, and
+`carry_over` puts another backend in its place with what the deployment does between two steps.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.storage import clear_memory_storage
+from arrowstate.store import Snapshot, StateStore, open_store
+from arrowstate.table.merging import MergePolicy
+
+__all__ = ["COLLIDING_KEYS", "DEPLOYMENTS", "PLAIN_KEYS", "Clock", "Deployment", "Job", "Keys"]
+
+
+class Clock:
+    """Processing time that stands still until a test moves it."""
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A numbered supply of values of one type, for keys, user keys and namespaces."""
+
+    name: str
+    type: pa.DataType
+
+    def __str__(self) -> str:
+        return self.name
+
+    def value(self, number: int) -> Any:
+        """Return the value with a number from 0 on, as a plain Python value."""
+        if pa.types.is_string(self.type):
+            return f"key {number}"
+        # A null in a list leaves the hash alone, so only every seventh has a hash of its own.
+        nulls = number // 7
+        return [None] * (nulls // 2) + [number % 7] + [None] * (nulls - nulls // 2)
+
+    def array(self, numbers: Iterable[int]) -> pa.Array:
+        """Return values by their numbers."""
+        return pa.array([self.value(number) for number in numbers], self.type)
+
+
+PLAIN_KEYS = Keys("plain keys", pa.string())
+COLLIDING_KEYS = Keys("colliding keys", pa.list_(pa.int64()))
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """How the backend of a job is made, and what happens to it between two steps."""
+
+    name: str
+    memory_budget_bytes: int | None = None
+    merge_policy: MergePolicy | None = None
+    scales: tuple[tuple[int, int], ...] = ()
+    "Before each step the job is checkpointed and restored at each (parallelism, max parallelism) in turn."
+    savepoint: bool = False
+    "Whether it is restored from savepoints of the checkpoints."
+
+    def __str__(self) -> str:
+        return self.name
+
+    def start(self, keys: Keys = PLAIN_KEYS, *, clock: Clock | None = None) -> Job:
+        """Return a new job; close it in the end."""
+        return Job(self, keys, clock or Clock())
+
+    def make_backend(self, key: pa.Schema, clock: Clock) -> KeyedStateBackend:
+        """Return an empty backend of all key groups."""
+        return KeyedStateBackend(
+            key=key,
+            max_parallelism=128,
+            clock_ms=clock,
+            memory_budget_bytes=self.memory_budget_bytes,
+            merge_policy=self.merge_policy,
+        )
+
+    def restored(self, snapshot: Snapshot, parallelism: int, max_parallelism: int, clock: Clock) -> list[Any]:
+        """Return the backends of all subtasks from a checkpoint."""
+        return [
+            restore_backend(
+                snapshot.storage,
+                snapshot.store_id,
+                snapshot.entry,
+                "op",
+                parallelism=parallelism,
+                subtask=subtask,
+                max_parallelism=max_parallelism,
+                memory_budget_bytes=self.memory_budget_bytes,
+                merge_policy=self.merge_policy,
+                clock_ms=clock,
+            )
+            for subtask in range(parallelism)
+        ]
+
+
+DEPLOYMENTS = (
+    Deployment("in memory"),
+    Deployment("spilling", memory_budget_bytes=0),
+    Deployment("merging", merge_policy=MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1)),
+    Deployment("restored", scales=((1, 128),)),
+    Deployment("rescaled", memory_budget_bytes=2000, scales=((3, 20), (1, 32768))),
+    Deployment("restored from savepoints", scales=((2, 128), (1, 128)), savepoint=True),
+)
+
+
+class Job:
+    """One operator, seen as the one backend that is there at the moment."""
+
+    def __init__(self, deployment: Deployment, keys: Keys, clock: Clock) -> None:
+        self.deployment = deployment
+        self.key_values = keys
+        self.clock = clock
+        self.backend = deployment.make_backend(pa.schema([("k", keys.type)]), clock)
+        self._url = f"memory://{uuid.uuid4().hex}"
+        opened = open_store(self._url, create=True)
+        self.store = StateStore(opened.storage, opened.store_id, clock_ms=clock)
+        self._savepoints = 0
+
+    def close(self) -> None:
+        """Forget the job's store."""
+        clear_memory_storage(self._url)
+
+    def keys(self, *numbers: int) -> pa.Array:
+        """Return a batch of keys."""
+        return self.key_values.array(numbers)
+
+    def state(self, descriptor: StateDescriptor) -> Any:
+        """Return a state of the backend that is there now."""
+        return self.backend.state(descriptor)
+
+    def at(self, key: int) -> None:
+        """Set the current key."""
+        self.backend.current_key = self.key_values.value(key)
+
+    def checkpoint(self) -> Snapshot:
+        """Commit a checkpoint."""
+        with self.store.writer() as writer:
+            return writer.checkpoint({"op": [self.backend]})
+
+    def savepoint(self) -> Snapshot:
+        """Write a savepoint of the newest checkpoint."""
+        self._savepoints += 1
+        return self.store.savepoint(f"{self._url}/copies/{self._savepoints}")
+
+    def carry_over(self) -> None:
+        """Do what the deployment does between two steps; states must be asked for again afterwards."""
+        for parallelism, max_parallelism in self.deployment.scales:
+            self.restart(parallelism, max_parallelism)
+
+    def restart(self, parallelism: int = 1, max_parallelism: int = 128) -> None:
+        """Checkpoint, fail, and restore; at a parallelism above 1 the next restart must bring it back to 1."""
+        backends: Sequence[Any] = self.backend if isinstance(self.backend, list) else [self.backend]
+        with self.store.writer() as writer:
+            snapshot = writer.checkpoint({"op": backends})
+        if self.deployment.savepoint:
+            snapshot = self.savepoint()
+        restored = self.deployment.restored(snapshot, parallelism, max_parallelism, self.clock)
+        timestamp = backends[0].current_timestamp
+        for backend in restored:
+            backend.current_timestamp = timestamp
+        self.backend = restored[0] if parallelism == 1 else restored  # type: ignore[assignment]

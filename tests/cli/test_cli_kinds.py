@@ -1,0 +1,63 @@
+"""The command line over lists, maps, namespaces and times to live."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.cli import main
+
+DAY = pa.schema([("day", pa.int32())])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kinds") / "store"
+    backends = [
+        arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.int64())]), max_parallelism=128, key_groups=groups)
+        for groups in (arrowstate.KeyGroupRange(0, 63), arrowstate.KeyGroupRange(64, 127))
+    ]
+    groups = arrowstate.key_groups(pa.array(range(3000)), 128).to_numpy()
+    for backend, own in zip(backends, (groups < 64, groups >= 64), strict=True):
+        users = pa.array(range(3000)).filter(pa.array(own))
+        pages = backend.state(arrowstate.ListStateDescriptor("pages", pa.string(), ttl=arrowstate.TimeToLive(10**12)))
+        for page in ("/", "/", "/cart"):
+            pages.add_batch(users, [page] * len(users))
+        pages.clear_batch(users[:10])
+        cart = backend.state(arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64(), namespace=DAY))
+        for number, item in enumerate(("fig", "pear")):
+            cart.put_batch(users, [item] * len(users), [number] * len(users), namespace=number)
+    arrowstate.open_store(folder, create=True).writer().checkpoint({"shop": backends}, watermark=5)
+    return str(folder)
+
+
+def test_a_state_is_shown_with_all_that_tells_its_rows_apart(store, capsys):
+    assert main(["show", store, "--state", "shop.cart"]) == 0
+    cart = capsys.readouterr().out
+    assert main(["show", store, "--state", "shop.pages"]) == 0
+    pages = capsys.readouterr().out
+
+    for word in ("map", "day", "namespace", "cart_key", "user key"):
+        assert word in cart
+    assert "ttl   1000000000000 ms of processing_time, on_create_and_write, never_return_expired" in pages
+
+
+@pytest.mark.parametrize("arguments", [[], ["--parallelism", "3"], ["--parallelism", "1", "--max-parallelism", "7"]])
+def test_every_kind_passes_the_restore_check(store, capsys, arguments):
+    code = main(["restore-check", store, *arguments, "--json"])
+
+    report = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert report["problems"] == []
+    assert {row["state"]: row["rows"] for row in report["restored"]} == {"pages": 8940, "cart": 6000}
+
+
+def test_sql_joins_the_kinds(store, capsys):
+    query = "select count(*), sum(cart) from shop.cart where day = 1 and user in (select user from shop.pages)"
+
+    assert main(["sql", store, query, "--csv"]) == 0
+
+    assert capsys.readouterr().out.splitlines()[-1] == "2980,2980"
