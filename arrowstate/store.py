@@ -173,7 +173,7 @@ class StoreWriter:
         properties: Mapping[str, Any] | None = None,
         watermark: int | None = None,
         format: RunFormat = "arrow",
-        allow_dropped_operators: bool = False,
+        allow_dropped_state: bool = False,
     ) -> Snapshot:
         """Freeze the backends, write what the store lacks, and commit; return the checkpoint."""
         entry = self._writer.checkpoint(
@@ -182,7 +182,7 @@ class StoreWriter:
             properties=properties,
             watermark=watermark,
             format=format,
-            allow_dropped_operators=allow_dropped_operators,
+            allow_dropped_state=allow_dropped_state,
         )
         return self._store.snapshot_of(entry)
 

@@ -72,7 +72,7 @@ class KeyedStateBackend(Iteration):
     key_groups
         The key groups of this subtask, both ends inclusive; all by default.
     memory_budget_bytes
-        Rows past this many bytes are kept in mapped local files; None for no limit.
+        Rows of all states together past this many bytes are kept in mapped local files; None for no limit.
     spill_dir
         The folder of these files, which are removed by themselves; the system's temporary folder by default.
     merge_policy
@@ -296,6 +296,7 @@ class KeyedStateBackend(Iteration):
             runs=runs,
             policy=self._policy,
             memory_budget_bytes=self._budget,
+            siblings=lambda: [state.table for name, state in self._states.items() if name != descriptor.name],
             spill_folder=self._spill_folder,
         )
         state: KeyedState[Any] = _KINDS[descriptor.kind](descriptor, layout, table, self._context)

@@ -77,7 +77,7 @@ class CheckpointWriter:
         properties: Mapping[str, Any] | None = None,
         watermark: int | None = None,
         format: RunFormat = "arrow",
-        allow_dropped_operators: bool = False,
+        allow_dropped_state: bool = False,
     ) -> LogEntryDocument:
         """Freeze the backends, write what the store lacks, and commit.
 
@@ -94,8 +94,8 @@ class CheckpointWriter:
             Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
         format
             The format of new run files: `arrow` (mapped by readers) or `parquet`.
-        allow_dropped_operators
-            Whether operators of the checkpoint before may be left out, and their state with them.
+        allow_dropped_state
+            Whether operators and states of the checkpoint before may be left out.
 
         Returns
         -------
@@ -128,7 +128,7 @@ class CheckpointWriter:
         for uid, parts in frozen_operators.items():
             _check_operator_states(uid, parts, frozen.get(uid))
         before = {operator.uid: operator for operator in self._newest.document.operators}
-        if not allow_dropped_operators:
+        if not allow_dropped_state:
             _check_nothing_dropped(before, frozen, frozen_operators)
         if watermark is None:
             marks = [subtask.watermark for subtasks in frozen.values() for subtask in subtasks]
@@ -270,16 +270,24 @@ def _check_nothing_dropped(
     if gone:
         raise InvalidInputError(
             f"the checkpoint would drop the state of {', '.join(sorted(gone))}; "
-            "pass these operators too, or allow_dropped_operators=True"
+            "pass these operators too, or allow_dropped_state=True"
         )
     for uid, operator in before.items():
+        if uid in keyed:
+            states = {state.document.name for state in keyed[uid][0].states}
+            lost = [state.name for state in operator.states if state.name not in states]
+            if lost:
+                raise InvalidInputError(
+                    f"the checkpoint would drop the state {', '.join(lost)} of {uid}; restore the backends from the "
+                    "checkpoint before, or pass allow_dropped_state=True"
+                )
         had = [state.name for state in operator.operator_states]
         have = {state.descriptor.name for part in operators.get(uid, ()) for state in part}
         lost = [name for name in had if name not in have]
         if lost:
             raise InvalidInputError(
                 f"the checkpoint would drop the operator state {', '.join(lost)} of {uid}; pass its restored "
-                "OperatorStateBackends as operator_states, or allow_dropped_operators=True"
+                "OperatorStateBackends as operator_states, or allow_dropped_state=True"
             )
 
 

@@ -66,6 +66,11 @@ class KeyedState(Generic[D]):
         return self._table.live_rows
 
     @property
+    def table(self) -> Table:
+        """The rows of the state, for those who share its memory budget."""
+        return self._table
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of rows, directories and live bits in memory; mapped rows do not count."""
         return self._table.memory_bytes
@@ -96,8 +101,8 @@ class KeyedState(Generic[D]):
         finally:
             self._namespace = namespace
 
-    def flush(self) -> None:
-        """Move what scalar verbs have written so far into the table."""
+    def flush(self, *, settle: bool = True) -> None:
+        """Move what scalar verbs have written so far into the table, and merge before if `settle`."""
 
     def settle(self) -> None:
         """Flush, and merge and spill what is due, so that the next write needs no room on disk."""
@@ -106,7 +111,8 @@ class KeyedState(Generic[D]):
 
     def freeze(self) -> FrozenTable:
         """Return the state as it is now; later writes do not change it."""
-        self.flush()
+        # Merging and spilling can wait: freezing must not grow with the state.
+        self.flush(settle=False)
         return self._table.freeze()
 
     def _current_namespace(self) -> tuple[Any, list[pa.Array]]:

@@ -100,7 +100,7 @@ class OneRowState(KeyedState[D]):
         """Remove the value of the current key."""
         self._write_current(None)
 
-    def flush(self) -> None:
+    def flush(self, *, settle: bool = True) -> None:
         """Move the scalar writes collected so far into the table."""
         if not self._pending:
             return
@@ -111,7 +111,8 @@ class OneRowState(KeyedState[D]):
         rows = pa.array(keys.last_rows())
         values = pa.array([entry[1] for entry in entries], type=self.layout.value_type).take(rows)
         updated = [pa.concat_arrays(column).take(rows) for column in zip(*(entry[2] for entry in entries), strict=True)]
-        self._settle()
+        if settle:
+            self._settle()
         found = self._table.find(keys)
         self._replace(found, keys, values, self._latest(found, updated))
         self._pending.clear()

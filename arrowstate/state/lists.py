@@ -164,13 +164,14 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         order = np.argsort(rows.seconds, kind="stable")
         return [self._plain(value) for value in rows.values.take(pa.array(order))]
 
-    def flush(self) -> None:
+    def flush(self, *, settle: bool = True) -> None:
         if not self._pending:
             return
         columns = [pa.concat_arrays(column) for column in zip(*(item[0] for item in self._pending), strict=True)]
         given = pa.array([value for item in self._pending for value in item[1]], type=self.descriptor.type)
         updated = [pa.concat_arrays(column) for column in zip(*(item[2] for item in self._pending), strict=True)]
-        self._settle()
+        if settle:
+            self._settle()
         self._append(columns, given, updated)
         self._pending.clear()
         self._pending_elements = 0

@@ -159,7 +159,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         _, keys = self._current()
         return not any(rows.size for _, _, rows in self._live(keys))
 
-    def flush(self) -> None:
+    def flush(self, *, settle: bool = True) -> None:
         if not self._pending:
             return
         entries = list(self._pending.values())
@@ -173,7 +173,8 @@ class MapState(ManyRowsState[MapStateDescriptor]):
             pa.concat_arrays(column).take(pa.array(rows))
             for column in zip(*(entry[3] for entry in entries), strict=True)
         ]
-        self._settle()
+        if settle:
+            self._settle()
         self._table.put(self._table.find(batch), batch, [*self.layout.split(values), *updated], keep=kept)
         self._pending.clear()
 

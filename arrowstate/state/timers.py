@@ -189,7 +189,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
                 best = earliest
         return best
 
-    def flush(self) -> None:
+    def flush(self, *, settle: bool = True) -> None:  # noqa: ARG002 (a service settles when it writes in batches)
         self._write_pending()
         # What a callback reads, writes in batches or freezes holds the timers that have not fired yet.
         self._put_back()

@@ -159,6 +159,8 @@ class Table:
         When runs are merged.
     memory_budget_bytes
         Runs past this many bytes are kept in mapped files; None for no limit.
+    siblings
+        Returns the other tables that share the budget.
     spill_folder
         Where these files go; the system's temporary folder by default.
     """
@@ -171,6 +173,7 @@ class Table:
         runs: Sequence[Run] = (),
         policy: MergePolicy | None = None,
         memory_budget_bytes: int | None = None,
+        siblings: Callable[[], Sequence[Table]] = lambda: (),
         spill_folder: Path | None = None,
     ) -> None:
         self.schema = schema
@@ -178,6 +181,7 @@ class Table:
         self._runs = list(runs)
         self._policy = policy or MergePolicy()
         self._budget = memory_budget_bytes
+        self._siblings = siblings
         self._spill_folder = spill_folder or Path(tempfile.gettempdir())
 
     @property
@@ -257,19 +261,21 @@ class Table:
                 self._runs.append(merged)
         if self._budget is None:
             return
-        while self.memory_bytes > self._budget:
-            in_memory = [run for run in self._runs if not run.mapped]
+        while self._budget_bytes() > self._budget:
+            in_memory = [(table, run) for table in (self, *self._siblings()) for run in table.runs if not run.mapped]
             if not in_memory:
                 return
-            largest = max(in_memory, key=lambda run: run.memory_bytes)
-            sink = SpillSink(self._spill_folder, self.schema)
-            spilled = fill(sink, (segment.batch for segment in largest.segments))
-            spilled.live, spilled.live_rows, spilled.stored = largest.live, largest.live_rows, largest.stored
-            spilled.built = largest.built
-            self._runs[self._runs.index(largest)] = spilled
+            table, largest = max(in_memory, key=lambda pair: pair[1].memory_bytes)
+            sink = SpillSink(self._spill_folder, table.schema)
+            # The run stays the same object with the same row numbers, so what was found in it stays valid.
+            largest.segments = fill(sink, (segment.batch for segment in largest.segments)).segments
+            largest.mapped = True
+
+    def _budget_bytes(self) -> int:
+        return self.memory_bytes + sum(table.memory_bytes for table in self._siblings())
 
     def _sink(self, picked: Sequence[Run]) -> BatchSink:
         expected = sum(run.live_rows * s.batch.nbytes // max(1, run.rows) for run in picked for s in run.segments)
-        if self._budget is not None and self.memory_bytes + expected > self._budget:
+        if self._budget is not None and self._budget_bytes() + expected > self._budget:
             return SpillSink(self._spill_folder, self.schema)
         return MemorySink()

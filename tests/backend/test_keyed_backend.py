@@ -211,3 +211,34 @@ def test_a_budget_holds_for_a_restored_backend_too(tmp_path, store, backend):
     for _ in range(20):
         unbounded.state(clicks).add_batch(names[::2], [1] * 2500)
     assert again.memory_bytes < unbounded.memory_bytes
+
+
+def test_the_states_of_a_backend_share_its_budget(tmp_path):
+    budget = 3_000_000
+    backend = KeyedStateBackend(
+        key=pa.schema([("k", pa.int64())]), max_parallelism=8, memory_budget_bytes=budget, spill_dir=tmp_path
+    )
+    states = [backend.state(ValueStateDescriptor(f"s{n}", pa.int64())) for n in range(4)]
+    keys = pa.array(range(50_000))
+
+    for _ in range(3):
+        for state in states:
+            state.update_batch(keys, keys)
+
+    # What was written last is spilled by the next write.
+    last = 50_000 * 24
+    assert backend.memory_bytes <= budget + last
+    assert all(state.get_batch(keys).equals(keys) for state in states)
+
+
+def test_freezing_moves_scalar_writes_into_a_run_and_merges_nothing():
+    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
+    state = backend.state(ValueStateDescriptor("s", pa.int64()))
+    for start in range(0, 80, 10):
+        state.update_batch(list(range(start, start + 10)), list(range(10)))
+    backend.current_key = 1000
+    state.update(7)
+
+    frozen = backend.freeze().states[0].table
+
+    assert [run.live_rows for run in frozen.runs] == [10] * 8 + [1]

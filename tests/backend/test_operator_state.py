@@ -331,7 +331,7 @@ def test_a_checkpoint_that_would_drop_operator_state_is_refused(store):
     with pytest.raises(InvalidInputError, match="operator state offsets, seen, rules of a"):
         writer.checkpoint({"a": keyed_backends(1)}, operator_states={"b": [backend_of()]})
 
-    dropped = writer.checkpoint({"a": keyed_backends(1)}, allow_dropped_operators=True)
+    dropped = writer.checkpoint({"a": keyed_backends(1)}, allow_dropped_state=True)
     assert [operator.uid for operator in dropped.entry.operators] == ["a"]
 
 

@@ -241,12 +241,25 @@ def test_an_operator_is_not_dropped_by_mistake(store):
     with store.writer() as writer:
         writer.checkpoint({"op": [backend_of()], "gone": [backend_of(1)]})
 
-        with pytest.raises(InvalidInputError, match="gone.*allow_dropped_operators"):
+        with pytest.raises(InvalidInputError, match="gone.*allow_dropped_state"):
             writer.checkpoint({"op": [backend_of()]})
-        snapshot = writer.checkpoint({"op": [backend_of()]}, allow_dropped_operators=True)
+        snapshot = writer.checkpoint({"op": [backend_of()]}, allow_dropped_state=True)
 
     assert [operator.uid for operator in snapshot.entry.operators] == ["op"]
     assert [operator.uid for operator in store.checkpoints()[0].entry.operators] == ["op", "gone"]
+
+
+def test_a_state_is_not_dropped_by_mistake(store):
+    with store.writer() as writer:
+        full = backend_of(1)
+        full.state(ValueStateDescriptor("kept", pa.int64()))
+        writer.checkpoint({"op": [full]})
+
+        with pytest.raises(InvalidInputError, match="kept of op.*allow_dropped_state"):
+            writer.checkpoint({"op": [backend_of(1)]})
+        snapshot = writer.checkpoint({"op": [backend_of(1)]}, allow_dropped_state=True)
+
+    assert "kept" not in [state.name for state in snapshot.entry.operators[0].states]
 
 
 class Failing:
