@@ -86,7 +86,8 @@ class KeyContext:
         hashes = self.hashes(columns)
         if not entry:
             return KeyBatch.of(hashes, columns, one_to_one=self._one_to_one)
-        return KeyBatch.of(hashes, [*columns, *entry], seconds=hash_columns(entry))
+        one_to_one = self._one_to_one and len(entry) == 1 and _up_to_8_bytes(entry[0].type)
+        return KeyBatch.of(hashes, [*columns, *entry], seconds=hash_columns(entry), one_to_one=one_to_one)
 
     def hashes(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
         """Hash keys after checking that they belong to this subtask."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from arrowstate.table.kernels import sort_by_hash
-from arrowstate_formats.compiled import kernel
+from arrowstate_formats.compiled import kernel, prefetch
 
 __all__ = [
     "hash_ranges",
@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 _SIGN = np.uint64(1 << 63)
+_BLOCK = 256
 
 
 @kernel
@@ -108,21 +109,37 @@ def probe_pair(
 ) -> None:
     """As `probe`, in a run that is sorted by (hash, second): find the first live row with the query's pair."""
     end_row = segment_row + hashes.size
-    for i in range(pending.size):
-        query = queries[pending[i]]
-        start, end = _bucket(query, base, shift, offsets, directory_row, segment_row, end_row)
-        first = _first_at_least(hashes, start - segment_row, end - segment_row, query)
-        last = _first_above(hashes, first, end - segment_row, query)
-        second = query_seconds[pending[i]]
-        place = _first_at_least(seconds, first, last, second)
-        found = np.int64(-1)
-        while place < last and seconds[place] == second:
-            bit = place + segment_row - live_row
-            if (live[bit >> 3] >> (bit & 7)) & 1:
-                found = place + segment_row
-                break
-            place += 1
-        out[i] = found
+    starts = np.empty(_BLOCK, dtype=np.int64)
+    ends = np.empty(_BLOCK, dtype=np.int64)
+    directory_address = np.uint64(offsets.ctypes.data)
+    hash_address, second_address = np.uint64(hashes.ctypes.data), np.uint64(seconds.ctypes.data)
+    for block in range(0, pending.size, _BLOCK):
+        size = min(_BLOCK, pending.size - block)
+        # As in `probe`, each loop asks for the cache lines of the next.
+        for i in range(size):
+            unsigned = np.uint64(queries[pending[block + i]]) ^ _SIGN
+            prefetch(directory_address + (((unsigned - base) >> shift) << np.uint64(2)))
+        for i in range(size):
+            query = queries[pending[block + i]]
+            start, end = _bucket(query, base, shift, offsets, directory_row, segment_row, end_row)
+            starts[i] = start - segment_row
+            ends[i] = end - segment_row
+            prefetch(hash_address + (np.uint64(starts[i]) << np.uint64(3)))
+            prefetch(second_address + (np.uint64(starts[i]) << np.uint64(3)))
+        for i in range(size):
+            query = queries[pending[block + i]]
+            first = _first_at_least(hashes, starts[i], ends[i], query)
+            last = _first_above(hashes, first, ends[i], query)
+            second = query_seconds[pending[block + i]]
+            place = _first_at_least(seconds, first, last, second)
+            found = np.int64(-1)
+            while place < last and seconds[place] == second:
+                bit = place + segment_row - live_row
+                if (live[bit >> 3] >> (bit & 7)) & 1:
+                    found = place + segment_row
+                    break
+                place += 1
+            out[block + i] = found
 
 
 @kernel

@@ -197,7 +197,8 @@ class Run:
         for segment, low, high in self._parts(keys.hashes, np.arange(len(keys), dtype=np.int64)):
             asked = np.arange(low, high, dtype=np.int64)
             number, row = pair_kernels.hash_ranges(keys.hashes, asked, segment.hashes, *self._where(segment))
-            if not keys.one_to_one and row.size:
+            # One-to-one hashes speak for the key; a namespace is told apart by the second hash, not looked at here.
+            if row.size and not (keys.one_to_one and keys.seconds is None):
                 same = keys.equal(number, segment, row - segment.first_row)
                 number, row = number[same], row[same]
             numbers.append(number)
