@@ -164,7 +164,7 @@ def evaluate(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """
     try:
         passes = _value(node, batch)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):  # Arrow has no kernel for these types
         return None
     if isinstance(passes, pa.Scalar):
         return pa.repeat(passes, batch.num_rows)
@@ -228,7 +228,7 @@ def values_of(node: Node, column: str, kind: pa.DataType) -> pa.Array | None:
         return None
     try:
         values = pc.cast(pc.drop_null(given), kind, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # no cast of Arrow's: the values stay unknown, so it scans
         return None
     return pc.unique(values)
 
@@ -249,8 +249,7 @@ def may_match(node: Node, bounds: Mapping[str, Bounds], batches: int) -> npt.NDA
     """Return for each batch whether it may hold a row that passes; false only where it certainly does not."""
     try:
         return _may_match(node, bounds, batches)
-    except (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        # The constant is of a type that does not compare with the column's; Arrow knows what that means.
+    except (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # of a type that does not compare: no pruning
         return np.ones(batches, dtype=np.bool_)
 
 
