@@ -37,6 +37,7 @@ from arrowstate.schema.descriptors import (
     TimeToLive,
     ValueStateDescriptor,
 )
+from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
 from arrowstate.state.timers import Timer, TimerService
 from arrowstate.store import Snapshot, StateStore, open_store
@@ -79,6 +80,7 @@ __all__ = [
     "Quantiles",
     "QueryConflictError",
     "ReducingStateDescriptor",
+    "SchemaEvolution",
     "Snapshot",
     "StateNotFoundError",
     "StateStore",

@@ -18,6 +18,7 @@ from arrowstate.backend.operator import OperatorStateBackend, restore_operator_b
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import CheckpointNotFoundError
 from arrowstate.query.reader import SnapshotReader
+from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.snapshot.log import CommitLog, create_store, open_store_document
 from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.savepoint import write_savepoint
@@ -67,6 +68,8 @@ class Snapshot(SnapshotReader):
         memory_budget_bytes: int | None = None,
         spill_dir: str | Path | None = None,
         clock_ms: Callable[[], int] = now_ms,
+        key: pa.Schema | None = None,
+        evolution: SchemaEvolution | None = None,
     ) -> KeyedStateBackend:
         """Return the backend of one subtask, at any parallelism and any max parallelism.
 
@@ -80,15 +83,38 @@ class Snapshot(SnapshotReader):
             The new number of key groups, 1 to 32768; that of the checkpoint by default.
         memory_budget_bytes, spill_dir, clock_ms
             As for `KeyedStateBackend`.
+        key
+            The key columns from now on; those of the checkpoint by default. Columns that only change their names
+            cost nothing. After any other change each row gets the hash of its new key: every subtask reads the whole
+            operator, keeps its own rows in memory, and the next checkpoint writes them all.
+        evolution
+            What the new key means for stored keys; `merge` says what is done with rows whose keys become equal.
 
         Raises
         ------
         OperatorNotFoundError
             If there is no such operator; the message lists those there are.
+        IncompatibleStateError
+            If stored keys cannot follow the new key, or keys become equal without a rule to merge their rows.
         InvalidInputError
             If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
         CorruptDataError
             If a file is missing, truncated or altered.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://restore-example", create=True)
+        >>> key = pa.schema([("user", pa.string()), ("device", pa.string())])
+        >>> backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
+        >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+        >>> backend.state(clicks).add_batch(pa.table({"user": ["ann", "ann"], "device": ["pc", "tv"]}), [3, 4])
+        >>> with store.writer() as writer:
+        ...     snapshot = writer.checkpoint({"counter": [backend]})
+        >>> by_user = arrowstate.SchemaEvolution(dropped=["device"], merge={"clicks": "merge"})
+        >>> restored = snapshot.restore("counter", key=pa.schema([("user", pa.string())]), evolution=by_user)
+        >>> restored.state(clicks).get_batch(["ann"]).to_pylist()
+        [7]
         """
         return restore_backend(
             self.storage,
@@ -101,6 +127,8 @@ class Snapshot(SnapshotReader):
             memory_budget_bytes=memory_budget_bytes,
             spill_dir=spill_dir,
             clock_ms=clock_ms,
+            key=key,
+            evolution=evolution,
         )
 
     def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
@@ -253,6 +281,32 @@ class StateStore:
             self.storage, self.store_id, clock_ms=self._clock_ms, new_id=self._new_id, properties=properties
         )
         return StoreWriter(self, writer)
+
+    def show(self, checkpoint: int | None = None) -> dict[str, Any]:
+        """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.
+
+        Times, watermark and properties of the checkpoint, and its `operators` with their key, key groups and `states`:
+        kind, type, rows, bytes, and each of its `schema_versions` with its columns and the number of runs that are
+        stored in it.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such checkpoint.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://show-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> state = store.show()["operators"][0]["states"][0]
+        >>> state["rows"], state["schema_versions"][0]["runs"]
+        (1, 1)
+        """
+        return (self.latest() if checkpoint is None else self.snapshot(checkpoint)).show()
 
     def sql(self, query: str, *, checkpoint: int | None = None) -> duckdb.DuckDBPyRelation:
         """Run a query over a checkpoint, the newest by default; see `Snapshot.sql`."""

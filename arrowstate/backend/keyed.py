@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+import msgspec
 import pyarrow as pa
 
 from arrowstate.backend.iteration import Iteration
+from arrowstate.backend.rekeying import ALL_HASHES, check_merge_rules, moves_keys, rekeyed
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.aggregates import BuiltIn
 from arrowstate.schema.descriptors import (
@@ -21,8 +23,17 @@ from arrowstate.schema.descriptors import (
     TimerStateDescriptor,
     ValueStateDescriptor,
 )
+from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.keys import check_key_schema
-from arrowstate.schema.layout import StateLayout, check_same_state, descriptor_of, key_schema_of, state_document
+from arrowstate.schema.layout import (
+    StateLayout,
+    check_same_state,
+    descriptor_of,
+    key_documents,
+    key_schema_of,
+    state_document,
+)
+from arrowstate.schema.versions import RunSchemas, evolve_key, evolve_state, with_key
 from arrowstate.snapshot.reading import find_operator, open_state
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
 from arrowstate.state.aggregating import AggregatingState
@@ -37,7 +48,7 @@ from arrowstate.table.batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
-from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
+from arrowstate_formats.documents import FieldDocument, LogEntryDocument, OperatorDocument, StateDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
 
 __all__ = ["KeyedStateBackend", "now_ms", "restore_backend"]
@@ -118,8 +129,12 @@ class KeyedStateBackend(Iteration):
         self._budget = memory_budget_bytes
         self._spill_folder = Path(spill_dir) if spill_dir is not None else None
         self._policy = merge_policy
+        self._key_fields = key_documents(self._context.key)
         self._states: dict[str, KeyedState[Any]] = {}
-        self._restored: set[str] = set()
+        self._stored: dict[str, StateDocument] = {}
+        "The states that were restored, in the schema that they have now."
+        self._untouched: set[str] = set()
+        "Restored states that no descriptor has taken up."
 
     def __repr__(self) -> str:
         groups = self.key_groups
@@ -183,10 +198,14 @@ class KeyedStateBackend(Iteration):
     def state(self, descriptor: StateDescriptor) -> KeyedState[Any]:
         """Return the state with this descriptor, restored or new.
 
+        The first descriptor that a restored state is asked for with may have another type, if the stored rows can
+        follow (see `SchemaEvolution`), and another time to live. Rows are converted when they are looked at; no file
+        is written again for it.
+
         Raises
         ------
         IncompatibleStateError
-            If a state of this name has another kind, type or reducer.
+            If a state of this name has another kind, type or reducer, and stored rows cannot follow.
         InvalidInputError
             If the name differs from another state's only in case, or its columns clash with the key's.
         """
@@ -200,29 +219,49 @@ class KeyedStateBackend(Iteration):
                         f"state names must differ in more than case, {name!r} exists; got {descriptor.name!r}"
                     )
             return self._add(descriptor, ())
+        if descriptor.name in self._untouched:
+            return self._adopt(descriptor)
         check_same_state(have.descriptor, descriptor)
-        if descriptor.name in self._restored:
-            # What was restored knows no default; the first descriptor that takes it up brings it.
-            self._restored.discard(descriptor.name)
-            if (have.descriptor.ttl is None) != (descriptor.ttl is None):
-                return self._add(descriptor, have.runs_with_times(descriptor))
-            have.descriptor = descriptor
-        elif have.descriptor.ttl != descriptor.ttl:
+        if have.descriptor.ttl != descriptor.ttl:
             raise InvalidInputError(
                 f"state {descriptor.name!r} is in use with {have.descriptor.ttl or 'no time to live'}, "
                 f"got {descriptor.ttl or 'none'}; it may change after a restore"
             )
-        elif isinstance(descriptor, ValueStateDescriptor) and have.descriptor != descriptor:
+        if isinstance(descriptor, ValueStateDescriptor) and have.descriptor != descriptor:
             raise InvalidInputError(
                 f"state {descriptor.name!r} is in use with the default {have.descriptor.default!r}, "
                 f"got {descriptor.default!r}; use one descriptor"
             )
-        elif _computed(have.descriptor) != _computed(descriptor):
+        if _computed(have.descriptor) != _computed(descriptor):
             raise InvalidInputError(
                 f"state {descriptor.name!r} is in use with {_computed(have.descriptor)}, got {_computed(descriptor)}; "
                 "use one descriptor"
             )
         return have
+
+    def _adopt(self, descriptor: StateDescriptor) -> KeyedState[Any]:
+        """Take a restored state up with its first descriptor."""
+        name = descriptor.name
+        self.migrate(evolve_state(self._stored[name], self._key_fields, descriptor))
+        self._untouched.discard(name)
+        have = self._states[name]
+        if (have.descriptor.ttl is None) != (descriptor.ttl is None):
+            return self._add(descriptor, have.runs_with_times(descriptor))
+        # What was restored knows no default and no callable; this descriptor brings them.
+        have.descriptor = descriptor
+        return have
+
+    def migrate(self, document: StateDocument) -> None:
+        """Give a restored state the schema of a document that continues its own."""
+        stored = self._stored.get(document.name)
+        if stored is None or document.schema_version <= stored.schema_version:
+            return
+        have = self._states[document.name]
+        document = msgspec.structs.replace(document, time_to_live=stored.time_to_live)
+        _, convert = RunSchemas(self._key_fields, document).of_version(stored.schema_version)
+        assert convert is not None, "an older version is never the current one"
+        self._stored[document.name] = document
+        self._add(descriptor_of(document), tuple(run.with_conversion(convert) for run in have.table.runs))
 
     def group_keys(self, keys: Any) -> KeyBatch:
         """Return the distinct keys of a batch, checked and hashed, and which rows have them.
@@ -278,15 +317,20 @@ class KeyedStateBackend(Iteration):
         No row is copied and nothing is written; the cost grows with the live bits alone (one bit per row).
         """
         states = tuple(
-            FrozenState(state_document(state.descriptor, state.layout), state.freeze())
-            for state in self._states.values()
+            FrozenState(
+                state_document(state.descriptor, state.layout, self._key_fields, self._stored.get(name)), state.freeze()
+            )
+            for name, state in self._states.items()
         )
-        return FrozenSubtask(self.key, self.max_parallelism, self.key_groups, states, self.watermark)
+        return FrozenSubtask(tuple(self._key_fields), self.max_parallelism, self.key_groups, states, self.watermark)
 
-    def take_up(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> None:
-        """Hold a restored state until an operator asks for it; untouched, it is part of the next snapshot."""
-        self._add(descriptor, runs)
-        self._restored.add(descriptor.name)
+    def take_up(self, key: Sequence[FieldDocument], states: Iterable[tuple[StateDocument, tuple[Run, ...]]]) -> None:
+        """Hold restored states until an operator asks for them; untouched, they are part of the next snapshot."""
+        self._key_fields = list(key)
+        for document, runs in states:
+            self._stored[document.name] = document
+            self._add(descriptor_of(document), runs)
+            self._untouched.add(document.name)
 
     def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
         layout = StateLayout.of(self.key, descriptor)
@@ -337,25 +381,35 @@ def restore_backend(
     spill_dir: str | Path | None = None,
     merge_policy: MergePolicy | None = None,
     clock_ms: Callable[[], int] = now_ms,
+    key: pa.Schema | None = None,
+    evolution: SchemaEvolution | None = None,
 ) -> KeyedStateBackend:
     """Return the backend of one subtask of a checkpoint, at any parallelism and any max parallelism.
 
-    The run files are mapped and cut to the subtask's range of hashes; no row is rewritten.
+    The run files are mapped and cut to the subtask's range of hashes; no row is rewritten, unless the key changes in
+    more than the names of its columns.
 
     Raises
     ------
     OperatorNotFoundError
         If the checkpoint has no such operator.
+    IncompatibleStateError
+        If stored keys cannot follow a new key, or keys become equal without a rule to merge their rows.
     CorruptDataError
         If a file is missing, truncated or altered.
     """
     operator = find_operator(entry, uid)
     if not operator.key:
         raise InvalidInputError(f"operator {uid!r} has operator state only; restore it with restore_operator_state")
+    key_fields = operator.key
+    if key is not None:
+        key_fields = evolve_key(uid, operator.key, key, evolution or SchemaEvolution(), operator.states)
+    elif evolution is not None:
+        raise InvalidInputError("evolution says what becomes of the key; pass the new key too")
     maximum = operator.max_parallelism if max_parallelism is None else max_parallelism
     key_groups = key_group_range(maximum, parallelism=parallelism, subtask=subtask)
     backend = KeyedStateBackend(
-        key=check_key_schema(key_schema_of(operator.key)),
+        key=check_key_schema(key_schema_of(key_fields)),
         max_parallelism=maximum,
         key_groups=key_groups,
         memory_budget_bytes=memory_budget_bytes,
@@ -363,11 +417,20 @@ def restore_backend(
         merge_policy=merge_policy,
         clock_ms=clock_ms,
     )
+    moves = moves_keys(operator.key, key_fields)
     bounds = key_groups.hash_bounds(maximum)
-    watermark = restored_watermark(entry, operator, bounds)
+    watermark = restored_watermark(entry, operator, ALL_HASHES if moves else bounds)
     if watermark is not None:
         backend.advance_watermark(watermark)
-    for state in operator.states:
-        opened = open_state(storage, store_id, entry, uid, state.name, hash_bounds=bounds)
-        backend.take_up(descriptor_of(state), opened.runs)
+    merge = {} if evolution is None else evolution.merge
+    check_merge_rules(merge, operator.states)
+    states = []
+    for stored in operator.states:
+        state = stored if key_fields == operator.key else with_key(stored, operator.key, key_fields)
+        schemas = RunSchemas(key_fields, state)
+        runs = open_state(storage, store_id, operator, schemas, hash_bounds=None if moves else bounds).runs
+        if moves:
+            runs = rekeyed(schemas, runs, bounds, merge.get(state.name))
+        states.append((state, runs))
+    backend.take_up(key_fields, states)
     return backend

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import overload
+
+import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.schema.operator_state import (
@@ -11,6 +13,7 @@ from arrowstate.schema.operator_state import (
     OperatorListStateDescriptor,
     OperatorStateDescriptor,
     check_same_operator_state,
+    converted,
     operator_descriptor_of,
 )
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part
@@ -42,6 +45,8 @@ class OperatorStateBackend:
 
     def __init__(self) -> None:
         self._states: dict[str, OperatorListState | BroadcastState] = {}
+        self._untouched: set[str] = set()
+        "Restored states that no descriptor has taken up."
 
     def __repr__(self) -> str:
         return f"<OperatorStateBackend, states: {', '.join(self._states) or 'none'}>"
@@ -58,6 +63,9 @@ class OperatorStateBackend:
     def state(self, descriptor: OperatorStateDescriptor) -> OperatorListState | BroadcastState:
         """Return the state with this descriptor, restored or new.
 
+        The first descriptor that a restored state is asked for with may have another type, if what is stored can
+        follow (see `SchemaEvolution`).
+
         Raises
         ------
         IncompatibleStateError
@@ -68,7 +76,12 @@ class OperatorStateBackend:
         if not isinstance(descriptor, OperatorStateDescriptor):
             raise InvalidInputError(f"expected a descriptor of operator state, got {type(descriptor).__name__}")
         have = self._states.get(descriptor.name)
+        if have is not None and descriptor.name in self._untouched and have.descriptor != descriptor:
+            part = converted(have.descriptor, descriptor, have.freeze())
+            have = self._add(descriptor)
+            have.take_up(part)
         if have is not None:
+            self._untouched.discard(descriptor.name)
             check_same_operator_state(have.descriptor, descriptor)
             return have
         for name in self._states:
@@ -76,6 +89,9 @@ class OperatorStateBackend:
                 raise InvalidInputError(
                     f"state names must differ in more than case, {name!r} exists; got {descriptor.name!r}"
                 )
+        return self._add(descriptor)
+
+    def _add(self, descriptor: OperatorStateDescriptor) -> OperatorListState | BroadcastState:
         state: OperatorListState | BroadcastState
         if isinstance(descriptor, BroadcastStateDescriptor):
             state = BroadcastState(descriptor)
@@ -83,6 +99,13 @@ class OperatorStateBackend:
             state = OperatorListState(descriptor)
         self._states[descriptor.name] = state
         return state
+
+    def take_up(self, descriptor: OperatorStateDescriptor, parts: Iterable[pa.RecordBatch]) -> None:
+        """Hold a restored state until an operator asks for it; untouched, it is part of the next checkpoint."""
+        state = self._add(descriptor)
+        for part in parts:
+            state.take_up(part)
+        self._untouched.add(descriptor.name)
 
     def existing(self, name: str) -> OperatorListState | BroadcastState:
         """Return a state it holds, declared as it is.
@@ -147,10 +170,9 @@ def restore_operator_backend(
     totals = [sum(part.rows for part in state.parts) for state in lists]
     pieces = dict(zip((state.name for state in lists), split_pieces(totals, parallelism, subtask), strict=True))
     for document in operator.operator_states:
-        descriptor = operator_descriptor_of(document)
-        state = backend.state(descriptor)
-        for number, first, last in _wanted(document, pieces.get(document.name), parallelism, subtask):
-            state.take_up(read_part(storage, document, number).slice(first, last - first))
+        wanted = _wanted(document, pieces.get(document.name), parallelism, subtask)
+        parts = (read_part(storage, document, number).slice(first, last - first) for number, first, last in wanted)
+        backend.take_up(operator_descriptor_of(document), parts)
     return backend
 
 

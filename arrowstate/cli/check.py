@@ -20,7 +20,8 @@ import pyarrow as pa
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say
 from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError, MissingFileError
-from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
+from arrowstate.schema.layout import StateLayout, descriptor_of
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.reading import forget_open_files, open_run, subtask_runs
 from arrowstate.store import Snapshot
@@ -50,7 +51,7 @@ class Report:
 class _Task:
     """One run of a subtask to verify."""
 
-    layout: StateLayout
+    schemas: RunSchemas
     operator: OperatorDocument
     subtask: SubtaskDocument
     run: RunDocument
@@ -115,7 +116,6 @@ def _noting(report: Report, what: str) -> Iterator[None]:
 
 
 def _tasks(snapshot: Snapshot, operator: OperatorDocument, report: Report) -> Iterator[_Task]:
-    key = key_schema_of(operator.key)
     for subtask in operator.subtasks:
         runs: dict[str, list[RunDocument]] = {}
         place = f"the manifest of subtask {subtask.subtask} of operator {operator.uid}"
@@ -124,7 +124,7 @@ def _tasks(snapshot: Snapshot, operator: OperatorDocument, report: Report) -> It
         report.files += subtask.manifest.path is not None
         report.bytes += subtask.manifest.bytes
         for state in operator.states:
-            layout = StateLayout.of(key, descriptor_of(state))
+            schemas = RunSchemas(operator.key, state)
             own = runs.get(state.name, [])
             if runs and sum(run.live_rows for run in own) != subtask.live_rows.get(state.name, 0):
                 report.problems.append(
@@ -132,7 +132,7 @@ def _tasks(snapshot: Snapshot, operator: OperatorDocument, report: Report) -> It
                     f"the log entry says {subtask.live_rows.get(state.name, 0)}"
                 )
             for run in own:
-                yield _Task(layout, operator, subtask, run)
+                yield _Task(schemas, operator, subtask, run)
 
 
 def _verify(snapshot: Snapshot, task: _Task, report: Report, read: set[str]) -> None:
@@ -145,7 +145,7 @@ def _verify(snapshot: Snapshot, task: _Task, report: Report, read: set[str]) -> 
             report.files += 1
             report.bytes += item.bytes
     name = run.path or f"run {run.id}"
-    opened = open_run(snapshot.storage, snapshot.store_id, run, task.layout.schema)
+    opened = open_run(snapshot.storage, snapshot.store_id, run, task.schemas)
     report.runs += 1
     if opened is None:
         if run.first_row < run.last_row:
@@ -164,12 +164,13 @@ def _verify(snapshot: Snapshot, task: _Task, report: Report, read: set[str]) -> 
     low, high = KeyGroupRange(*task.subtask.key_groups).hash_bounds(task.operator.max_parallelism)
     if hashes[0] < low or hashes[-1] > high:
         raise CorruptDataError(name, "some rows belong to key groups of another subtask")
-    first = _first_key(task.layout)
+    layout = task.schemas.layout
+    first = _first_key(layout)
     for segment in rows.segments:
-        columns = segment.batch.columns[first : first + len(task.layout.key)]
+        columns = segment.batch.columns[first : first + len(layout.key)]
         if (hash_columns(columns) != segment.hashes).any():
             raise CorruptDataError(name, "the key hash of some rows is not that of their key")
-        _verify_second(task.layout, segment, name)
+        _verify_second(layout, segment, name)
 
 
 def _verify_second(layout: StateLayout, segment: Segment, name: str) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say, time_text
 from arrowstate.query.catalog import resolve
+from arrowstate.query.overview import bytes_of, columns_of, live_rows, runs_of, state_overview
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
-from arrowstate.storage.base import Storage
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.arrow_types import type_from_json
-from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, StateDocument
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, StateDocument
 
 __all__ = ["list_checkpoints", "open_checkpoint", "show_checkpoint"]
 
@@ -33,16 +32,16 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     with progress_bar("reading manifests") as progress:
         for snapshot in progress.track(snapshots, task_id=progress.task_ids[0]):
             entry = snapshot.entry
-            runs = [run for operator in entry.operators for run in _runs(store.storage, operator)]
+            runs = [run for operator in entry.operators for run in runs_of(store.storage, operator)]
             found.append(
                 {
                     "checkpoint_id": entry.checkpoint_id,
                     "number": entry.number,
                     "kind": entry.kind,
                     "committed_at_ms": entry.committed_at_ms,
-                    "bytes": _bytes(runs),
+                    "bytes": bytes_of(runs),
                     "rows": sum(
-                        _live_rows(operator, state) for operator in entry.operators for state in operator.states
+                        live_rows(operator, state) for operator in entry.operators for state in operator.states
                     ),
                     "operators": [operator.uid for operator in entry.operators],
                 }
@@ -74,7 +73,7 @@ def show_checkpoint(options: argparse.Namespace) -> int:
     if options.state is not None:
         return _show_state(snapshot, options)
     entry = snapshot.entry
-    found = _checkpoint(snapshot)
+    found = snapshot.show()
     if options.json:
         print_json(found)
         return 0
@@ -95,12 +94,13 @@ def show_checkpoint(options: argparse.Namespace) -> int:
         ranges = (f"{first}-{last}" for first, last in operator["key_groups"])
         say(f"  key groups  {operator['max_parallelism']}; by subtask: {', '.join(ranges)}")
         print_table(
-            ["state", "kind", "type", "rows", "runs", "dead", "bytes"],
+            ["state", "kind", "type", "version", "rows", "runs", "dead", "bytes"],
             [
                 (
                     state["name"],
                     state["kind"] if state["reduce"] is None else f"{state['kind']} ({_reducers(state['reduce'])})",
                     state["type"],
+                    state["schema_version"],
                     state["rows"],
                     state["runs"],
                     f"{state['dead_share']:.1%}",
@@ -130,57 +130,6 @@ def _print_operator_states(states: list[dict[str, Any]]) -> None:
         )
 
 
-def _checkpoint(snapshot: Snapshot) -> dict[str, Any]:
-    entry = snapshot.entry
-    return {
-        "checkpoint_id": entry.checkpoint_id,
-        "number": entry.number,
-        "kind": entry.kind,
-        "writer_epoch": entry.writer_epoch,
-        "started_at_ms": entry.started_at_ms,
-        "committed_at_ms": entry.committed_at_ms,
-        "watermark": entry.watermark,
-        "properties": entry.properties,
-        "operators": [
-            {
-                "uid": operator.uid,
-                "key": {field.name: str(type_from_json(field.type)) for field in operator.key},
-                "max_parallelism": operator.max_parallelism,
-                "key_groups": [subtask.key_groups for subtask in operator.subtasks],
-                "states": [_state(snapshot.storage, operator, state) for state in operator.states],
-                "operator_states": [
-                    {
-                        "name": state.name,
-                        "kind": state.kind,
-                        "type": str(type_from_json(state.value_type)),
-                        "rows": sum(part.rows for part in state.parts),
-                        "subtasks": len(state.parts),
-                        "bytes": sum(part.bytes for part in state.parts),
-                    }
-                    for state in operator.operator_states
-                ],
-            }
-            for operator in entry.operators
-        ],
-    }
-
-
-def _state(storage: Storage, operator: OperatorDocument, state: StateDocument) -> dict[str, Any]:
-    runs = _runs(storage, operator, state.name)
-    stored = sum(run.last_row - run.first_row for run in runs)
-    live = _live_rows(operator, state)
-    return {
-        "name": state.name,
-        "kind": state.kind,
-        "type": state.clock or str(type_from_json(state.value_type)),
-        "reduce": state.reduce,
-        "rows": live,
-        "runs": len(runs),
-        "dead_share": 1 - live / stored if stored else 0.0,
-        "bytes": _bytes(runs),
-    }
-
-
 def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
     operator, document = _find(snapshot.entry, options.state)
     runs: list[dict[str, Any]] = []
@@ -193,6 +142,7 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
                     "key_groups": subtask.key_groups,
                     "run": run.id,
                     "format": run.format,
+                    "schema_version": run.schema_version,
                     "path": run.path,
                     "rows": rows,
                     "live_rows": run.live_rows,
@@ -201,21 +151,13 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
                     "bytes": run.bytes,
                 }
             )
-    fields = [
-        *((field, "key") for field in operator.key),
-        *((field, "namespace") for field in document.namespace),
-        *((field, "timestamp" if document.kind == "timer" else "user key") for field in (document.user_key,) if field),
-        *((field, "value") for field in document.columns),
-    ]
-    columns = [
-        {"id": field.id, "name": field.name, "of": part, "type": str(type_from_json(field.type))}
-        for field, part in fields
-    ]
+    columns = columns_of(document, operator.key)
+    found = state_overview(snapshot.storage, operator, document)
     if options.json:
         print_json(
             {
                 "operator": operator.uid,
-                **_state(snapshot.storage, operator, document),
+                **found,
                 "columns": columns,
                 "files": runs,
             }
@@ -224,19 +166,32 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
     say(f"state {operator.uid}.{document.name} of checkpoint {snapshot.checkpoint_id}")
     say(f"  kind  {document.kind}" + (f" ({rule})" if (rule := _rule(document)) else ""))
     say(f"  type  {document.clock or type_from_json(document.value_type)}")
-    say(f"  rows  {_live_rows(operator, document)}")
+    say(f"  rows  {live_rows(operator, document)}")
     if document.time_to_live is not None:
         ttl = document.time_to_live
         say(f"  ttl   {ttl.ttl_ms} ms of {ttl.clock}, {ttl.update}, {ttl.visibility}")
     print_table(["id", "column", "of", "type"], [tuple(column.values()) for column in columns])
+    if document.earlier_schemas:
+        print_table(
+            ["schema version", "value columns", "runs"],
+            [
+                (
+                    schema["version"],
+                    ", ".join(f"{item['name']} {item['type']}" for item in schema["columns"] if item["of"] == "value"),
+                    schema["runs"],
+                )
+                for schema in found["schema_versions"]
+            ],
+        )
     print_table(
-        ["subtask", "key groups", "run", "format", "rows", "dead", "batches", "bytes"],
+        ["subtask", "key groups", "run", "format", "version", "rows", "dead", "batches", "bytes"],
         [
             (
                 run["subtask"],
                 "-".join(map(str, run["key_groups"])),
                 run["path"] or f"{run['run']} (in the manifest)",
                 run["format"],
+                run["schema_version"],
                 run["rows"],
                 f"{run['dead_share']:.1%}",
                 run["batches"],
@@ -252,21 +207,6 @@ def _find(entry: LogEntryDocument, reference: str) -> tuple[OperatorDocument, St
     uid, name = resolve(entry, reference)
     operator = find_operator(entry, uid)
     return operator, find_state(entry, operator, name)
-
-
-def _runs(storage: Storage, operator: OperatorDocument, state: str | None = None) -> list[RunDocument]:
-    """Return the runs of all subtasks, of one state or of all."""
-    by_subtask = [subtask_runs(storage, operator, subtask) for subtask in operator.subtasks]
-    return [run for runs in by_subtask for name, own in runs.items() if state in (None, name) for run in own]
-
-
-def _bytes(runs: Sequence[RunDocument]) -> int:
-    """Return the bytes of the run files, those of a file that several subtasks share counted once."""
-    return sum({run.id: run.bytes for run in runs}.values())
-
-
-def _live_rows(operator: OperatorDocument, state: StateDocument) -> int:
-    return sum(subtask.live_rows.get(state.name, 0) for subtask in operator.subtasks)
 
 
 def _rule(document: StateDocument) -> str | None:

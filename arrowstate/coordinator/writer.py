@@ -298,16 +298,19 @@ def _check_subtasks(uid: str, subtasks: Sequence[FrozenSubtask]) -> None:
     following = 0
     for number, subtask in enumerate(subtasks):
         if subtask.key != first.key or subtask.max_parallelism != first.max_parallelism:
+            names = [[field.name for field in item.key] for item in (subtask, first)]
             raise InvalidInputError(
                 f"the subtasks of operator {uid!r} must have one key and one max parallelism; subtask {number} has "
-                f"{subtask.key.names} and {subtask.max_parallelism}, subtask 0 has {first.key.names} and "
-                f"{first.max_parallelism}"
+                f"{names[0]} and {subtask.max_parallelism}, subtask 0 has {names[1]} and {first.max_parallelism}"
             )
         if [state.document for state in subtask.states] != [state.document for state in first.states]:
-            names = [[state.document.name for state in item.states] for item in (first, subtask)]
+            names = [
+                [f"{state.document.name} (version {state.document.schema_version})" for state in item.states]
+                for item in (first, subtask)
+            ]
             raise InvalidInputError(
-                f"the subtasks of operator {uid!r} must have the same states in the same order; "
-                f"subtask 0 has {names[0]}, subtask {number} has {names[1]}"
+                f"the subtasks of operator {uid!r} must have the same states, declared alike, in the same order; "
+                f"subtask 0 has {', '.join(names[0])}, subtask {number} has {', '.join(names[1])}"
             )
         if subtask.key_groups.start != following:
             raise InvalidInputError(

@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError
 from arrowstate.query.compaction import Picked, count_rows
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot import reading
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate.table.run import HASH_COLUMN, Directory, Run, Segment, all_live, hashes_of
-from arrowstate_formats.documents import RunDocument
+from arrowstate_formats.documents import ColumnStatistics, RunDocument
 from arrowstate_formats.run_files import read_run
 
 __all__ = ["Part", "StoredRun"]
@@ -33,10 +34,10 @@ _NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 class StoredRun:
     """One run of a checkpoint, as far as one subtask owns it; nothing is read before it is needed."""
 
-    def __init__(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> None:
+    def __init__(self, storage: Storage, document: RunDocument, schemas: RunSchemas) -> None:
         self.document = document
         self._storage = storage
-        self._schema = schema
+        self._schema, self.conversion = schemas.of_version(document.schema_version)
         self._checked: set[int] = set()
 
     @property
@@ -53,6 +54,15 @@ class StoredRun:
     @cached_property
     def _inline_file(self) -> reading.OpenFile:
         return reading.open_file(self._storage, self.document, self._schema)
+
+    @property
+    def statistics(self) -> dict[str, ColumnStatistics]:
+        """What is known of the columns; of one that is converted nothing."""
+        stored = {item.column: item for item in self.document.statistics}
+        if self.conversion is None:
+            return stored
+        same = {column: self.conversion.same_as(column) for column in self.conversion.current.names}
+        return {column: stored[source] for column, source in same.items() if source in stored}
 
     @cached_property
     def live(self) -> npt.NDArray[np.uint8]:
@@ -79,6 +89,11 @@ class StoredRun:
 
     def read(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
         """Return columns of one of the row groups of a Parquet file; the others are not decoded."""
+        if self.conversion is None:
+            return self._stored(number, columns)
+        return self.conversion.pick(self._stored(number, self.conversion.sources_of(columns)), columns)
+
+    def _stored(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
         file = self.file
         document = self.document
         # The checksum covers all columns of the row group; once is enough, the pages have their own.
@@ -154,7 +169,7 @@ class Part:
         if self._segment is not None:
             return self._segment
         batch = self._cut(self.run.file.batch(self.number))
-        segment = Segment.of(batch, self._first)
+        segment = Segment.of(batch, self._first, self.run.conversion)
         if self.run.document.format == "arrow":
             # Views of the mapped file, so keeping them costs next to nothing.
             self._segment = segment
@@ -167,7 +182,10 @@ class Part:
     def _columns(self, columns: Sequence[str]) -> pa.RecordBatch:
         if self.run.document.format != "arrow":
             return self._cut(self.run.read(self.number, columns))
-        return self.segment().batch.select(columns)
+        segment = self.segment()
+        if self.run.conversion is None:
+            return segment.stored.select(columns)
+        return self.run.conversion.pick(segment.stored, columns)
 
     def _cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.rows == batch.num_rows:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.query.catalog import resolve, sql_names
+from arrowstate.query.overview import overview
 from arrowstate.query.recent import Recent
 from arrowstate.query.state import StateReader
 from arrowstate.storage.base import Storage
@@ -89,6 +90,10 @@ class SnapshotReader:
     def states(self) -> list[str]:
         """Return `<operator uid>.<state>` of each state."""
         return [f"{uid}.{name}" for uid, names in self.operators.items() for name in names]
+
+    def show(self) -> dict[str, Any]:
+        """Return what it holds as plain values, as `arrowstate show --json` prints them; see `StateStore.show`."""
+        return overview(self.storage, self.entry)
 
     def to_arrow(
         self,

@@ -21,7 +21,7 @@ from arrowstate.query.compaction import Picked, gather
 from arrowstate.query.files import Part, StoredRun
 from arrowstate.query.filters import Bounds
 from arrowstate.schema.keys import key_columns
-from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
 from arrowstate.storage.base import Storage
 from arrowstate.table.batch import KeyBatch
@@ -60,7 +60,8 @@ class StateReader:
     def __init__(self, storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> None:
         self.operator = find_operator(entry, uid)
         self.document = find_state(entry, self.operator, name)
-        self.layout = StateLayout.of(key_schema_of(self.operator.key), descriptor_of(self.document))
+        self._schemas = RunSchemas(self.operator.key, self.document)
+        self.layout = self._schemas.layout
         self._storage = storage
         self._checkpoint_id = entry.checkpoint_id
 
@@ -82,9 +83,9 @@ class StateReader:
             ]
         )
 
-    @cached_property
+    @property
     def _run_schema(self) -> pa.Schema:
-        return self.layout.schema
+        return self._schemas.schema
 
     @property
     def columns(self) -> list[str]:
@@ -116,7 +117,7 @@ class StateReader:
     def runs(self) -> tuple[StoredRun, ...]:
         """The runs of all subtasks."""
         return tuple(
-            StoredRun(self._storage, document, self._run_schema)
+            StoredRun(self._storage, document, self._schemas)
             for subtask in self.operator.subtasks
             for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
         )
@@ -141,9 +142,7 @@ class StateReader:
             HASH_COLUMN: Bounds(pa.int64(), known, parts.min_hash, parts.max_hash),
             KEY_GROUP_COLUMN: Bounds(pa.int32(), known, groups[0], groups[1]),
         }
-        by_run = {
-            run: {item.column: item for item in run.document.statistics} for run in {part.run for part in parts.parts}
-        }
+        by_run = {run: run.statistics for run in {part.run for part in parts.parts}}
         unknown = ColumnStatistics(column="unknown", null_count=0)
         for field in self._run_schema:
             if field.name == HASH_COLUMN:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.aggregates import BUILT_IN, Aggregate, BuiltIn, StoredAggregate
+from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.types import CONVERSION_ERRORS, check_type, python_scalar
 from arrowstate_formats.names import check_column_name, check_state_name
@@ -27,7 +28,7 @@ __all__ = [
     "ValueStateDescriptor",
 ]
 
-REDUCERS = ("sum", "min", "max", "count", "first", "last")
+REDUCERS = ("sum", "product", "min", "max", "count", "first", "last", "any", "all", "bit_and", "bit_or")
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:
@@ -82,11 +83,12 @@ class TimeToLive:
 
 @dataclass(frozen=True, slots=True)
 class _Descriptor:
-    """What all kinds have: a name, perhaps namespaces, perhaps a time to live."""
+    """What all kinds have: a name, perhaps namespaces, a time to live, and what the type means for stored rows."""
 
     name: str
     namespace: pa.Schema | None = field(default=None, kw_only=True)
     ttl: TimeToLive | None = field(default=None, kw_only=True)
+    evolution: SchemaEvolution | None = field(default=None, kw_only=True, compare=False)
 
     def _check_common(self) -> None:
         check_state_name(self.name)
@@ -98,6 +100,10 @@ class _Descriptor:
             object.__setattr__(self, "namespace", check_key_schema(self.namespace))
         if self.ttl is not None and not isinstance(self.ttl, TimeToLive):
             raise InvalidInputError(f"the ttl of state {self.name!r} must be a TimeToLive, got {self.ttl!r}")
+        if self.evolution is not None and not isinstance(self.evolution, SchemaEvolution):
+            raise InvalidInputError(
+                f"the evolution of state {self.name!r} must be a SchemaEvolution, got {self.evolution!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +166,12 @@ class ReducingStateDescriptor(_Descriptor):
     type
         The Arrow type of the value; int64 for `count`.
     reduce
-        `sum`, `min`, `max`, `count`, `first` or `last`. For a struct type also a mapping of each field to one
-        of them: the fields then reduce on their own, and a null field is passed over. Or a Python callable that
-        takes the old value and the one added, both plain values, and returns the new one: it is called for every
-        value but the first of a key, which makes a batch about ten times slower than one of a built-in reducer. A
-        snapshot keeps its name and not the callable itself, so a restored state needs the descriptor before it can
+        `sum`, `product`, `min`, `max`, `count`, `first`, `last`, `any` and `all` of booleans, or `bit_and` and
+        `bit_or` of integers. For a struct type also a mapping of each field to one of them: the fields then reduce
+        on their own, and a null field is passed over. Or a Python callable that takes the old value and the one
+        added, both plain values, and returns the new one: it is called for every value but the first of a key, which
+        makes a batch about ten times slower than one of a built-in reducer. A snapshot keeps its name and not the
+        callable itself, so a restored state needs the descriptor before it can
         be added to.
 
     Examples
@@ -230,8 +237,17 @@ class ReducingStateDescriptor(_Descriptor):
         if reduce == "count" and kind != pa.int64():
             raise InvalidInputError(f"{where}: count needs the type int64, got {kind}; declare pa.int64()")
         number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-        if reduce == "sum" and not (number or pa.types.is_duration(kind)):
-            raise InvalidInputError(f"{where}: sum needs a number or a duration, got {kind}; choose another reducer")
+        needs = {
+            "sum": ("a number or a duration", number or pa.types.is_duration(kind)),
+            "product": ("a number", number),
+            "any": ("the type bool", pa.types.is_boolean(kind)),
+            "all": ("the type bool", pa.types.is_boolean(kind)),
+            "bit_and": ("an integer", pa.types.is_integer(kind)),
+            "bit_or": ("an integer", pa.types.is_integer(kind)),
+        }
+        needed, fits = needs.get(reduce, ("", True))
+        if not fits:
+            raise InvalidInputError(f"{where}: {reduce} needs {needed}, got {kind}; choose another reducer")
         ordered = number or pa.types.is_temporal(kind) or pa.types.is_boolean(kind)
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
@@ -313,8 +329,14 @@ class AggregatingStateDescriptor(_Descriptor):
         return given.result_of(self.type) if isinstance(given, BuiltIn) else given.result_type
 
     @property
+    def rule(self) -> str:
+        """What must stay the same for stored accumulators to be of use, their type aside."""
+        given = self.declared
+        return given.identity if isinstance(given, BuiltIn) else given.name
+
+    @property
     def identity(self) -> str:
-        """What must stay the same for stored accumulators to be of use."""
+        """What must stay the same while the state is in use."""
         given = self.declared
         return given.identity if isinstance(given, BuiltIn) else f"{given.name} in {given.accumulator_type}"
 
@@ -395,8 +417,10 @@ class TimerStateDescriptor(_Descriptor):
         self._check_common()
         if self.clock not in ("event_time", "processing_time"):
             raise InvalidInputError(f"timers run by event_time or processing_time, got {self.clock!r}")
-        if self.ttl is not None:
-            raise InvalidInputError("timers have no time to live; they last until they fire or are deleted")
+        if self.ttl is not None or self.evolution is not None:
+            raise InvalidInputError(
+                "timers have no time to live, they last until they fire or are deleted, and no values to evolve"
+            )
 
 
 StateDescriptor = (

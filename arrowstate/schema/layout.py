@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
 from arrowstate.schema.aggregates import BUILT_IN, BuiltIn, StoredAggregate
@@ -23,12 +24,14 @@ from arrowstate.schema.descriptors import (
     TimeToLive,
     ValueStateDescriptor,
 )
+from arrowstate.schema.fields import unused_ids
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
 __all__ = [
     "StateLayout",
     "check_same_state",
+    "described",
     "descriptor_of",
     "key_documents",
     "key_schema_of",
@@ -171,16 +174,22 @@ def key_schema_of(documents: Sequence[FieldDocument]) -> pa.Schema:
     return pa.schema([pa.field(item.name, type_from_json(item.type), nullable=False) for item in documents])
 
 
-def state_document(descriptor: StateDescriptor, layout: StateLayout) -> StateDocument:
-    """Return what a log entry says of a state; field ids go on after the key's."""
+def state_document(
+    descriptor: StateDescriptor, layout: StateLayout, key: Sequence[FieldDocument], stored: StateDocument | None = None
+) -> StateDocument:
+    """Return what a log entry says of a state.
+
+    The columns of a restored state are those of `stored`, with their ids; those of a new one are numbered after the
+    key's.
+    """
     reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
     called = descriptor.callable_name if isinstance(descriptor, ReducingStateDescriptor) else None
     documents = [
         FieldDocument(id=number, name=field.name, type=type_to_json(field.type), nullable=field.nullable)
-        for number, field in enumerate([*layout.entry_fields, *layout.value_fields], len(layout.key) + 1)
+        for number, field in zip(unused_ids(key), [*layout.entry_fields, *layout.value_fields], strict=False)
     ]
     spaces, entries = len(layout.namespace_fields), len(layout.entry_fields)
-    return StateDocument(
+    document = StateDocument(
         name=descriptor.name,
         kind=descriptor.kind,
         value_type=type_to_json(descriptor.type),
@@ -192,6 +201,16 @@ def state_document(descriptor: StateDescriptor, layout: StateLayout) -> StateDoc
         user_key=documents[spaces] if entries > spaces else None,
         clock=descriptor.clock if isinstance(descriptor, TimerStateDescriptor) else None,
         time_to_live=None if descriptor.ttl is None else TimeToLiveDocument(**asdict(descriptor.ttl)),
+    )
+    if stored is None:
+        return document
+    return replace(
+        document,
+        columns=stored.columns,
+        namespace=stored.namespace,
+        user_key=stored.user_key,
+        schema_version=stored.schema_version,
+        earlier_schemas=stored.earlier_schemas,
     )
 
 
@@ -247,20 +266,25 @@ def check_same_state(have: StateDescriptor, given: StateDescriptor) -> None:
     IncompatibleStateError
         If the kind, the type or the reducer differ.
     """
-    if _described(have) != _described(given):
+    if described(have) != described(given):
         raise IncompatibleStateError(
-            have.name, _described(have), _described(given), "declare it as it is stored, or use another state name"
+            have.name, described(have), described(given), "declare it as it is stored, or use another state name"
         )
 
 
-def _described(descriptor: StateDescriptor) -> str:
-    """The parts of a descriptor that must stay the same; a time to live may come, change and go."""
-    text = f"{descriptor.kind} state of {descriptor.type}"
+def described(descriptor: StateDescriptor, *, types: bool = True) -> str:
+    """Return the parts of a descriptor that must stay the same while a state is in use, as a text.
+
+    Without `types`, those that must stay the same on restore too.
+    """
+    text = f"{descriptor.kind} state"
+    if types:
+        text += f" of {descriptor.type}"
     if isinstance(descriptor, ReducingStateDescriptor):
         called = "a Python callable" if descriptor.callable_name is not None else descriptor.reduce
-        text += f" reduced by {called}"
+        text += f" reduced by {called}" if types or isinstance(called, str) else " reduced field by field"
     if isinstance(descriptor, AggregatingStateDescriptor):
-        text += f" aggregated by {descriptor.identity}"
+        text += f" aggregated by {descriptor.identity if types else descriptor.rule}"
     if isinstance(descriptor, MapStateDescriptor):
         text += f" by {descriptor.key_type}"
     if isinstance(descriptor, TimerStateDescriptor):

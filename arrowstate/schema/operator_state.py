@@ -6,12 +6,16 @@ subtask as a whole; a broadcast state is the same map in every subtask.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
+from arrowstate.schema.conversion import converter
+from arrowstate.schema.evolution import SchemaEvolution, evolve
+from arrowstate.schema.fields import fresh_field
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.types import check_type
 from arrowstate_formats.arrow_types import type_from_json
@@ -23,6 +27,7 @@ __all__ = [
     "OperatorListStateDescriptor",
     "OperatorStateDescriptor",
     "check_same_operator_state",
+    "converted",
     "operator_descriptor_of",
     "operator_state_schema",
 ]
@@ -41,6 +46,8 @@ class OperatorListStateDescriptor:
     mode
         What a restore at another parallelism does: `split` gives each element to one subtask, `union` gives all
         elements to every subtask.
+    evolution
+        What the type means for elements that were stored with another one.
 
     Examples
     --------
@@ -52,6 +59,7 @@ class OperatorListStateDescriptor:
     name: str
     type: pa.DataType
     mode: Literal["split", "union"] = "split"
+    evolution: SchemaEvolution | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -77,6 +85,8 @@ class BroadcastStateDescriptor:
         The Arrow type of the keys, one that `key_hash` knows.
     type
         The Arrow type of the values. Values may be null.
+    evolution
+        What the type means for values that were stored with another one.
 
     Examples
     --------
@@ -88,6 +98,7 @@ class BroadcastStateDescriptor:
     name: str
     key_type: pa.DataType
     type: pa.DataType
+    evolution: SchemaEvolution | None = field(default=None, kw_only=True, compare=False)
     kind: Literal["broadcast"] = field(default="broadcast", init=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +150,28 @@ def check_same_operator_state(have: OperatorStateDescriptor, given: OperatorStat
         )
 
 
-def _described(descriptor: OperatorStateDescriptor) -> str:
+def converted(stored: OperatorStateDescriptor, given: OperatorStateDescriptor, part: pa.RecordBatch) -> pa.RecordBatch:
+    """Return what was stored under one descriptor as another one has it.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the kind, the mode or the key type differ, or stored values cannot follow the type.
+    InvalidInputError
+        If the evolution does not fit the type.
+    """
+    if _described(stored, types=False) != _described(given, types=False):
+        check_same_operator_state(stored, given)
+    ids = itertools.count(1)
+    schema = operator_state_schema(given)
+    before = fresh_field(pa.field(stored.name, stored.type), ids)
+    after = evolve(before, given.type, given.evolution or SchemaEvolution(), ids, what=stored.name)
+    *keys, values = part.columns
+    return pa.RecordBatch.from_arrays([*keys, converter(before, after)(values)], schema=schema)
+
+
+def _described(descriptor: OperatorStateDescriptor, *, types: bool = True) -> str:
+    of = f" of {descriptor.type}" if types else ""
     if isinstance(descriptor, BroadcastStateDescriptor):
-        return f"broadcast state of {descriptor.type} by {descriptor.key_type}"
-    return f"{descriptor.mode} list state of {descriptor.type}"
+        return f"broadcast state{of} by {descriptor.key_type}"
+    return f"{descriptor.mode} list state{of}"

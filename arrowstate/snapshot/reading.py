@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from arrowstate.errors import CorruptDataError, MissingFileError, OperatorNotFoundError, StateNotFoundError
-from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate.table.run import Directory, Run, Segment, all_live, hashes_of
@@ -63,8 +63,7 @@ _CACHED_BYTES = 256 << 20
 class OpenState:
     """The runs of one state, or of a part of it."""
 
-    document: StateDocument
-    layout: StateLayout
+    schemas: RunSchemas
     runs: tuple[Run, ...]
     bytes_read: int
     "Bytes of the record batches that were opened, whether or not they were in a cache."
@@ -89,9 +88,8 @@ def find_state(entry: LogEntryDocument, operator: OperatorDocument, name: str) -
 def open_state(
     storage: Storage,
     store_id: str,
-    entry: LogEntryDocument,
-    uid: str,
-    state: str,
+    operator: OperatorDocument,
+    schemas: RunSchemas,
     *,
     hash_bounds: tuple[int, int] | None = None,
 ) -> OpenState:
@@ -101,24 +99,18 @@ def open_state(
     ----------
     storage, store_id
         Where the store is, and its identity.
-    entry
-        The checkpoint.
-    uid, state
-        The operator and its state.
+    operator
+        The operator in a checkpoint.
+    schemas
+        The state, in the schema that the rows are to have.
     hash_bounds
         Lowest and highest hash, both inclusive.
 
     Raises
     ------
-    OperatorNotFoundError, StateNotFoundError
-        If there is no such state; the message lists what there is.
     CorruptDataError
         If a file is missing, truncated or altered.
     """
-    operator = find_operator(entry, uid)
-    document = find_state(entry, operator, state)
-    key = key_schema_of(operator.key)
-    layout = StateLayout.of(key, descriptor_of(document))
     runs = []
     size = 0
     for subtask in operator.subtasks:
@@ -126,12 +118,12 @@ def open_state(
             KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism), hash_bounds
         ):
             continue
-        for run_document in subtask_runs(storage, operator, subtask).get(state, []):
-            opened = open_run(storage, store_id, run_document, layout.schema, hash_bounds=hash_bounds)
+        for run_document in subtask_runs(storage, operator, subtask).get(schemas.document.name, []):
+            opened = open_run(storage, store_id, run_document, schemas, hash_bounds=hash_bounds)
             if opened is not None:
                 runs.append(opened[0])
                 size += opened[1]
-    return OpenState(document, layout, tuple(runs), size)
+    return OpenState(schemas, tuple(runs), size)
 
 
 def _overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
@@ -166,7 +158,7 @@ def open_run(
     storage: Storage,
     store_id: str,
     document: RunDocument,
-    schema: pa.Schema,
+    schemas: RunSchemas,
     *,
     hash_bounds: tuple[int, int] | None = None,
 ) -> tuple[Run, int] | None:
@@ -183,6 +175,7 @@ def open_run(
         If a file is missing, truncated or altered.
     """
     segments: list[Segment] = []
+    schema, convert = schemas.of_version(document.schema_version)
     file = open_file(storage, document, schema)
     size = 0
     starts: dict[int, int] = {}
@@ -202,7 +195,7 @@ def open_run(
             start = max(start, int(np.searchsorted(hashes, hash_bounds[0], side="left")))
             stop = min(stop, int(np.searchsorted(hashes, hash_bounds[1], side="right")))
         if start < stop:
-            segments.append(Segment.of(batch, start_row).slice(start, stop))
+            segments.append(Segment.of(batch, start_row, convert).slice(start, stop))
     if not segments:
         return None
     first_row, last_row = segments[0].first_row, segments[-1].end_row

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.log import HINT_PATH, CommitLog, path_of, put_store_document
 from arrowstate.snapshot.operator import copy_operator_states
 from arrowstate.snapshot.reading import open_run, subtask_runs
@@ -77,8 +78,7 @@ def write_savepoint(
     try:
         operators = []
         for operator in entry.operators:
-            key = key_schema_of(operator.key)
-            layouts = {state.name: StateLayout.of(key, descriptor_of(state)) for state in operator.states}
+            schemas = {state.name: RunSchemas(operator.key, state) for state in operator.states}
             written: set[str] = set()
             subtasks = []
             for subtask in operator.subtasks:
@@ -89,20 +89,23 @@ def write_savepoint(
                 cutoffs = {
                     state.name: _cutoff(state.time_to_live, started_at_ms, watermark) for state in operator.states
                 }
-                for name, layout in layouts.items():
+                for name, own in schemas.items():
                     writer = RunWriter(
                         target, f"data/{operator.uid}/{name}", operator.max_parallelism, "parquet", new_id, 0, paths
                     )
-                    opened = [open_run(storage, store_id, run, layout.schema) for run in have.get(name, [])]
+                    opened = [open_run(storage, store_id, run, own) for run in have.get(name, [])]
                     runs = [run for run, _ in filter(None, opened)]
                     _drop_expired(runs, cutoffs[name])
                     live_rows[name] = sum(run.live_rows for run in runs)
-                    merged = _merged(runs, layout)
+                    merged = _merged(runs, own.schema)
                     if merged is None and name not in written and subtask is operator.subtasks[-1]:
                         merged = Run.of([])
                     if merged is not None:
                         written.add(name)
-                    documents = [] if merged is None else [writer.write(merged.freeze(), layout.schema)[0]]
+                    documents = []
+                    if merged is not None:
+                        version = own.document.schema_version
+                        documents.append(writer.write(merged.freeze(), own.schema, version)[0])
                     states.append(StateRunsDocument(name=name, runs=documents))
                     done += 1
                     if progress is not None:
@@ -154,8 +157,8 @@ def _drop_expired(runs: list[Run], cutoff: int | None) -> None:
             run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)
 
 
-def _merged(runs: list[Run], layout: StateLayout) -> Run | None:
+def _merged(runs: list[Run], schema: pa.Schema) -> Run | None:
     size = sum(segment.batch.nbytes for run in runs for segment in run.segments)
     if size <= _IN_MEMORY_BYTES:
         return merge_runs(runs, MergePolicy(), MemorySink())
-    return merge_runs(runs, MergePolicy(), SpillSink(Path(tempfile.gettempdir()), layout.schema))
+    return merge_runs(runs, MergePolicy(), SpillSink(Path(tempfile.gettempdir()), schema))

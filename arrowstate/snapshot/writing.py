@@ -19,7 +19,6 @@ import pyarrow as pa
 from msgspec.structs import replace
 from pyroaring import BitMap
 
-from arrowstate.schema.layout import key_documents
 from arrowstate.snapshot.reading import store_key
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
@@ -29,6 +28,7 @@ from arrowstate_formats.directory import write_directory
 from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
+    FieldDocument,
     ManifestDocument,
     ManifestHandle,
     OperatorDocument,
@@ -79,7 +79,7 @@ class FrozenState:
 class FrozenSubtask:
     """The keyed state of one subtask at one moment."""
 
-    key: pa.Schema
+    key: tuple[FieldDocument, ...]
     max_parallelism: int
     key_groups: KeyGroupRange
     states: tuple[FrozenState, ...]
@@ -118,8 +118,8 @@ class RunWriter:
     paths: list[str] = field(default_factory=list)
     bytes_written: int = 0
 
-    def write(self, frozen: FrozenRun, schema: pa.Schema) -> tuple[RunDocument, int]:
-        """Write a run with all its rows; return its document, and run row minus file row."""
+    def write(self, frozen: FrozenRun, schema: pa.Schema, schema_version: int) -> tuple[RunDocument, int]:
+        """Write a run with all its rows in the current schema; return its document, and run row minus file row."""
         run = frozen.run
         batches = list(self._batches(run)) or _no_rows(schema)
         id = self.new_id()
@@ -151,6 +151,7 @@ class RunWriter:
             frame_xxh3_128=written.frame_xxh3_128,
             batches=written.batches,
             statistics=column_statistics(batches),
+            schema_version=schema_version,
             deletion_vector=self._deletion_vector(frozen, run.first_row),
             directory=self._directory(run, id),
         )
@@ -271,7 +272,7 @@ def write_subtask(
             for run in state.table.runs:
                 stored = run.run.stored.get(store_key(storage, store_id))
                 if stored is None:
-                    document, shift = writer.write(run, state.table.schema)
+                    document, shift = writer.write(run, state.table.schema, state.document.schema_version)
                 else:
                     shift = stored[1]
                     document = writer.refer(run, *stored)
@@ -330,7 +331,7 @@ def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:
 
 def operator_document(
     uid: str,
-    key: pa.Schema,
+    key: Sequence[FieldDocument],
     max_parallelism: int,
     states: Sequence[StateDocument],
     subtasks: Sequence[SubtaskDocument],
@@ -338,7 +339,7 @@ def operator_document(
     """Return what a log entry says of an operator."""
     return OperatorDocument(
         uid=uid,
-        key=key_documents(key),
+        key=list(key),
         max_parallelism=max_parallelism,
         states=list(states),
         subtasks=list(subtasks),

@@ -16,7 +16,6 @@ from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
 from arrowstate.errors import KeyTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
 from arrowstate.schema.keys import to_type
-from arrowstate.schema.layout import key_documents
 from arrowstate.snapshot.log import CommitLog, open_store_document
 from arrowstate.snapshot.writing import write_subtask
 from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
@@ -96,7 +95,7 @@ def fold_micro_batch(
         storage, store_id, plan.uid, subtask, frozen, format="arrow", new_id=new_id, previous=previous
     )
     states = [state.document for state in frozen.states]
-    return _result(batch, base, key_documents(backend.key), states, written.document, written.paths)
+    return _result(batch, base, frozen.key, states, written.document, written.paths)
 
 
 def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) -> None:
@@ -106,6 +105,7 @@ def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) ->
     key = [item.name for item in plan.key]
     for state_input in plan.states:
         descriptor = state_input.descriptor
+        backend.migrate(state_input.state)
         state = backend.state(descriptor)
         for rows in batches:
             keys = pa.RecordBatch.from_arrays(rows.columns[: len(key)], names=key)

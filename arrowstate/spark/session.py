@@ -15,14 +15,8 @@ from pyspark.sql import functions as sf
 from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError, ValueTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
 from arrowstate.schema.keys import check_key_schema, to_type
-from arrowstate.schema.layout import (
-    StateLayout,
-    check_same_state,
-    descriptor_of,
-    key_documents,
-    key_schema_of,
-    state_document,
-)
+from arrowstate.schema.layout import StateLayout, key_documents, key_schema_of, state_document
+from arrowstate.schema.versions import evolve_state
 from arrowstate.snapshot.log import CommitLog
 from arrowstate.spark.committing import check_alone
 from arrowstate.spark.plan import SinkPlan, StateInput
@@ -31,7 +25,7 @@ from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.source import FORMAT, ArrowStateDataSource
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
-from arrowstate_formats.documents import OperatorDocument
+from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid
 
@@ -125,13 +119,12 @@ def keyed_sink(
     key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
     # What does not depend on the store is refused before one is made.
     for descriptor in states:
-        _state_input(descriptor, given_key, columns)
+        _state_input(descriptor, key_documents(given_key), columns, None)
     opened = open_store(store, create=True)
     checkpoint = CommitLog(opened.storage).latest_checkpoint()
     check_alone(uid, checkpoint, opened.url)
     operator = None if checkpoint is None else next(iter(checkpoint.operators), None)
-    if operator is not None:
-        _check_stored_states(operator, states)
+    stored = {} if operator is None else _stored_states(operator, states)
     key_schema = given_key if operator is None else key_schema_of(operator.key)
     if list(key) != key_schema.names:
         raise KeyTypeError(_text(key_schema), _text(given_key))
@@ -145,11 +138,12 @@ def keyed_sink(
         if not widens(given, spark_type(field.type)):
             raise KeyTypeError(_text(key_schema), _text(given_key))
         columns.take(field.name, spark_type(field.type))
+    key_fields = key_documents(key_schema) if operator is None else operator.key
     plan = SinkPlan(
         store=opened.url,
         uid=uid,
-        key=key_documents(key_schema),
-        states=[_state_input(descriptor, key_schema, columns) for descriptor in states],
+        key=key_fields,
+        states=[_state_input(descriptor, key_fields, columns, stored.get(descriptor.name)) for descriptor in states],
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
@@ -226,7 +220,9 @@ class _Columns:
         return number
 
 
-def _state_input(descriptor: StateDescriptor, key: pa.Schema, columns: _Columns) -> StateInput:
+def _state_input(
+    descriptor: StateDescriptor, key: Sequence[FieldDocument], columns: _Columns, stored: StateDocument | None
+) -> StateInput:
     """Say where the values of a state come from, after checking their types."""
     if not isinstance(descriptor, (ValueStateDescriptor, ReducingStateDescriptor)):
         raise InvalidInputError(
@@ -236,7 +232,7 @@ def _state_input(descriptor: StateDescriptor, key: pa.Schema, columns: _Columns)
         raise InvalidInputError(
             f"state {descriptor.name!r}: a stream is folded by built-in reducers, got {descriptor.callable_name}"
         )
-    layout = StateLayout.of(key, descriptor)
+    layout = StateLayout.of(key_schema_of(key), descriptor)
     is_struct = pa.types.is_struct(descriptor.type)
     inner = [field.name for field in descriptor.type] if is_struct else [descriptor.name]
     numbers = []
@@ -254,7 +250,7 @@ def _state_input(descriptor: StateDescriptor, key: pa.Schema, columns: _Columns)
         except (pa.ArrowException, TypeError) as error:
             raise ValueTypeError(where, str(field.type), f"{given.simpleString()} ({error})") from None
         numbers.append(columns.take(field.name, wanted))
-    return StateInput(state=state_document(descriptor, layout), columns=numbers)
+    return StateInput(state=state_document(descriptor, layout, key, stored), columns=numbers)
 
 
 def _check_states(states: Sequence[StateDescriptor]) -> None:
@@ -269,7 +265,9 @@ def _check_states(states: Sequence[StateDescriptor]) -> None:
         names.add(descriptor.name.lower())
 
 
-def _check_stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]) -> None:
+def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]) -> dict[str, StateDocument]:
+    """Return what the states that are stored become under their descriptors, by name."""
+    found = {}
     stored = {state.name.lower(): state for state in operator.states}
     for descriptor in states:
         have = stored.get(descriptor.name.lower())
@@ -279,7 +277,8 @@ def _check_stored_states(operator: OperatorDocument, states: Sequence[StateDescr
             raise InvalidInputError(
                 f"state names must differ in more than case, {have.name!r} exists; got {descriptor.name!r}"
             )
-        check_same_state(descriptor_of(have), descriptor)
+        found[have.name] = evolve_state(have, operator.key, descriptor)
+    return found
 
 
 @contextmanager

@@ -8,8 +8,8 @@ Formats: formats/spec/run-files.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,32 +48,69 @@ def all_live(rows: int) -> Bits:
     return bits
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Segment:
-    """One record batch of a run."""
+    """One record batch of a run.
 
-    batch: pa.RecordBatch
+    Rows that were stored with an earlier schema are converted when they are first looked at.
+    """
+
+    stored: pa.RecordBatch
     hashes: Ints
     first_row: int
     "The row of the run's file that the batch starts with."
     seconds: Ints | None = None
     "The column by which rows of one hash are sorted, where there is one."
+    convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    "Makes a batch of the current schema of the stored one; the sort columns stay."
+    converted: pa.RecordBatch | None = None
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, first_row: int) -> Segment:
+    def of(
+        cls, batch: pa.RecordBatch, first_row: int, convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    ) -> Segment:
         """View a run's batch; its schema tells whether it has a second sort column."""
         seconds = np.asarray(batch.column(1).to_numpy(), dtype=np.int64) if has_second(batch.schema) else None
-        return cls(batch, hashes_of(batch), first_row, seconds)
+        return cls(batch, hashes_of(batch), first_row, seconds, convert)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The rows, in the columns of the current schema."""
+        if self.convert is None:
+            return self.stored
+        if self.converted is None:
+            self.converted = self.convert(self.stored)
+        return self.converted
+
+    @property
+    def converted_bytes(self) -> int:
+        """Bytes of the columns that were made by converting."""
+        if self.converted is None:
+            return 0
+        shared = {_address(column) for column in self.stored.columns}
+        return sum(column.nbytes for column in self.converted.columns if _address(column) not in shared)
+
+    def with_conversion(self, convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Segment:
+        """Return the same rows in the columns that `convert` makes of `batch`."""
+        earlier = self.convert
+        both = convert if earlier is None else lambda batch: convert(earlier(batch))
+        return Segment(self.stored, self.hashes, self.first_row, self.seconds, both)
 
     def slice(self, start: int, stop: int) -> Segment:
         """Return the rows from start (inclusive) to stop (exclusive) of the batch, without a copy."""
         seconds = None if self.seconds is None else self.seconds[start:stop]
-        batch = self.batch.slice(start, stop - start)
-        return Segment(batch, self.hashes[start:stop], self.first_row + start, seconds)
+        batch = self.stored.slice(start, stop - start)
+        return Segment(batch, self.hashes[start:stop], self.first_row + start, seconds, self.convert)
 
     @property
     def end_row(self) -> int:
         return self.first_row + int(self.hashes.size)
+
+
+def _address(column: pa.Array) -> int:
+    # The last buffer holds the values of the innermost column; a column without rows or values has none.
+    last = next((buffer for buffer in reversed(column.buffers()) if buffer is not None), None)
+    return 0 if last is None else int(last.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +192,9 @@ class Run:
     @property
     def memory_bytes(self) -> int:
         """Bytes this run keeps in memory: its rows unless they are mapped, its directory, its live bits."""
-        size = int(self.live.nbytes)
+        size = int(self.live.nbytes) + sum(segment.converted_bytes for segment in self.segments)
         if not self.mapped:
-            size += sum(segment.batch.nbytes for segment in self.segments)
+            size += sum(segment.stored.nbytes for segment in self.segments)
         if self.built is not None:
             size += int(self.built.offsets.nbytes)
         return size
@@ -237,6 +274,10 @@ class Run:
         killed = int(kernels.clear_bits(self.live, rows - self.first_row))
         self.live_rows -= killed
         return killed
+
+    def with_conversion(self, convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Run:
+        """Return the run in the columns that `convert` makes of its batches; it takes the place of this one."""
+        return replace(self, segments=tuple(segment.with_conversion(convert) for segment in self.segments))
 
     def freeze(self) -> FrozenRun:
         """Return the run as it is now: the same rows, a copy of the live bits."""

@@ -33,12 +33,14 @@ __all__ = [
     "LogEntryDocument",
     "ManifestDocument",
     "ManifestHandle",
+    "NestedFieldDocument",
     "OperatorDocument",
     "OperatorPartDocument",
     "OperatorStateDocument",
     "ParentDocument",
     "PinnedDocument",
     "RunDocument",
+    "SchemaDocument",
     "StateDocument",
     "StateRunsDocument",
     "StoreDocument",
@@ -106,13 +108,27 @@ class StoreDocument(PinnedDocument, frozen=True, kw_only=True):
     created_at_ms: int
 
 
+class NestedFieldDocument(Document, frozen=True, kw_only=True):
+    """The identity of a field inside a column, whose type tells its name and type."""
+
+    id: Count
+    default: str | None = None
+    fields: list[NestedFieldDocument] = []
+
+
 class FieldDocument(Document, frozen=True, kw_only=True):
-    """A key column or value column; `id` stays the same when the column is renamed."""
+    """A key column or value column; `id` stays the same when the column is renamed.
+
+    `default` is what rows have that were written before the column was there, as `encode_default` writes it; None for
+    null. `fields` are the fields inside a nested type, in its order, once the schema of the state has changed.
+    """
 
     id: Count
     name: Text
     type: TypeForm
     nullable: bool = True
+    default: str | None = None
+    fields: list[NestedFieldDocument] = []
 
 
 class TimeToLiveDocument(Document, frozen=True, kw_only=True):
@@ -135,6 +151,17 @@ class AggregateDocument(Document, frozen=True, kw_only=True):
     accumulator_type: TypeForm
 
 
+class SchemaDocument(Document, frozen=True, kw_only=True):
+    """The columns that runs of an earlier schema version have."""
+
+    version: Version
+    value_type: TypeForm
+    key: list[FieldDocument]
+    namespace: list[FieldDocument] = []
+    user_key: FieldDocument | None = None
+    columns: list[FieldDocument]
+
+
 class StateDocument(Document, frozen=True, kw_only=True):
     """A state as its descriptor declared it, and the columns its values are stored in."""
 
@@ -150,9 +177,13 @@ class StateDocument(Document, frozen=True, kw_only=True):
     clock: Literal["event_time", "processing_time"] | None = None
     aggregate: AggregateDocument | None = None
     reduce_callable: str | None = None
+    earlier_schemas: list[SchemaDocument] = []
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
+        versions = [schema.version for schema in self.earlier_schemas]
+        if versions != list(range(1, self.schema_version)):
+            raise ValueError(f"schema version {self.schema_version} with the earlier versions {versions}")
 
 
 class BatchDocument(Document, frozen=True, kw_only=True):
@@ -219,6 +250,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     frame_xxh3_128: Checksum
     batches: list[BatchDocument]
     statistics: list[ColumnStatistics]
+    schema_version: Version = 1
     deletion_vector: DeletionVectorDocument | None = None
     directory: DirectoryDocument | None = None
 

@@ -119,6 +119,17 @@ def test_show_says_what_a_checkpoint_holds(store, capsys):
         "runs": 4,
         "dead_share": 0,
         "bytes": 0,
+        "schema_version": 1,
+        "schema_versions": [
+            {
+                "version": 1,
+                "columns": [
+                    {"id": 1, "name": "user", "of": "key", "type": "string"},
+                    {"id": 2, "name": "clicks", "of": "value", "type": "int64"},
+                ],
+                "runs": 4,
+            }
+        ],
     }
     assert states["clicks"]["dead_share"] == pytest.approx(0.25)
     assert states["clicks"]["bytes"] > 500_000

@@ -377,7 +377,7 @@ def test_parts_that_tasks_wrote_are_committed_as_one_checkpoint(store):
         documents.append(written.document)
     states = [state.document for state in frozen.states]
 
-    entry = writer.commit([operator_document("op", KEY, 128, states, documents)], started_at_ms=5)
+    entry = writer.commit([operator_document("op", frozen.key, 128, states, documents)], started_at_ms=5)
 
     assert total(store.snapshot(entry.checkpoint_id)) == sum(range(3000))
     assert len(entry.operators[0].subtasks) == 3

@@ -62,7 +62,7 @@ DESCRIPTORS = [
 
 @pytest.mark.parametrize("descriptor", DESCRIPTORS, ids=str)
 def test_a_descriptor_comes_back_from_its_document(descriptor):
-    document = state_document(descriptor, StateLayout(KEY, "s", descriptor.type))
+    document = state_document(descriptor, StateLayout(KEY, "s", descriptor.type), key_documents(KEY))
 
     stored = decode(encode(document), type(document))
 
@@ -77,7 +77,7 @@ def test_the_key_comes_back_from_its_documents():
 def test_a_default_is_no_part_of_what_is_stored():
     descriptor = ValueStateDescriptor("s", pa.int64(), default=5)
 
-    stored = descriptor_of(state_document(descriptor, StateLayout(KEY, "s", pa.int64())))
+    stored = descriptor_of(state_document(descriptor, StateLayout(KEY, "s", pa.int64()), key_documents(KEY)))
 
     assert stored.default is None
     check_same_state(stored, descriptor)
@@ -99,7 +99,7 @@ def test_another_kind_type_or_reducer_is_another_state(number):
 
 @pytest.mark.parametrize(("kind", "reduce"), [("reducing", None), ("reducing", "mean"), ("reducing", {"q": "sum"})])
 def test_a_stored_state_with_an_unknown_reducer_is_damaged(kind, reduce):
-    document = state_document(DESCRIPTORS[2], StateLayout(KEY, "s", pa.int64()))
+    document = state_document(DESCRIPTORS[2], StateLayout(KEY, "s", pa.int64()), key_documents(KEY))
     values = {name: getattr(document, name) for name in document.__struct_fields__}
 
     with pytest.raises(CorruptDataError, match="state 's'"):

@@ -20,7 +20,8 @@ from arrowstate import (
     key_groups,
     open_store,
 )
-from arrowstate.snapshot.reading import forget_open_files, open_state, read_manifest
+from arrowstate.schema.versions import RunSchemas
+from arrowstate.snapshot.reading import find_operator, find_state, forget_open_files, open_state, read_manifest
 from arrowstate.snapshot.writing import operator_document, write_subtask
 from arrowstate.store import new_id
 
@@ -178,11 +179,14 @@ def _restore_groups(snapshot, groups):
     """A backend of key groups that no subtask of a usual scale owns."""
     chosen = KeyGroupRange(groups[0], groups[-1])
     backend = KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=chosen)
-    opened = open_state(
-        snapshot.storage, snapshot.store_id, snapshot.entry, "op", "total", hash_bounds=chosen.hash_bounds(128)
-    )
-    backend._add(TOTAL, opened.runs)
+    backend._add(TOTAL, _open(snapshot, chosen.hash_bounds(128)).runs)
     return backend
+
+
+def _open(snapshot, hash_bounds, name="total"):
+    operator = find_operator(snapshot.entry, "op")
+    schemas = RunSchemas(operator.key, find_state(snapshot.entry, operator, name))
+    return open_state(snapshot.storage, snapshot.store_id, operator, schemas, hash_bounds=hash_bounds)
 
 
 def test_rescaling_reads_little_more_than_it_needs(store):
@@ -196,14 +200,7 @@ def test_rescaling_reads_little_more_than_it_needs(store):
 
     def bytes_read(parallelism):
         return sum(
-            open_state(
-                snapshot.storage,
-                snapshot.store_id,
-                snapshot.entry,
-                "op",
-                "total",
-                hash_bounds=key_group_range(128, parallelism=parallelism, subtask=subtask).hash_bounds(128),
-            ).bytes_read
+            _open(snapshot, key_group_range(128, parallelism=parallelism, subtask=subtask).hash_bounds(128)).bytes_read
             for subtask in range(parallelism)
         )
 
@@ -250,7 +247,7 @@ def test_a_name_that_does_not_exist_lists_those_that_do(store, history):
     with pytest.raises(OperatorNotFoundError, match="'po'.*'op'"):
         snapshot.restore("po")
     with pytest.raises(StateNotFoundError, match="'totl' of operator 'op' in checkpoint 4; it has 'total'"):
-        open_state(snapshot.storage, snapshot.store_id, snapshot.entry, "op", "totl")
+        _open(snapshot, None, "totl")
 
 
 def test_restored_backends_do_not_touch_each_other(store, history):

@@ -69,7 +69,7 @@ class Sink:
             layout = StateLayout(schema, state.name, state.type)
             numbers = list(range(number, number + len(layout.value_fields)))
             number += len(numbers)
-            states.append(StateInput(state=state_document(state, layout), columns=numbers))
+            states.append(StateInput(state=state_document(state, layout, key_documents(schema)), columns=numbers))
         return SinkPlan(
             store=str(self.store),
             uid="counter",

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.snapshot.reading import forget_open_files, open_state
+from arrowstate.schema.versions import RunSchemas
+from arrowstate.snapshot.reading import find_operator, find_state, forget_open_files, open_state
 from benchmarks.harness import Contender, Report, argument_parser
 from benchmarks.rocksdb_peer import RocksDB
 from benchmarks.workload import SUM, Keys, load_arrowstate, load_rocksdb
@@ -104,9 +105,11 @@ def _rescale(report: Report, store: arrowstate.StateStore, keys: int) -> None:
     files = set(store.storage.list(""))
     row_bytes = 24
     shares = []
+    operator = find_operator(snapshot.entry, "bench")
+    total = RunSchemas(operator.key, find_state(snapshot.entry, operator, "total"))
     for subtask in range(3):
         bounds = arrowstate.key_group_range(128, parallelism=3, subtask=subtask).hash_bounds(128)
-        opened = open_state(store.storage, store.store_id, snapshot.entry, "bench", "total", hash_bounds=bounds)
+        opened = open_state(store.storage, store.store_id, operator, total, hash_bounds=bounds)
         needed = sum(run.rows for run in opened.runs) * row_bytes
         shares.append(opened.bytes_read / needed)
         snapshot.restore("bench", parallelism=3, subtask=subtask)

@@ -1,0 +1,255 @@
+"""Rows under a new key: hashed again, cut to a subtask, and merged where keys became equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.errors import IncompatibleStateError, InvalidInputError
+from arrowstate.schema.aggregates import StoredAggregate
+from arrowstate.schema.descriptors import (
+    REDUCERS,
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    TimerStateDescriptor,
+    ValueStateDescriptor,
+)
+from arrowstate.schema.layout import StateLayout, descriptor_of
+from arrowstate.schema.versions import RunSchemas
+from arrowstate.state.aggregates import aggregate_of
+from arrowstate.state.reducers import reduce_by_callable, reduce_column
+from arrowstate.table import pair_kernels
+from arrowstate.table.batch import KeyBatch
+from arrowstate.table.columns import canonical_floats, take
+from arrowstate.table.run import Run
+from arrowstate_formats.documents import FieldDocument, StateDocument
+from arrowstate_formats.key_hash import hash_columns
+
+__all__ = ["ALL_HASHES", "check_merge_rules", "moves_keys", "rekeyed"]
+
+ALL_HASHES = (-(1 << 63), (1 << 63) - 1)
+
+Ints = npt.NDArray[np.int64]
+
+_ORDERED = ("first", "last", "count")
+
+
+def moves_keys(before: Sequence[FieldDocument], after: Sequence[FieldDocument]) -> bool:
+    """Whether keys have other hashes after the change; names alone do not matter."""
+    return [(item.id, item.type) for item in before] != [(item.id, item.type) for item in after]
+
+
+MergeRule = str | Callable[[Any, Any], Any]
+
+
+def check_merge_rules(merge: Mapping[str, MergeRule], states: Sequence[StateDocument]) -> None:
+    """Refuse a rule for a state that is not there, or that the kind of state has no use for.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is one.
+    """
+    descriptors = {state.name: descriptor_of(state) for state in states}
+    for name, rule in merge.items():
+        if name not in descriptors:
+            raise InvalidInputError(f"merge names the state {name!r}; there are {', '.join(descriptors) or 'none'}")
+        allowed = _rules(descriptors[name])
+        if rule not in allowed and not (callable(rule) and _takes_callable(descriptors[name])):
+            raise InvalidInputError(
+                f"state {name!r}: rows of keys that become equal are merged by {' or '.join(allowed) or 'no rule'}, "
+                f"got {rule!r}"
+            )
+
+
+def rekeyed(
+    schemas: RunSchemas, runs: Sequence[Run], bounds: tuple[int, int], rule: MergeRule | None
+) -> tuple[Run, ...]:
+    """Return the live rows of the runs, whose key columns are the new ones, under the hashes of their new keys.
+
+    Parameters
+    ----------
+    schemas
+        The state.
+    runs
+        All its runs, of all subtasks.
+    bounds
+        The lowest and the highest hash of the subtask, whose rows alone are returned.
+    rule
+        What is done with rows whose keys became equal.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If there are such rows and no rule.
+    ValueOverflowError, ProcessElementError
+        If a sum leaves its type, or a callable raises.
+    """
+    layout = schemas.layout
+    descriptor = descriptor_of(schemas.document)
+    batches, old = [], []
+    for run in runs:
+        for batch in run.freeze().live_batches():
+            inside, moved = _own(batch, layout, bounds)
+            if inside.size:
+                batches.append(moved)
+                old.append(batch.column(0).to_numpy()[inside])
+    if not batches:
+        return ()
+    rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    first = layout.first_value
+    start = 1 + (layout.second is not None)
+    key = rows.columns[start : start + len(layout.key)]
+    entry = rows.columns[start + len(layout.key) : first]
+    seconds = hash_columns(entry) if entry else None
+    keys = KeyBatch.of(rows.column(0).to_numpy(), [*key, *entry], seconds=seconds)
+    if layout.is_list:
+        return (Run.of([_list_rows(descriptor, rows, np.concatenate(old), keys, rule)]),)
+    values = [take(column, keys.order) for column in rows.columns[first:]]
+    if len(keys) < rows.num_rows:
+        values = _merged(descriptor, layout, keys, values, rule)
+    sort_columns = [pa.array(keys.hashes), *([] if keys.seconds is None else [pa.array(keys.seconds)])]
+    return (Run.of([pa.RecordBatch.from_arrays([*sort_columns, *keys.columns, *values], schema=rows.schema)]),)
+
+
+def _own(batch: pa.RecordBatch, layout: StateLayout, bounds: tuple[int, int]) -> tuple[Ints, pa.RecordBatch]:
+    """Return which rows have a new hash in the bounds, and these rows with it."""
+    start = 1 + (layout.second is not None)
+    columns = list(batch.columns)
+    for number in range(start, start + len(layout.key)):
+        columns[number] = canonical_floats(columns[number])
+    hashes = hash_columns(columns[start : start + len(layout.key)])
+    columns[0] = pa.array(hashes)
+    inside = np.flatnonzero((hashes >= bounds[0]) & (hashes <= bounds[1]))
+    return inside, pa.RecordBatch.from_arrays(columns, schema=batch.schema).take(pa.array(inside))
+
+
+def _list_rows(
+    descriptor: StateDescriptor, rows: pa.RecordBatch, old: Ints, keys: KeyBatch, rule: MergeRule | None
+) -> pa.RecordBatch:
+    """Return the elements under their new keys; those of one old key keep their order."""
+    if rule is None and _meet(old, keys):
+        raise _refused(descriptor)
+    # Numbers of different subtasks may be equal, and a key may have elements of both now.
+    order = np.argsort(rows.column(1).to_numpy(), kind="stable")
+    seconds = np.empty(order.size, dtype=np.int64)
+    seconds[order] = np.arange(order.size)
+    sorted_rows = rows.set_column(1, rows.schema.field(1), pa.array(seconds))
+    return sorted_rows.take(pa.array(pair_kernels.sort_by_pair(rows.column(0).to_numpy(), seconds)))
+
+
+def _meet(old: Ints, keys: KeyBatch) -> bool:
+    """Whether rows of different old hashes have one new key."""
+    grouped = old[keys.order]
+    same = grouped[1:] == grouped[:-1]
+    # The first row of a group may differ from the last of the one before.
+    same[keys.starts[1:-1] - 1] = True
+    return not bool(same.all())
+
+
+def _merged(
+    descriptor: StateDescriptor, layout: StateLayout, keys: KeyBatch, values: list[pa.Array], rule: MergeRule | None
+) -> list[pa.Array]:
+    """Return one row of values per key; the rows of a key are given side by side."""
+    if isinstance(descriptor, TimerStateDescriptor):
+        return values
+    if rule is None:
+        raise _refused(descriptor)
+    fields = layout.value_fields
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        accumulators = layout.join(values[: len(fields)], np.empty(0, dtype=np.int64))
+        out = layout.split(_merged_accumulators(descriptor, accumulators, keys.starts))
+    elif not isinstance(rule, str):
+        joined = layout.join(values[: len(fields)], np.empty(0, dtype=np.int64))
+        absent = pa.nulls(len(keys), joined.type)
+        order = np.arange(keys.row_count, dtype=np.int64)
+        out = layout.split(reduce_by_callable(rule, joined, order, keys.starts, absent, descriptor.name))
+    else:
+        order = np.arange(keys.row_count, dtype=np.int64)
+        out = [
+            reduce_column(
+                reducer, column, order, keys.starts, pa.nulls(len(keys), field.type), field.type, descriptor.name
+            )
+            for reducer, column, field in zip(_reducers(descriptor, rule), values, fields, strict=False)
+        ]
+    if layout.has_ttl:
+        out.append(pa.array(np.maximum.reduceat(values[-1].to_numpy(), keys.starts[:-1])))
+    return out
+
+
+def _merged_accumulators(
+    descriptor: AggregatingStateDescriptor, accumulators: pa.StructArray, starts: Ints
+) -> pa.StructArray:
+    aggregate = aggregate_of(descriptor.declared, descriptor.type)
+    sizes = np.diff(starts)
+    merged = accumulators.take(pa.array(starts[:-1]))
+    # The second row of every key that has one, then the third, and so on.
+    for turn in range(1, int(sizes.max())):
+        groups = np.flatnonzero(sizes > turn)
+        others = accumulators.take(pa.array(starts[groups] + turn))
+        both = pa.concat_arrays([merged, aggregate.merge(merged.take(pa.array(groups)), others)])
+        rows = np.arange(sizes.size, dtype=np.int64)
+        rows[groups] = sizes.size + np.arange(groups.size)
+        merged = both.take(pa.array(rows))
+    return merged
+
+
+def _reducers(descriptor: StateDescriptor, rule: str) -> list[str]:
+    """Return the reducer of each value column."""
+    own = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
+    if rule != "merge":
+        return [rule] * (descriptor.type.num_fields if pa.types.is_struct(descriptor.type) else 1)
+    each = list(own.values()) if isinstance(own, Mapping) else [own]
+    # What was counted apart is counted together by adding.
+    return ["sum" if reducer == "count" else str(reducer) for reducer in each]
+
+
+def _rules(descriptor: StateDescriptor) -> list[str]:
+    """Return the rules that a state may have: those that need no order, which rows of different keys have not."""
+    if isinstance(descriptor, ListStateDescriptor):
+        return ["merge"]
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        return [] if isinstance(descriptor.declared, StoredAggregate) else ["merge"]
+    if isinstance(descriptor, TimerStateDescriptor):
+        return []
+    kinds = [item.type for item in descriptor.type] if pa.types.is_struct(descriptor.type) else [descriptor.type]
+    rules = [name for name in REDUCERS if name not in _ORDERED and all(_reduces(name, kind) for kind in kinds)]
+    if isinstance(descriptor, ReducingStateDescriptor) and descriptor.callable_name is None:
+        own = descriptor.reduce.values() if isinstance(descriptor.reduce, Mapping) else [descriptor.reduce]
+        if not {"first", "last"}.intersection(map(str, own)):
+            rules.insert(0, "merge")
+    return rules
+
+
+def _takes_callable(descriptor: StateDescriptor) -> bool:
+    return isinstance(descriptor, (ValueStateDescriptor, MapStateDescriptor, ReducingStateDescriptor))
+
+
+def _reduces(reducer: str, kind: pa.DataType) -> bool:
+    """Whether a reducer takes values of a type."""
+    try:
+        ReducingStateDescriptor("state", kind, reduce=reducer)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _refused(descriptor: StateDescriptor) -> IncompatibleStateError:
+    rules = _rules(descriptor)
+    if rules:
+        remedy = f"say SchemaEvolution(merge={{{descriptor.name!r}: {rules[0]!r}}})"
+        remedy += f", or one of {', '.join(rules[1:])}" if rules[1:] else ""
+    elif _takes_callable(descriptor):
+        remedy = f"say SchemaEvolution(merge={{{descriptor.name!r}: a callable of two values}})"
+    else:
+        remedy = "there is no rule that could merge its rows: keep the columns that tell these keys apart"
+    return IncompatibleStateError(
+        descriptor.name, "rows of different keys that become equal", "one row per key, with no rule to merge", remedy
+    )

@@ -1,0 +1,147 @@
+"""Rows of an earlier schema as rows of the current one: column by column, when they are looked at.
+
+Nothing here decides whether a change is allowed; that was settled when the schema changed. A column that did not
+change is passed on without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.schema.fields import Field
+
+__all__ = ["Conversion", "converter"]
+
+Converter = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How batches of one schema become batches of another.
+
+    `sources` has per column of `current` the stored column it is made from, None if there is none, and how.
+    """
+
+    stored: pa.Schema
+    current: pa.Schema
+    sources: tuple[tuple[str | None, Converter], ...]
+
+    @classmethod
+    def of(
+        cls, stored: pa.Schema, stored_fields: Sequence[Field], current: pa.Schema, current_fields: Sequence[Field]
+    ) -> Conversion:
+        """Return the conversion from one schema to another.
+
+        The fields are those of the columns that people declare; the other columns are the same in both schemas.
+        """
+        by_id = {item.id: item for item in stored_fields}
+        by_name = {item.name: item for item in current_fields}
+        sources: list[tuple[str | None, Converter]] = []
+        for column in current:
+            item = by_name.get(column.name)
+            if item is None:
+                sources.append((column.name, _unchanged))
+            else:
+                source = by_id.get(item.id)
+                sources.append((None if source is None else source.name, converter(source, item)))
+        return cls(stored, current, tuple(sources))
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return all columns of a batch of the stored schema."""
+        return self.pick(batch, self.current.names)
+
+    def sources_of(self, columns: Sequence[str]) -> list[str]:
+        """Return the stored columns that these columns are made from; at least one, which tells the rows."""
+        found = [self._source(name)[0] for name in columns]
+        return list(dict.fromkeys(name for name in found if name is not None)) or [self.stored.names[0]]
+
+    def pick(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """Return some columns of a batch that has what they are made from."""
+        arrays = []
+        for name in columns:
+            source, convert = self._source(name)
+            arrays.append(convert(batch.column(0 if source is None else source)))
+        schema = pa.schema([self.current.field(name) for name in columns])
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def same_as(self, column: str) -> str | None:
+        """Return the stored column that has the very values of a column, None if they may differ."""
+        source, convert = self._source(column)
+        return source if convert is _unchanged else None
+
+    def _source(self, column: str) -> tuple[str | None, Converter]:
+        return self.sources[self.current.get_field_index(column)]
+
+
+def converter(stored: Field | None, current: Field) -> Converter:
+    """Return what turns an array of a stored field into one of the current field.
+
+    For a field that was not stored, the array given tells the number of rows.
+    """
+    if stored is None:
+        return lambda array: _constant(current, len(array))
+    if _same(stored, current):
+        return _unchanged
+    if pa.types.is_struct(current.type):
+        return _struct_converter(stored, current)
+    if pa.types.is_map(current.type):
+        key, item = (converter(old, new) for old, new in zip(stored.children, current.children, strict=True))
+        return lambda array: _with_entries(array, current.type, key, item)
+    if pa.types.is_nested(current.type):
+        element = converter(stored.children[0], current.children[0])
+        return lambda array: _with_elements(array, current.type, element)
+    return lambda array: pc.cast(array, current.type, safe=True)
+
+
+def _unchanged(array: pa.Array) -> pa.Array:
+    return array
+
+
+def _same(stored: Field, current: Field) -> bool:
+    return stored.type == current.type and _ids(stored) == _ids(current)
+
+
+def _ids(item: Field) -> tuple[object, ...]:
+    return tuple((child.id, _ids(child)) for child in item.children)
+
+
+def _constant(item: Field, rows: int) -> pa.Array:
+    return pa.nulls(rows, item.type) if item.default is None else pa.repeat(item.default[0], rows)
+
+
+def _struct_converter(stored: Field, current: Field) -> Converter:
+    places = {child.id: number for number, child in enumerate(stored.children)}
+    parts = [(places.get(child.id), child) for child in current.children]
+    converters = [
+        (place, converter(None if place is None else stored.children[place], child)) for place, child in parts
+    ]
+    fields = list(current.type)
+
+    def convert(array: pa.Array) -> pa.Array:
+        columns = [change(array if place is None else array.field(place)) for place, change in converters]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+
+    return convert
+
+
+def _with_elements(array: pa.Array, kind: pa.DataType, element: Converter) -> pa.Array:
+    values = element(array.values)
+    if pa.types.is_large_list(kind) and pa.types.is_list(array.type):
+        # The offsets grow with the type; the elements are out of their way here.
+        array = pc.cast(array, pa.large_list(array.type.value_field))
+    buffers = array.buffers()[: 1 if pa.types.is_fixed_size_list(kind) else 2]
+    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children=[values])
+
+
+def _with_entries(array: pa.Array, kind: pa.DataType, key: Converter, item: Converter) -> pa.Array:
+    entries = array.values
+    fields = [kind.key_field, kind.item_field]
+    changed = pa.StructArray.from_arrays([key(entries.field(0)), item(entries.field(1))], fields=fields)
+    return pa.Array.from_buffers(
+        kind, len(array), array.buffers()[:2], array.null_count, array.offset, children=[changed]
+    )

@@ -1,0 +1,244 @@
+"""The schema versions of a state: what a restored state becomes, and how runs of each version are read.
+
+A state gets a new version when its descriptor, or the key of its operator, differs from what is stored. Run files
+stay as they are; each of them names the version it was written with, and its rows are converted when they are read.
+Specification: formats/spec/schema-evolution.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
+from arrowstate.schema.conversion import Conversion
+from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor, StateDescriptor
+from arrowstate.schema.evolution import SchemaEvolution, evolve
+from arrowstate.schema.fields import Field, documents_of, fields_of, fresh_field, unused_ids
+from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.layout import StateLayout, described, descriptor_of, key_schema_of, state_document
+from arrowstate_formats.documents import FieldDocument, SchemaDocument, StateDocument
+
+__all__ = ["RunSchemas", "evolve_key", "evolve_state", "with_key"]
+
+
+class RunSchemas:
+    """What the runs of a state look like, by schema version.
+
+    Parameters
+    ----------
+    key
+        The documents of the key columns.
+    document
+        The state.
+    """
+
+    def __init__(self, key: Sequence[FieldDocument], document: StateDocument) -> None:
+        self.document = document
+        self.layout = StateLayout.of(key_schema_of(key), descriptor_of(document))
+        self.schema: pa.Schema = self.layout.schema
+        """The columns of the current version."""
+        self._key = key
+        self._earlier: dict[int, tuple[pa.Schema, Conversion]] = {}
+
+    def of_version(self, version: int) -> tuple[pa.Schema, Conversion | None]:
+        """Return the columns of run files of a version, and how they become those of the current one.
+
+        Raises
+        ------
+        CorruptDataError
+            If the state has no such version.
+        """
+        if version == self.document.schema_version:
+            return self.schema, None
+        if version not in self._earlier:
+            self._earlier[version] = self._conversion(version)
+        return self._earlier[version]
+
+    def _conversion(self, version: int) -> tuple[pa.Schema, Conversion]:
+        if version > len(self.document.earlier_schemas):
+            raise CorruptDataError(
+                f"state {self.document.name!r}",
+                f"a run of schema version {version}, the newest is {self.document.schema_version}",
+            )
+        stored = _columns(self.document.earlier_schemas[version - 1])
+        layout = self.layout
+        around = layout.schema
+        sort_columns = [around.field(number) for number in range(1 + (layout.second is not None))]
+        times = [around.field(len(around) - 1)] if layout.has_ttl else []
+        columns = [pa.field(item.name, item.type, item.nullable) for item in stored]
+        schema = pa.schema([*sort_columns, *columns, *times])
+        current = _fields([*self._key, *self.document.namespace, *_one(self.document.user_key), *self.document.columns])
+        return schema, Conversion.of(schema, stored, self.schema, current)
+
+
+def evolve_state(stored: StateDocument, key: Sequence[FieldDocument], descriptor: StateDescriptor) -> StateDocument:
+    """Return the state that a stored one becomes under a descriptor; the stored one itself if its columns stay.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If stored rows cannot follow.
+    InvalidInputError
+        If the descriptor's evolution does not fit it.
+    """
+    evolution = descriptor.evolution or SchemaEvolution()
+    if evolution.merge:
+        raise InvalidInputError(
+            f"state {stored.name!r}: merge says what is done with keys that become equal; give it to restore"
+        )
+    have = descriptor_of(stored)
+    _check_rule(have, descriptor)
+    layout = StateLayout.of(key_schema_of(key), descriptor)
+    ids = _ids_after(stored, key)
+    root = _value_of(stored, have, ids)
+    after = evolve(root, layout.value_type, evolution, ids, what=stored.name)
+    _check_reducers(have, descriptor, root, after)
+    if after == root:
+        return stored
+    document = _next_version(stored, key, layout, _value_columns(root), _value_columns(after))
+    return replace(state_document(descriptor, layout, key, document), time_to_live=stored.time_to_live)
+
+
+def evolve_key(
+    uid: str,
+    stored: Sequence[FieldDocument],
+    declared: pa.Schema,
+    evolution: SchemaEvolution,
+    states: Iterable[StateDocument],
+) -> list[FieldDocument]:
+    """Return the key that the stored key of an operator becomes; the stored documents if nothing changes.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If stored keys cannot follow.
+    InvalidInputError
+        If the declared key is none, or the evolution does not fit it.
+    """
+    declared = check_key_schema(declared)
+    used = [schema for state in states for schema in (*_all_columns(state), *_earlier_columns(state))]
+    ids = unused_ids(stored, *used)
+    columns = fields_of(stored, ids)
+    root = Field(0, "key", pa.struct(list(key_schema_of(stored))), False, None, columns)
+    after = evolve(root, pa.struct(list(declared)), evolution, ids, what=f"{uid}.key")
+    return list(stored) if after == root else documents_of(after.children)
+
+
+def with_key(stored: StateDocument, before: Sequence[FieldDocument], after: Sequence[FieldDocument]) -> StateDocument:
+    """Return a state under another key of its operator."""
+    layout = StateLayout.of(key_schema_of(after), descriptor_of(stored))
+    ids = _ids_after(stored, [*before, *after])
+    columns = fields_of(stored.columns, ids)
+    return _next_version(stored, before, layout, columns, columns)
+
+
+def _next_version(
+    stored: StateDocument,
+    key: Sequence[FieldDocument],
+    layout: StateLayout,
+    before: Sequence[Field],
+    after: Sequence[Field],
+) -> StateDocument:
+    """Return the next version of a state; `key` is the key before, `before` and `after` are its value columns."""
+    earlier = SchemaDocument(
+        version=stored.schema_version,
+        value_type=stored.value_type,
+        key=list(key),
+        namespace=stored.namespace,
+        user_key=stored.user_key,
+        columns=[
+            replace(document, name=item.name, nullable=item.nullable)
+            for document, item in zip(documents_of(before), stored.columns, strict=True)
+        ],
+    )
+    namespaces = zip(stored.namespace, layout.namespace_fields, strict=True)
+    user_key = stored.user_key
+    if user_key is not None:
+        user_key = replace(user_key, name=layout.entry_fields[-1].name)
+    return replace(
+        stored,
+        namespace=[replace(item, name=field.name) for item, field in namespaces],
+        user_key=user_key,
+        columns=[
+            replace(document, name=field.name, nullable=field.nullable)
+            for document, field in zip(documents_of(after), layout.value_fields, strict=True)
+        ],
+        schema_version=stored.schema_version + 1,
+        earlier_schemas=[*stored.earlier_schemas, earlier],
+    )
+
+
+def _check_rule(have: StateDescriptor, given: StateDescriptor) -> None:
+    """Refuse another kind, reducer, aggregate, user key, clock or namespace; types are looked at apart."""
+    rules = [described(item, types=False) for item in (have, given)]
+    if rules[0] != rules[1]:
+        raise IncompatibleStateError(
+            have.name, described(have), described(given), "declare it as it is stored, or use another state name"
+        )
+    if isinstance(have, AggregatingStateDescriptor) and have.type != given.type:
+        fresh = fresh_field(pa.field(have.name, have.type), itertools.count(1))
+        evolve(fresh, given.type, SchemaEvolution(), itertools.count(1), what=have.name)
+
+
+def _check_reducers(have: StateDescriptor, given: StateDescriptor, before: Field, after: Field) -> None:
+    """Refuse another reducer for a field that stays."""
+    if not isinstance(have, ReducingStateDescriptor) or not isinstance(given, ReducingStateDescriptor):
+        return
+    if isinstance(have.reduce, str) or callable(have.reduce) or isinstance(given.reduce, str) or callable(given.reduce):
+        return
+    names = {item.id: item.name for item in before.children}
+    for item in after.children:
+        rules = have.reduce.get(names.get(item.id, "")), given.reduce[item.name]
+        if rules[0] is not None and rules[0] != rules[1]:
+            raise IncompatibleStateError(
+                f"{have.name}.{item.name}", f"reduced by {rules[0]}", f"reduced by {rules[1]}", "keep its reducer"
+            )
+
+
+def _value_of(stored: StateDocument, have: StateDescriptor, ids: Iterator[int]) -> Field:
+    """Return the stored value as one field, a struct for one with a column per field."""
+    kind = have.accumulator_type if isinstance(have, AggregatingStateDescriptor) else have.type
+    columns = fields_of(stored.columns, ids)
+    if not columns:
+        return Field(0, stored.name, kind)
+    if not pa.types.is_struct(kind):
+        return dataclasses.replace(columns[0], name=stored.name)
+    children = tuple(
+        dataclasses.replace(column, name=inner.name, nullable=inner.nullable)
+        for column, inner in zip(columns, kind, strict=True)
+    )
+    return Field(0, stored.name, kind, True, None, children)
+
+
+def _value_columns(root: Field) -> tuple[Field, ...]:
+    return root.children if pa.types.is_struct(root.type) else (root,)
+
+
+def _ids_after(stored: StateDocument, key: Sequence[FieldDocument]) -> Iterator[int]:
+    return unused_ids(key, *_all_columns(stored), *_earlier_columns(stored))
+
+
+def _all_columns(schema: StateDocument | SchemaDocument) -> list[list[FieldDocument]]:
+    return [schema.namespace, _one(schema.user_key), schema.columns]
+
+
+def _earlier_columns(state: StateDocument) -> list[list[FieldDocument]]:
+    return [columns for schema in state.earlier_schemas for columns in (schema.key, *_all_columns(schema))]
+
+
+def _columns(schema: SchemaDocument) -> tuple[Field, ...]:
+    return _fields([*schema.key, *schema.namespace, *_one(schema.user_key), *schema.columns])
+
+
+def _fields(documents: Sequence[FieldDocument]) -> tuple[Field, ...]:
+    # Fields inside a column that never changed have no ids; counted alike in both schemas they are the same.
+    return fields_of(documents, itertools.count(-1, -1))
+
+
+def _one(document: FieldDocument | None) -> list[FieldDocument]:
+    return [] if document is None else [document]
