@@ -1,13 +1,14 @@
 """Built-in reducers, vectorised over the groups of a batch.
 
 A group is the rows of one key; its old value, if there is one, comes before them. Nulls are passed over
-here: what a null means for a whole value is decided by the state. Integers are summed exactly or refused,
-floats in float64; for `min` and `max` NaN is larger than every other number, as in Spark and DuckDB.
+here: what a null means for a whole value is decided by the state. Integers are added and multiplied exactly
+or refused, floats in float64; for `min` and `max` NaN is larger than every other number, as in Spark and DuckDB.
 """
 
 from __future__ import annotations
 
 import decimal
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -18,15 +19,43 @@ import pyarrow.compute as pc
 
 from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
+from arrowstate.state.decimals import fold_decimals
 from arrowstate.table.columns import take
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["reduce_by_callable", "reduce_column", "reduce_scalar"]
+__all__ = ["PLAIN_FOLDS", "fits_in", "reduce_by_callable", "reduce_column", "reduce_scalar"]
 
 Ints = npt.NDArray[np.int64]
 
-_SUM, _MIN, _MAX, _FIRST, _LAST = range(5)
-_CODES = {"sum": _SUM, "min": _MIN, "max": _MAX, "first": _FIRST, "last": _LAST}
+_SUM, _PRODUCT, _MIN, _MAX, _FIRST, _LAST = range(6)
+# False is less than true: whether all are true is the least of them, whether any is the greatest.
+_CODES = {
+    "sum": _SUM,
+    "product": _PRODUCT,
+    "min": _MIN,
+    "all": _MIN,
+    "max": _MAX,
+    "any": _MAX,
+    "first": _FIRST,
+    "last": _LAST,
+}
+
+
+@kernel
+def _magnitude(value: Any) -> Any:
+    # The lowest int64 has one that only uint64 holds.
+    return np.uint64(value) if value >= 0 else np.uint64(-(value + 1)) + np.uint64(1)
+
+
+@kernel
+def _leaves(left: Any, right: Any, highest: Any) -> Any:
+    # Whether a product of integers leaves the range of a type: a negative one may be one further from zero.
+    if left == 0 or right == 0:
+        return False
+    furthest = np.uint64(highest)
+    if (left < 0) != (right < 0):
+        furthest += np.uint64(1)
+    return _magnitude(left) > furthest // _magnitude(right)
 
 
 @kernel
@@ -34,7 +63,8 @@ def _reduce(
     code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, lowest: Any, highest: Any
 ) -> Any:
     # result and filled hold the old values on entry and the new ones on return.
-    # Returns the first group whose sum leaves the range lowest to highest, or -1; an empty range means no check.
+    # Returns the first group whose sum or product leaves the range lowest to highest, or -1; an empty range means
+    # no check.
     check = lowest < highest
     all_valid = valid.size == 0
     for group in range(starts.size - 1):
@@ -61,9 +91,26 @@ def _reduce(
                     current = value
             elif code == _LAST:
                 current = value
+            elif code == _PRODUCT:
+                if check and _leaves(current, value, highest):
+                    return group
+                current *= value
         result[group] = current
         filled[group] = have
     return -1
+
+
+@kernel
+def _reduce_bits(is_and: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any) -> None:
+    for group in range(starts.size - 1):
+        for place in range(starts[group], starts[group + 1]):
+            row = order[place]
+            if valid.size == 0 or valid[row]:
+                value = values[row]
+                if filled[group]:
+                    value = result[group] & value if is_and else result[group] | value
+                result[group] = value
+                filled[group] = True
 
 
 @kernel
@@ -74,16 +121,6 @@ def _count(valid: Any, order: Any, starts: Any, result: Any) -> None:
         else:
             for place in range(starts[group], starts[group + 1]):
                 result[group] += valid[order[place]]
-
-
-@kernel
-def _add_limbs(limbs: Any, valid: Any, order: Any, starts: Any, totals: Any, filled: Any) -> None:
-    for group in range(starts.size - 1):
-        for place in range(starts[group], starts[group + 1]):
-            row = order[place]
-            if valid.size == 0 or valid[row]:
-                totals[group] += limbs[row]
-                filled[group] = True
 
 
 def reduce_column(
@@ -114,22 +151,25 @@ def reduce_column(
     Raises
     ------
     ValueOverflowError
-        If a sum does not fit `kind`.
+        If a sum or product does not fit `kind`.
     """
     valid = _validity(values)
     if reduce == "count":
         counts = pc.fill_null(old, 0).to_numpy(zero_copy_only=False).copy()
         _count(valid, order, starts, counts)
         return pa.array(counts)
-    if pa.types.is_decimal(kind) and reduce == "sum":
-        return _sum_decimals(values, valid, order, starts, old, kind, where)
+    if pa.types.is_decimal(kind) and reduce in ("sum", "product"):
+        return fold_decimals(reduce, values, valid, order, starts, old, where)
     if _as_numbers(values) is None or reduce in ("first", "last"):
         return _reduce_by_rank(reduce, values, valid, order, starts, old)
     numbers, before = _as_numbers(values), _as_numbers(old)
     assert numbers is not None and before is not None
     result = before.copy()
     filled = _filled(old)
-    lowest, highest = _range(kind) if reduce == "sum" else (0, 0)
+    if reduce in ("bit_and", "bit_or"):
+        _reduce_bits(reduce == "bit_and", numbers, valid, order, starts, result, filled)
+        return _from_numbers(result, filled, kind)
+    lowest, highest = _range(kind) if reduce in ("sum", "product") else (0, 0)
     number = result.dtype.type
     group = _reduce(
         _CODES[reduce], numbers, valid, order, starts, result, filled, number(lowest), number(highest)
@@ -176,8 +216,8 @@ def reduce_by_callable(
 
 
 def _range(kind: pa.DataType) -> tuple[int, int]:
-    """Return the bounds that a sum must keep; none for floats, which go to infinity."""
-    if pa.types.is_floating(kind):
+    """Return the bounds that a sum or product must keep; none for others than integers: floats go to infinity."""
+    if not (pa.types.is_integer(kind) or pa.types.is_duration(kind)):
         return 0, 0
     bounds = np.iinfo(kind.to_pandas_dtype() if pa.types.is_integer(kind) else np.int64)
     return int(bounds.min), int(bounds.max)
@@ -250,45 +290,6 @@ def _reduce_by_rank(
     return take(both, picked)
 
 
-def _sum_decimals(
-    values: pa.Array,
-    valid: npt.NDArray[np.bool_],
-    order: Ints,
-    starts: Ints,
-    old: pa.Array,
-    kind: pa.DataType,
-    where: str,
-) -> pa.Array:
-    """Sum exactly, in 32-bit limbs of which up to 2^31 can be added before one overflows its 64 bits."""
-    filled = _filled(old)
-    totals = np.where(filled[:, None], _limbs(old), 0)
-    _add_limbs(_limbs(values), valid, order, starts, totals, filled)
-    for limb in range(totals.shape[1] - 1):
-        totals[:, limb + 1] += totals[:, limb] >> 32
-        totals[:, limb] &= 0xFFFFFFFF
-    top = totals[:, -1]
-    validity = pa.py_buffer(np.packbits(filled, bitorder="little"))
-    words = pa.py_buffer(np.ascontiguousarray(totals.astype(np.uint32)))
-    sums = pa.Array.from_buffers(kind, len(old), [validity, words])
-    try:
-        # The full validation compares each decimal with the precision of its type.
-        sums.validate(full=True)
-        if (top != top.astype(np.int32)).any():
-            raise pa.ArrowInvalid("more bits than the type has")
-    except pa.ArrowInvalid as error:
-        raise ValueOverflowError(where, "sum", str(kind)) from error
-    return sums
-
-
-def _limbs(decimals: pa.Array) -> Ints:
-    """Return the little-endian 32-bit limbs of each decimal, the last one signed; those of a null are arbitrary."""
-    count = decimals.type.byte_width // 4
-    words = np.frombuffer(decimals.buffers()[1], dtype=np.int32, count=(decimals.offset + len(decimals)) * count)
-    limbs = words.reshape(-1, count)[decimals.offset :].astype(np.int64)
-    limbs[:, :-1] &= 0xFFFFFFFF
-    return limbs
-
-
 def _less(left: Any, right: Any) -> bool:
     # NaN is the one value that differs from itself, and it is the largest.
     return bool(left < right or (right != right and left == left))
@@ -300,23 +301,67 @@ def reduce_scalar(reduce: str, old: pa.Scalar | None, new: pa.Scalar, where: str
     Raises
     ------
     ValueOverflowError
-        If a sum does not fit the type.
+        If a sum or product does not fit the type.
     """
     if old is None or reduce == "last":
         return new
     if reduce == "first":
         return old
     before, value = _plain(old), _plain(new)
-    if reduce == "min":
-        return new if _less(value, before) else old
-    if reduce == "max":
-        return new if _less(before, value) else old
-    with decimal.localcontext(prec=80):
-        total = before + value
-    try:
-        return pa.scalar(total, new.type)
-    except (pa.ArrowInvalid, OverflowError) as error:
-        raise ValueOverflowError(where, reduce, str(new.type)) from error
+    folded = PLAIN_FOLDS[reduce](before, value)
+    if folded is before or folded is value:
+        return old if folded is before else new
+    if not fits_in(new.type)(folded):
+        raise ValueOverflowError(where, reduce, str(new.type))
+    return pa.scalar(folded, new.type)
+
+
+def fits_in(kind: pa.DataType) -> Callable[[Any], bool]:
+    """Return what tells whether a sum or product of plain values of a type is one of the type too."""
+    if pa.types.is_decimal(kind):
+        # Arrow itself lets some decimals with a digit too many pass, as another number.
+        digits, scale = kind.precision - kind.scale, kind.scale
+        return lambda given: not given or (-given.as_tuple().exponent <= scale and given.adjusted() < digits)
+    lowest, highest = _range(kind)
+    return (lambda given: lowest <= given <= highest) if lowest < highest else lambda _: True
+
+
+def _sum(before: Any, value: Any) -> Any:
+    if isinstance(value, decimal.Decimal):
+        with decimal.localcontext(prec=80):
+            return before + value
+    return before + value
+
+
+def _product(before: Any, value: Any) -> Any:
+    if isinstance(value, decimal.Decimal):
+        with decimal.localcontext(prec=160):
+            # Zeros at its end would count as digits.
+            return (before * value).normalize()
+    return before * value
+
+
+def _lower(before: Any, value: Any) -> Any:
+    return value if _less(value, before) else before
+
+
+def _higher(before: Any, value: Any) -> Any:
+    return value if _less(before, value) else before
+
+
+PLAIN_FOLDS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": _sum,
+    "product": _product,
+    "min": _lower,
+    "all": _lower,
+    "max": _higher,
+    "any": _higher,
+    "first": lambda before, _: before,
+    "last": lambda _, value: value,
+    "bit_and": operator.and_,
+    "bit_or": operator.or_,
+}
+"""What folds one plain Python value into another, for each reducer but `count`; the result need not fit the type."""
 
 
 def _plain(scalar: pa.Scalar) -> Any:

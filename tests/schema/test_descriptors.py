@@ -87,6 +87,12 @@ def allowed(reduce):
     everything = [*number, pa.duration("s"), *time, *text, pa.bool_(), *other, pa.int64()]
     if reduce == "count":
         return everything, [pa.int64()]
+    if reduce == "product":
+        return everything, [*number, pa.int64()]
+    if reduce in ("any", "all"):
+        return everything, [pa.bool_()]
+    if reduce in ("bit_and", "bit_or"):
+        return everything, [pa.int8(), pa.uint64(), pa.int64()]
     if reduce == "sum":
         return everything, [*number, pa.duration("s"), pa.int64()]
     if reduce in ("min", "max"):
@@ -114,7 +120,9 @@ def test_an_unknown_reducer_is_refused_with_the_list_of_those_there_are(reduce):
     with pytest.raises(InvalidInputError):
         ReducingStateDescriptor("s", pa.int64(), reduce=reduce)
     if isinstance(reduce, str):
-        with pytest.raises(InvalidInputError, match="sum, min, max, count, first, last"):
+        with pytest.raises(
+            InvalidInputError, match="sum, product, min, max, count, first, last, any, all, bit_and, bit_or"
+        ):
             ReducingStateDescriptor("s", pa.int64(), reduce=reduce)
 
 

@@ -84,8 +84,15 @@ OTHERS = {
     "fixed_list": (pa.list_(pa.float64(), 2), st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=2)),
 }
 TYPES = {**NUMBERS, **ORDERED, **OTHERS}
+INTEGERS = {name: each for name, each in NUMBERS.items() if "int" in name}
+FACTORS = {name: each for name, each in NUMBERS.items() if "duration" not in name}
 REDUCERS = {
     "sum": NUMBERS,
+    "product": FACTORS,
+    "any": {"bool": ORDERED["bool"]},
+    "all": {"bool": ORDERED["bool"]},
+    "bit_and": INTEGERS,
+    "bit_or": INTEGERS,
     "min": {**NUMBERS, **ORDERED},
     "max": {**NUMBERS, **ORDERED},
     "first": TYPES,
@@ -106,10 +113,19 @@ def fold(reduce, kind, old, value):
         return value
     if reduce == "first":
         return old
+    if reduce in ("any", "all"):
+        return any((old, value)) if reduce == "any" else all((old, value))
+    if reduce in ("bit_and", "bit_or"):
+        return old & value if reduce == "bit_and" else old | value
+    if reduce == "product":
+        with localcontext(prec=160):
+            total = fitting(kind, old * value)
+            # Arrow counts the zeros at the end of a decimal among its digits.
+            return total.quantize(decimal(1, kind.scale)) if pa.types.is_decimal(kind) else total
     if reduce == "sum":
         with localcontext(prec=90):
             total = old + value
-        # Decimals must fit at the end of a batch, all others after each of its values.
+        # Sums of decimals must fit at the end of a batch, all others after each value.
         return total if pa.types.is_decimal(kind) else fitting(kind, total)
     # NaN is larger than every other number.
     rank = (lambda item: (item != item, item)) if pa.types.is_floating(kind) else lambda item: (False, item)
@@ -125,6 +141,9 @@ def fitting(kind, value):
     if pa.types.is_decimal(kind):
         if value.copy_abs() >= decimal(1, kind.scale - kind.precision):
             raise Overflow
+        with localcontext(prec=160):
+            if value != value.quantize(decimal(1, kind.scale)):
+                raise Overflow
     else:
         width = kind.bit_width
         low, high = (0, 2**width) if pa.types.is_unsigned_integer(kind) else (-(2 ** (width - 1)), 2 ** (width - 1))
@@ -144,6 +163,9 @@ def fold_batch(reduce, kind, model, rows):
     if reduce == "sum":
         for value in changed.values():
             fitting(kind, value)
+    if pa.types.is_floating(kind):
+        # Folded in float64, and rounded at the end of a batch.
+        changed = {key: value and pa.scalar(value, kind).as_py() for key, value in changed.items()}
     return {key: value for key, value in changed.items() if value is not None}
 
 
@@ -182,7 +204,7 @@ def test_a_reducer_is_the_fold_of_all_values_of_a_key(reduce, name):
                     else:
                         keys = pa.array([key for key, _ in part], pa.int64())
                         state.add_batch(keys, pa.array([value for _, value in part], kind))
-                    assert fits, "the sum does not fit, yet it was taken"
+                    assert fits, "the result does not fit, yet it was taken"
                 except ValueOverflowError as error:
                     assert not fits, error
                     assert error.value_type == str(kind)
@@ -218,7 +240,7 @@ def test_count_counts_values_of_every_type(name):
     check()
 
 
-@pytest.mark.parametrize("reduce", ["sum", "min", "max", "first", "last", "count"])
+@pytest.mark.parametrize("reduce", ["sum", "product", "min", "max", "first", "last", "count", "bit_and", "bit_or"])
 def test_sliced_and_chunked_values_are_read_at_their_offset(reduce):
     values = pa.array([99, 1, None, 5, -7, 2, 99])
     state = KeyedStateBackend(**BACKEND).state(ReducingStateDescriptor("s", pa.int64(), reduce=reduce))
@@ -228,6 +250,7 @@ def test_sliced_and_chunked_values_are_read_at_their_offset(reduce):
     chunked.add_batch(pa.chunked_array([[0, 1], [], [1, 0, 1]]), pa.chunked_array([values[1:3], values[3:6]]))
 
     expected = {"sum": [-6, 7], "min": [-7, 2], "max": [1, 5], "first": [1, 5], "last": [-7, 2], "count": [2, 2]}
+    expected |= {"product": [-7, 10], "bit_and": [1 & -7, 5 & 2], "bit_or": [1 | -7, 5 | 2]}
     assert state.get_batch([0, 1]).to_pylist() == expected[reduce]
     assert chunked.get_batch([0, 1]).to_pylist() == expected[reduce]
 
@@ -260,6 +283,99 @@ SUMS = [
     (pa.decimal256(76, 0), [Decimal(9 * 10**75)] * 2),
     (pa.decimal256(76, 0), [Decimal(-9 * 10**75)] * 13),
 ]
+
+
+FACTOR_KINDS = [kind for kind, _ in FACTORS.values() if not pa.types.is_floating(kind)]
+FACTOR_KINDS += [pa.decimal32(9, 0), pa.decimal64(18, 9), pa.decimal128(38, 19), pa.decimal256(76, 0)]
+FACTOR_KINDS += [pa.decimal256(76, 38), pa.decimal256(76, 76)]
+
+
+def factors(kind):
+    """Values of a type whose products are near the ends of its range, inside and outside."""
+    if pa.types.is_decimal(kind):
+        low, high, unit = 1 - 10**kind.precision, 10**kind.precision - 1, 10**kind.scale
+    else:
+        low = -(2 ** (kind.bit_width - 1)) if pa.types.is_signed_integer(kind) else 0
+        high, unit = 2 ** (kind.bit_width - (low < 0)) - 1, 1
+    some = [low, low + 1, high, high - 1, 0, unit, -unit, 2 * unit, -5 * unit, unit // 2, unit // 5]
+    some += [math.isqrt(high * unit) + step for step in (-1, 0, 1)]
+    some += [-number for number in some]
+    some += [2**n for n in range(high.bit_length())]
+    inside = [number for number in some if low <= number <= high]
+    powers = st.builds(
+        lambda n, sign, rest: sign * 10**n + rest, st.integers(0, 76), st.sampled_from([-1, 1]), st.integers(-9, 9)
+    )
+    numbers = st.sampled_from(inside) | powers.filter(lambda number: low <= number <= high)
+    return numbers.map(lambda number: decimal(number, kind.scale)) if pa.types.is_decimal(kind) else numbers
+
+
+@pytest.mark.parametrize("kind", FACTOR_KINDS, ids=str)
+def test_a_product_is_exact_or_refused_to_the_ends_of_its_range(kind):
+    @settings(max_examples=60 * LONG, deadline=None)
+    @given(rows=st.lists(st.tuples(KEYS, factors(kind)), min_size=1, max_size=6), scalar=st.booleans())
+    def check(rows, scalar):
+        backend = KeyedStateBackend(**BACKEND)
+        state = backend.state(ReducingStateDescriptor("s", kind, reduce="product"))
+        try:
+            model = fold_batch("product", kind, {}, rows)
+        except Overflow:
+            model = None
+
+        try:
+            if scalar:
+                for key, value in rows:
+                    backend.current_key = key
+                    state.add(value)
+            else:
+                state.add_batch(pa.array([key for key, _ in rows], pa.int64()), pa.array([v for _, v in rows], kind))
+        except ValueOverflowError:
+            assert model is None
+            assert scalar or not len(state)
+        else:
+            assert model is not None, "the product does not fit, yet it was taken"
+            expected = pa.array([model.get(key) for key in range(4)], kind)
+            assert state.get_batch(range(4)).equals(expected)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64()], ids=str)
+@pytest.mark.parametrize("factors", [(-2, -2), (2, 2)], ids=str)
+def test_a_product_reaches_the_lowest_value_of_its_type_and_no_further(kind, factors):
+    state = KeyedStateBackend(**BACKEND).state(ReducingStateDescriptor("s", kind, reduce="product"))
+    lowest = -(2 ** (kind.bit_width - 1))
+
+    state.add_batch([1, 1], pa.array([lowest // 2 * (1 if factors[0] > 0 else -1), factors[0]], kind))
+
+    assert state.get_batch([1]).to_pylist() == [lowest]
+    with pytest.raises(ValueOverflowError):
+        state.add_batch([1], pa.array([factors[1]], kind))
+
+
+PRODUCTS = [
+    (pa.int8(), [16, 8]),
+    (pa.int8(), [-128, -1]),
+    (pa.int64(), [-(2**63), -1]),
+    (pa.int64(), [2**32, 2**31]),
+    (pa.uint64(), [2**32, 2**32]),
+    (pa.decimal32(4, 1), [Decimal("100.0"), Decimal("10.0")]),
+    (pa.decimal128(9, 2), [Decimal("0.55"), Decimal("0.55")]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), PRODUCTS, ids=str)
+@pytest.mark.parametrize("scalar", [False, True], ids=["batch", "scalar"])
+def test_a_product_that_does_not_fit_is_refused_and_changes_nothing(kind, values, scalar):
+    backend = KeyedStateBackend(**BACKEND)
+    state = backend.state(ReducingStateDescriptor("total", kind, reduce="product"))
+    state.add_batch([7, 8], pa.array([values[0]] * 2, kind))
+    before = state.get_batch([7, 8, 9])
+    backend.current_key = 7
+
+    with pytest.raises(ValueOverflowError, match="product of state 'total' does not fit"):
+        state.add(values[1]) if scalar else state.add_batch([9, 7], pa.array(values, kind))
+
+    assert state.get_batch([7, 8, 9]).equals(before)
 
 
 @pytest.mark.parametrize(("kind", "values"), SUMS, ids=str)
@@ -301,9 +417,15 @@ FIELDS = pa.struct(
         ("high", pa.string()),
         ("start", pa.timestamp("us")),
         ("price", pa.decimal128(9, 2)),
+        ("factor", pa.int64()),
+        ("odd", pa.bool_()),
+        ("seen", pa.bool_()),
+        ("shared", pa.uint8()),
+        ("flags", pa.int16()),
     ]
 )
 EACH = {"n": "count", "total": "sum", "low": "min", "high": "max", "start": "first", "price": "last"}
+EACH |= {"factor": "product", "odd": "all", "seen": "any", "shared": "bit_and", "flags": "bit_or"}
 FIELD_VALUES = st.fixed_dictionaries(
     {
         "n": st.integers(-1, 1) | st.none(),
@@ -312,6 +434,11 @@ FIELD_VALUES = st.fixed_dictionaries(
         "high": st.text("ab", max_size=2) | st.none(),
         "start": st.integers(0, 2**50) | st.none(),
         "price": decimals(5, 2) | st.none(),
+        "factor": st.sampled_from([-2, -1, 1, 2, None]),
+        "odd": st.booleans() | st.none(),
+        "seen": st.booleans() | st.none(),
+        "shared": st.integers(0, 255) | st.none(),
+        "flags": st.integers(-32768, 32767) | st.none(),
     }
 )
 
@@ -362,14 +489,19 @@ def test_fields_come_as_a_batch_in_any_order_and_counted_ones_in_any_type():
             "price": pa.array([Decimal("1.5"), None, None]),
             "start": pa.nulls(3),
             "low": [2.5, 1.5, NAN],
+            "factor": pa.array([3, None, -2], pa.int8()),
+            "odd": [True, None, False],
+            "seen": [None, None, True],
+            "shared": pa.array([6, 3, None]),
+            "flags": pa.array([1, None, 4]),
         }
     )
 
     state.add_batch([1, 1, 1], values)
 
-    assert state.get_batch([1]).to_pylist() == [
-        {"n": 2, "total": 4, "low": 1.5, "high": "b", "start": None, "price": Decimal("1.50")}
-    ]
+    expected = {"n": 2, "total": 4, "low": 1.5, "high": "b", "start": None, "price": Decimal("1.50")}
+    expected |= {"factor": -6, "odd": False, "seen": True, "shared": 2, "flags": 5}
+    assert state.get_batch([1]).to_pylist() == [expected]
 
 
 def test_an_overflow_in_one_field_changes_no_field_and_names_it():
