@@ -25,7 +25,7 @@ from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument
-from arrowstate_formats.names import check_operator_uid
+from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ class StateStore:
         snapshot = self.latest() if checkpoint is None else self.snapshot(checkpoint)
         place = str(name_or_path)
         if "/" not in place:
-            place = f"{self.url.rstrip('/')}/savepoints/{check_operator_uid(place)}"
+            place = f"{self.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
         target = open_storage(place, create=True)
         entry = write_savepoint(
             self.storage,

@@ -19,11 +19,21 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
+from arrowstate.state.element_collections import ElementList, ElementMap
+from arrowstate.state.element_rows import ElementAggregating, ElementReducing, ElementValue
 from arrowstate.state.element_timers import ElementTimers
-from arrowstate.state.elements import ElementState, element_state
+from arrowstate.state.elements import ElementState
 from arrowstate.table.batch import KeyBatch
 
 __all__ = ["Collector", "KeyedProcess", "KeyedProcessFunction", "ProcessContext"]
+
+_VIEWS: dict[str, Any] = {
+    "value": ElementValue,
+    "reducing": ElementReducing,
+    "aggregating": ElementAggregating,
+    "list": ElementList,
+    "map": ElementMap,
+}
 
 
 class Collector:
@@ -72,20 +82,49 @@ class ProcessContext:
     def state(self, descriptor: StateDescriptor) -> Any:
         """Return the state with this descriptor: for use in `process_element`, where it is that of the element's key.
 
-        A value state has `value`, `update`, `clear`; a reducing state `add`, `get`, `clear`; a list state and a map
-        state what they have in the backend. To be called in `open`.
+        A value state has `value`, `update`, `clear`; a reducing state and an aggregating state `add`, `get`,
+        `clear`; a list state and a map state what they have in the backend. To be called in `open`.
+
+        A state with namespaces also has `current_namespace`, which holds until another is set, and
+        `merge_namespaces` where the backend has it. Of all keys of a batch all namespaces are read at once, so what
+        is kept in namespaces that nobody needs any more costs time in every batch. A namespace of other columns than
+        int64 and string costs about 0.2 ms when it is first set in a batch.
+
+        Values added to an aggregating state are added up once a batch. A `get` after an `add` to the same key cannot
+        wait for that: it costs about 0.4 ms, a hundred times as much as an `add`.
 
         Raises
         ------
         IncompatibleStateError
             If a state of this name has another kind, type or reducer.
         InvalidInputError
-            If the state has namespaces.
+            If it is a timer state; `context.timers` are the timers.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> hour = pa.schema([("hour", pa.int64())])
+        >>> class PerHour(arrowstate.KeyedProcessFunction):
+        ...     def open(self, context):
+        ...         self.clicks = context.state(
+        ...             arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="count", namespace=hour)
+        ...         )
+        ...
+        ...     def process_element(self, value, context, out):
+        ...         self.clicks.current_namespace = value.minute // 60
+        ...         self.clicks.add(1)
+        ...         out.collect(self.clicks.get())
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with arrowstate.KeyedProcess(backend, PerHour(), output=pa.int64()) as process:
+        ...     process.process(pa.record_batch({"user": ["ann"] * 3, "minute": [5, 61, 20]})).to_pylist()
+        [1, 1, 2]
         """
+        if isinstance(descriptor, TimerStateDescriptor):
+            raise InvalidInputError(f"{descriptor.name!r} holds timers; a process function has them as context.timers")
         state = self._backend.state(descriptor)
         have = self._states.get(descriptor.name)
         if have is None:
-            have = self._states[descriptor.name] = element_state(state, self)
+            have = self._states[descriptor.name] = _VIEWS[descriptor.kind](state, self)
         return have
 
     @property
@@ -180,7 +219,8 @@ class KeyedProcess:
     """Runs a process function over Arrow batches.
 
     Within a batch the function's reads see its writes. If it raises, or writes a value that does not fit its state,
-    the states are as before the batch. A read of a state with a time to live counts once for all keys of a batch.
+    the states are as before the batch. A read of a state with a time to live counts once for all keys of a batch, in
+    all their namespaces.
 
     Parameters
     ----------

@@ -20,6 +20,7 @@ def write(options: argparse.Namespace) -> int:
 
         savepoint = store.savepoint(options.place, checkpoint=options.checkpoint, progress=progress)
     paths = savepoint.storage.list("data/")
+    tables = sum(path.endswith(".parquet") for path in paths)
     size = sum(savepoint.storage.open_buffer(path).size for path in paths)
     rows = sum(sum(subtask.live_rows.values()) for op in savepoint.entry.operators for subtask in op.subtasks)
     if options.json:
@@ -34,5 +35,6 @@ def write(options: argparse.Namespace) -> int:
         )
         return 0
     say(f"checkpoint {savepoint.checkpoint_id} is now also in {savepoint.storage.url}")
-    say(f"  {rows} rows in {len(paths)} Parquet files, {bytes_text(size)}; the folder may be moved as a whole")
+    others = f" and operator state in Arrow files ({len(paths) - tables})" if tables < len(paths) else ""
+    say(f"  {rows} rows in Parquet files ({tables}){others}, {bytes_text(size)}; the folder may be moved as a whole")
     return 0

@@ -112,7 +112,8 @@ class CheckpointWriter:
         StorageFullError, StorageError
             If a file cannot be written; nothing was committed, and what was written is deleted.
         CommitUnknownError
-            If it cannot be told whether the checkpoint was committed.
+            If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
+            committed the number after it.
         """
         self._check_not_fenced()
         started_at_ms = self._clock_ms()
@@ -203,23 +204,27 @@ class CheckpointWriter:
         CommitUnknownError
             If it cannot be told whether it was committed.
         """
-        self._check_not_fenced()
-        entry = next_checkpoint(
-            self._newest,
-            operators,
-            commit_id=self._new_id(),
-            started_at_ms=started_at_ms,
-            now_ms=self._clock_ms(),
-            watermark=watermark,
-            properties=properties or {},
-        )
-        committed = self._log.append(entry)
-        if committed is None:
-            self._fenced_by = self._log.read(entry.number).document.writer_epoch
+        while True:
             self._check_not_fenced()
-        assert committed is not None
-        self._newest = committed
-        return committed.document
+            entry = next_checkpoint(
+                self._newest,
+                operators,
+                commit_id=self._new_id(),
+                started_at_ms=started_at_ms,
+                now_ms=self._clock_ms(),
+                watermark=watermark,
+                properties=properties or {},
+            )
+            committed = self._log.append(entry)
+            if committed is not None:
+                self._newest = committed
+                return committed.document
+            taken = self._log.read(entry.number)
+            if taken.document.writer_epoch == self.epoch:
+                # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it.
+                self._newest = taken
+            else:
+                self._fenced_by = taken.document.writer_epoch
 
     def _check_not_fenced(self) -> None:
         if self._fenced_by is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,8 @@ def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
         try:
             column = to_type(column, field.type, ("string", "binary"))
         except CONVERSION_ERRORS as error:
-            raise KeyTypeError(f"{field.name}: {field.type}", _given(column, error)) from None
+            given = _misfit(column, partial(to_type, kind=field.type, families=("string", "binary")), error)
+            raise KeyTypeError(f"{field.name}: {field.type}", given) from None
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             raise NullKeyError(field.name, row)
@@ -70,7 +72,7 @@ def _columns(keys: Any, key: pa.Schema) -> list[Any]:
             raise KeyTypeError(_described(key), _described(keys.schema))
         return [keys.column(name) for name in key.names]
     if len(key) > 1:
-        raise KeyTypeError(_described(key), _given(keys, None))
+        raise KeyTypeError(_described(key), str(keys.type) if hasattr(keys, "type") else type(keys).__name__)
     return [keys]
 
 
@@ -78,10 +80,23 @@ def _described(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
 
 
-def _given(values: Any, error: Exception | None) -> str:
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return str(values.type)
-    return f"{type(values).__name__} ({error})" if error is not None else type(values).__name__
+def _misfit(values: Any, convert: Callable[[Any], object], error: Exception) -> str:
+    """Say what was given that does not convert: one value and its row, or where none would the type of all."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray, pa.Array, pa.ChunkedArray)):
+        return f"{type(values).__name__} ({error})"
+    fits, fails = -1, len(values)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        try:
+            convert(values[:middle])
+            fits = middle
+        except CONVERSION_ERRORS:
+            fails = middle
+    if not fails:
+        return str(values.dtype if isinstance(values, np.ndarray) else getattr(values, "type", type(values).__name__))
+    value = values[fits]
+    shown = str(value) if isinstance(value, (pa.Scalar, np.generic)) else repr(value)
+    return f"{shown} in row {fits}"
 
 
 def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = None) -> pa.Array:
@@ -130,13 +145,21 @@ def _family(kind: pa.DataType) -> str | None:
 
 
 def value_array(values: Any, kind: pa.DataType, rows: int, name: str) -> pa.Array:
-    """Return the values of a batch verb as an array of the state's type, one entry a row."""
+    """Return the values of a batch verb as an array of the state's type, one entry a row.
+
+    Raises
+    ------
+    ValueTypeError
+        If a value does not fit, naming its row; or if all are of another type.
+    InvalidInputError
+        If their number is another.
+    """
     if isinstance(values, pa.RecordBatch):
         values = values.to_struct_array()
     try:
         values = to_type(values, kind)
     except CONVERSION_ERRORS as error:
-        raise ValueTypeError(name, str(kind), _given(values, error)) from None
+        raise ValueTypeError(name, str(kind), _misfit(values, partial(to_type, kind=kind), error)) from None
     if len(values) != rows:
         raise InvalidInputError(f"state {name!r}: {rows} keys need {rows} values, got {len(values)}")
     return values

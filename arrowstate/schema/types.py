@@ -136,6 +136,9 @@ def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
         _check_exact([key for key, _ in entries], kind.key_type)
         _check_exact([item for _, item in entries], kind.item_type)
     elif pa.types.is_nested(kind):
+        for value in values:
+            if isinstance(value, (str, bytes)):
+                raise TypeError(f"{value!r} is no {kind}")
         _check_exact([item for value in values if value is not None for item in value], kind.value_type)
     elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
         # Looking at types instead of values keeps long columns of plain integers cheap.
@@ -146,6 +149,12 @@ def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
             for value in values:
                 if _loses_time(value, kind):
                     raise TypeError(f"{value!r} does not fit {kind}")
+    elif pa.types.is_decimal(kind):
+        # Of a decimal with more digits than its integers can have Arrow may take what is left of an overflow.
+        most = 76 if pa.types.is_decimal256(kind) else 38
+        for value in values:
+            if isinstance(value, decimal.Decimal) and len(value.as_tuple().digits) > most:
+                raise TypeError(f"{value!r} does not fit {kind}")
 
 
 def _loses_time(value: Any, kind: pa.DataType) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
             left = found.without(cleared)
-        accumulators = self._added(self._read(left), given.take(pa.array(order)), np.diff(starts))
+        accumulators = self.added(self._read(left), given.take(pa.array(order)), np.diff(starts))
         self._replace(found, batch, accumulators, self._latest(left, updated))
 
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
@@ -89,7 +89,10 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         pa.Array
             One entry a row of `keys`, of the aggregate's result type; null where the key has no values.
         """
-        return self._results(self.accumulators_batch(keys, namespace=namespace))
+        return self.results(self.accumulators_batch(keys, namespace=namespace))
+
+    def values_of(self, columns: Sequence[pa.Array]) -> pa.Array:
+        return self.results(super().values_of(columns))
 
     def accumulators_batch(self, keys: Any, *, namespace: Any = None) -> pa.StructArray:
         """Return what is stored for each key: its accumulator, null where the key has none."""
@@ -104,14 +107,14 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         given = pa.array([self._scalar(value, kind).as_py()], kind)
         old = self._read_current()
         stored = pa.array([None if old is None else old.as_py()], self.layout.value_type)
-        self._write_current(self._added(stored, given, np.ones(1, dtype=np.int64))[0])
+        self._write_current(self.added(stored, given, np.ones(1, dtype=np.int64))[0])
 
     def get(self) -> Any:
         """Return the result of the current key as a plain Python value, None if it has no values."""
         stored = self._read_current()
         if stored is None:
             return None
-        return self._plain(self._results(pa.array([stored.as_py()], self.layout.value_type))[0])
+        return self._plain(self.results(pa.array([stored.as_py()], self.layout.value_type))[0])
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Merge the accumulators of namespaces of the current key into that of the namespace `target`.
@@ -156,7 +159,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         turn = np.arange(target_of.size) - np.searchsorted(target_of, target_of)
         for number in range(int(turn.max(initial=-1)) + 1):
             rows = np.flatnonzero(turn == number)
-            merged = self._merged(merged, target_of[rows], given.take(pa.array(rows)))
+            merged = self.merged(merged, target_of[rows], given.take(pa.array(rows)))
         updated = []
         if self.descriptor.ttl is not None:
             lowest = np.iinfo(np.int64).min
@@ -166,7 +169,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         self._replace(old, merge.targets, merged, updated)
         self._table.remove(away)
 
-    def _merged(self, accumulators: pa.StructArray, numbers: Ints, others: pa.StructArray) -> pa.StructArray:
+    def merged(self, accumulators: pa.StructArray, numbers: Ints, others: pa.StructArray) -> pa.StructArray:
         """Return the accumulators with others merged into those with these numbers."""
         aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
         have = accumulators.take(pa.array(numbers))
@@ -177,7 +180,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
             others = _put(others, both, merged)
         return _put(accumulators, numbers, others)
 
-    def _added(self, old: pa.StructArray, values: pa.Array, counts: Ints) -> pa.StructArray:
+    def added(self, old: pa.StructArray, values: pa.Array, counts: Ints) -> pa.StructArray:
         """Return one accumulator per key with its values added; where a key gets none, what it had."""
         aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
         touched = np.flatnonzero(counts)
@@ -192,7 +195,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         added = self._checked(aggregate.add(accumulators, groups, values), touched.size, "add")
         return added if touched.size == len(old) else _put(old, touched, added)
 
-    def _results(self, accumulators: pa.StructArray) -> pa.Array:
+    def results(self, accumulators: pa.StructArray) -> pa.Array:
         aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
         present = np.flatnonzero(accumulators.is_valid().to_numpy(zero_copy_only=False))
         chosen = accumulators if present.size == len(accumulators) else accumulators.take(pa.array(present))

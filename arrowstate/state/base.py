@@ -24,9 +24,9 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.context import KeyContext, identity_of
 from arrowstate.table.batch import KeyBatch
-from arrowstate.table.columns import canonical_floats
+from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.run import Run
-from arrowstate.table.table import Found, FrozenTable, Table
+from arrowstate.table.table import Found, FrozenTable, Table, gather
 
 __all__ = ["KeyedState", "MergePlan"]
 
@@ -135,6 +135,20 @@ class KeyedState(Generic[D]):
                 )
             entry.append(user_keys)
         return self._context.group(columns, entry)
+
+    def key_batch(self, keys: Any, namespace: Any = None) -> KeyBatch:
+        """Return what tells one-row states apart, keys and where there are any namespaces, checked and grouped."""
+        return self._keys(keys, namespace)
+
+    def namespaces_of(self, keys: KeyBatch) -> tuple[KeyBatch, Ints]:
+        """Return keys with each namespace in which they have a row, and the number of each among the keys given."""
+        self.flush()
+        found = self._table.find_all(keys)
+        numbers = np.concatenate([part for _, part, _ in found]) if found else np.empty(0, dtype=np.int64)
+        first = 2 + len(self.layout.key)
+        spaces = [gather(found, first + n, field.type) for n, field in enumerate(self.layout.namespace_fields)]
+        batch = self._context.group([take(column, numbers) for column in keys.columns], spaces)
+        return batch, numbers[batch.order[batch.starts[:-1]]]
 
     def _current(self, user_key: pa.Array | None = None) -> tuple[Any, KeyBatch]:
         """Return what scalar verbs work on: its identity, equal for equal ones, and the batch of this one key."""
@@ -360,6 +374,10 @@ class KeyedState(Generic[D]):
         if not rows:
             return [pa.array([], pa.int64())]
         return [pa.array(np.full(rows, self._context.time_of_update(ttl.clock, self.descriptor.name), dtype=np.int64))]
+
+    def check_time_known(self) -> None:
+        """Refuse to write rows that expire by event time where none is known."""
+        self._update_times(1, None)
 
     def _no_times(self, rows: int) -> list[pa.Array]:
         """Return what stands in the place of `_updated_at` for rows that are removed."""

@@ -16,10 +16,13 @@ import pyarrow.compute as pc
 from arrowstate.state.base import KeyedState
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import rows_equal
+from arrowstate.table.table import gather
 from arrowstate_formats.key_groups import key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["distinct_keys", "distinct_keys_and_namespaces", "largest_keys", "sizes_by_key_group"]
+__all__ = ["distinct_keys", "distinct_keys_and_namespaces", "largest_keys", "namespaces_of", "sizes_by_key_group"]
+
+Ints = npt.NDArray[np.int64]
 
 
 def distinct_keys(state: KeyedState[Any], namespace: Any = None) -> pa.RecordBatch:
@@ -37,6 +40,16 @@ def distinct_keys_and_namespaces(state: KeyedState[Any]) -> pa.RecordBatch:
     """Return each key and namespace that has a row."""
     layout = state.layout
     return _distinct(list(state.live_batches()), pa.schema([*layout.key, *layout.namespace_fields]), len(layout.key))
+
+
+def namespaces_of(state: KeyedState[Any], keys: KeyBatch) -> tuple[Ints, list[pa.Array]]:
+    """Return the namespaces that keys have rows in, each row once: the numbers of the keys, and the columns."""
+    state.flush()
+    found = state.table.find_all(keys)
+    numbers = [numbers for _, numbers, _ in found]
+    first = 2 + len(state.layout.key)
+    columns = [gather(found, first + i, field.type) for i, field in enumerate(state.layout.namespace_fields)]
+    return np.concatenate(numbers) if numbers else np.empty(0, dtype=np.int64), columns
 
 
 def sizes_by_key_group(state: KeyedState[Any], max_parallelism: int) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.errors import ValueTypeError
+from arrowstate.errors import ProcessElementError, ValueTypeError
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ReducingStateDescriptor,
@@ -78,16 +78,24 @@ class OneRowState(KeyedState[D]):
         self.flush()
         return self._read_found(keys)
 
-    def stage(self, keys: KeyBatch, values: pa.Array, timestamps: pa.Array | None) -> Callable[[], None]:
+    def values_of(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Return what a read gives for rows with these value columns."""
+        return self.layout.join(columns, np.empty(0, dtype=np.int64))
+
+    def stage(
+        self, keys: KeyBatch, values: pa.Array, timestamps: pa.Array | None, *, anew: Ints | None = None
+    ) -> Callable[[], None]:
         """Make ready to set one value per distinct key, null to remove it; the function returned does it.
 
+        `anew` are the numbers of the keys whose old row has no part in the new one.
         The function must be called before anything else is written to this state.
         """
         self.flush()
         updated = self._update_times(len(keys), timestamps)
         self._settle()
         found = self._table.find(keys)
-        return partial(self._replace, found, keys, values, self._latest(found, updated))
+        left = found if anew is None else found.without(anew)
+        return partial(self._replace, found, keys, values, self._latest(left, updated))
 
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
         """Remove the value of each key; a key without one is passed over."""
@@ -332,7 +340,11 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             fresh, into = away.without(self._expired(away)), old.without(self._expired(old))
         order = np.lexsort((merge.first_rows, merge.target_of))
         starts = np.searchsorted(merge.target_of[order], np.arange(len(merge.targets) + 1))
-        values = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
+        try:
+            values = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
+        except ProcessElementError as error:
+            # What was folded were the sources, and the caller knows them by the row where each came first.
+            raise ProcessElementError(int(merge.first_rows[error.row]), error.detail) from error.__cause__
         written = np.ones(len(merge.targets), dtype=np.bool_)
         written[into.absent] = False
         present = np.ones(len(merge.sources), dtype=np.bool_)

@@ -6,7 +6,7 @@ key it rises with time; after a rescale the backends go on from the highest they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,11 +150,11 @@ class ListState(ManyRowsState[ListStateDescriptor]):
 
     def add_all(self, values: Sequence[Any]) -> None:
         """Append all elements to the list of the current key; with a null among them none is."""
-        self._add(self._sequence(values))
+        self._add(self.sequence(values))
 
     def update(self, values: Sequence[Any]) -> None:
         """Replace the list of the current key; an empty one clears it."""
-        self._add(self._sequence(values), replace=True)
+        self._add(self.sequence(values), replace=True)
 
     def get(self) -> list[Any]:
         """Return the list of the current key as plain Python values; empty if it has none."""
@@ -196,8 +196,9 @@ class ListState(ManyRowsState[ListStateDescriptor]):
             raise InvalidInputError(f"an element of list state {self.descriptor.name!r} must not be null")
         return scalar
 
-    def _sequence(self, values: Any) -> list[Any]:
-        if values is None or isinstance(values, (str, bytes)):
+    def sequence(self, values: Any) -> list[Any]:
+        """Return the elements that a caller gave, refusing what is one value."""
+        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
             raise InvalidInputError(f"list state {self.descriptor.name!r} takes a sequence of elements, got {values!r}")
         return list(values)
 

@@ -46,7 +46,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
 
     def __init__(self, descriptor: MapStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
-        self._user_key = pa.schema([("user key", descriptor.key_type)])
+        self._user_key = pa.schema([(f"{descriptor.name}_key", descriptor.key_type)])
         self._pending: dict[Any, tuple[KeyBatch, pa.Scalar | None, bool, list[pa.Array]]] = {}
 
     def put_batch(
@@ -182,10 +182,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         return self._keys(keys, namespace, self._user_keys(user_keys))
 
     def _user_keys(self, user_keys: Any) -> pa.Array:
-        try:
-            return canonical_floats(key_columns(user_keys, self._user_key)[0])
-        except NullKeyError as error:
-            raise NullKeyError(f"{self.descriptor.name}_key", error.row) from None
+        return canonical_floats(key_columns(user_keys, self._user_key)[0])
 
     def _one(self, user_key: Any) -> tuple[Any, KeyBatch]:
         if user_key is None:

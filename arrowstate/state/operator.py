@@ -6,7 +6,7 @@ take and return Python values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ class OperatorListState:
             self._chunks.append(values)
 
     def _sequence(self, values: Any) -> pa.Array:
-        if values is None or isinstance(values, (str, bytes, Mapping)):
+        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
             raise InvalidInputError(f"list state {self.descriptor.name!r} takes a sequence of elements, got {values!r}")
         return self._checked(values if isinstance(values, (pa.Array, pa.ChunkedArray)) else list(values))
 

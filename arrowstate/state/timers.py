@@ -31,7 +31,7 @@ from arrowstate.table.columns import take
 from arrowstate.table.run import Run
 from arrowstate.table.table import Found, FrozenTable, Table, find_keys, gather
 
-__all__ = ["Timer", "TimerService", "TimerState"]
+__all__ = ["Timer", "TimerService", "TimerState", "saturated", "timestamp_array"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -118,9 +118,16 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         batch = self._batch(keys, timestamps, namespace)
         self._table.remove(self._find_timers(batch))
 
+    def contains_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> npt.NDArray[np.bool_]:
+        """Return for each row whether its timer is registered."""
+        batch = self._batch(keys, timestamps, namespace)
+        registered = np.ones(len(batch), dtype=np.bool_)
+        registered[self._find_timers(batch).absent] = False
+        return registered[batch.groups()]
+
     def write_current(self, timestamp: Any, *, registered: bool) -> None:
         """Register or delete a timer of the current key and namespace."""
-        time = _saturated(timestamp)
+        time = saturated(timestamp)
         key = self._context.current
         spaces = () if self.descriptor.namespace is None else tuple(self._current_namespace()[1])
         identity = (key.identity, tuple(identity_of(column) for column in spaces), time)
@@ -189,6 +196,11 @@ class TimerState(KeyedState[TimerStateDescriptor]):
                 best = earliest
         return best
 
+    def none_after(self, time: int) -> bool:
+        """Whether it is certain, without looking at every timer, that none has a later timestamp."""
+        self.flush()
+        return all(entry.highest <= time for entry in self._entries())
+
     def flush(self, *, settle: bool = True) -> None:  # noqa: ARG002 (a service settles when it writes in batches)
         self._write_pending()
         # What a callback reads, writes in batches or freezes holds the timers that have not fired yet.
@@ -200,7 +212,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
 
     def _batch(self, keys: Any, timestamps: Any, namespace: Any) -> KeyBatch:
         self.flush()
-        times = _timestamp_array(self.descriptor.name, timestamps)
+        times = timestamp_array(self.descriptor.name, timestamps)
         columns = self._context.columns(keys)
         if len(times) != len(columns[0]):
             raise InvalidInputError(f"{len(columns[0])} keys need {len(columns[0])} timestamps, got {len(times)}")
@@ -444,7 +456,7 @@ class TimerService:
             `timestamp` int64, milliseconds since 1970, ascending; the key columns; the namespace columns. No nulls.
             Where a key column is named `timestamp`, the first column is `<state>_timestamp`.
         """
-        return self._of(clock).pop_due(_saturated(time))
+        return self._of(clock).pop_due(saturated(time))
 
     def next_timestamp(self, clock: str = "event_time") -> int | None:
         """Return the timestamp of the earliest timer, None if there is none."""
@@ -495,7 +507,7 @@ class TimerService:
         int
             How many timers fired.
         """
-        time = _saturated(watermark)
+        time = saturated(watermark)
         self._states["event_time"].check_not_firing()
         if self._context.watermark is not None and time < self._context.watermark:
             return 0
@@ -520,7 +532,7 @@ class TimerService:
         now = self._context.now("processing_time") if now_ms is None else now_ms
         assert now is not None
         self._states["processing_time"].check_not_firing()
-        return self._fire("processing_time", _saturated(now), on_timer)
+        return self._fire("processing_time", saturated(now), on_timer)
 
     def _fire(self, clock: str, time: int, on_timer: Callable[[Timer], object]) -> int:
         state = self._of(clock)
@@ -538,14 +550,29 @@ def _plain(columns: tuple[pa.Array, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _saturated(timestamp: Any) -> int:
+def saturated(timestamp: Any) -> int:
+    """Return a timestamp in milliseconds; one that 64 bits cannot hold becomes the lowest or highest they can.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is no whole number.
+    """
     if isinstance(timestamp, (bool, np.bool_)) or not isinstance(timestamp, (int, np.integer)):
         raise InvalidInputError(f"a timestamp is a whole number of milliseconds, got {timestamp!r}")
     return min(max(int(timestamp), _LOWEST), _HIGHEST)
 
 
-def _timestamp_array(name: str, timestamps: Any) -> pa.Array:
-    """Return timestamps as int64 milliseconds; what does not fit becomes the lowest or highest that does."""
+def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False) -> pa.Array:
+    """Return timestamps as int64 milliseconds; what does not fit becomes the lowest or highest that does.
+
+    Arrow timestamps between two milliseconds are refused, or rounded down.
+
+    Raises
+    ------
+    ValueTypeError, InvalidInputError
+        If they are no timestamps in milliseconds, or one is null; `name` is the state's, for the message.
+    """
     try:
         if isinstance(timestamps, pa.ChunkedArray):
             timestamps = timestamps.combine_chunks()
@@ -553,10 +580,12 @@ def _timestamp_array(name: str, timestamps: Any) -> pa.Array:
             try:
                 given = pa.array(timestamps)
             except (OverflowError, pa.ArrowInvalid):
-                given = pa.array([None if value is None else _saturated(value) for value in timestamps], pa.int64())
+                given = pa.array([None if value is None else saturated(value) for value in timestamps], pa.int64())
             timestamps = given
         column = timestamps if isinstance(timestamps, pa.Array) else pa.array(timestamps)
         if pa.types.is_timestamp(column.type):
+            if round_down:
+                column = pc.floor_temporal(column, unit="millisecond")
             column = column.cast(pa.timestamp("ms", column.type.tz)).view(pa.int64())
         elif pa.types.is_uint64(column.type):
             column = pc.min_element_wise(column, pa.scalar(_HIGHEST, pa.uint64()), skip_nulls=False).cast(pa.int64())

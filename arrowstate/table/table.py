@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,13 @@ class Table:
         runs = tuple(run.freeze() for run in self._runs if run.live_rows)
         return FrozenTable(self.schema, self.key_columns, runs)
 
+    def go_back(self, frozen: FrozenTable) -> None:
+        """Make the table what it was when it was frozen; what was written since is gone."""
+        for each in frozen.runs:
+            each.run.live[:] = each.live
+            each.run.live_rows = each.live_rows
+        self._runs = [each.run for each in frozen.runs]
+
     def find_all(self, keys: KeyBatch) -> list[tuple[Run, Ints, Ints]]:
         """Find all live rows of each key: per run the numbers of the keys, ascending, and their rows."""
         found = [(run, *run.find_all(keys)) for run in self._runs if run.live_rows]
@@ -262,13 +269,15 @@ class Table:
         if self._budget is None:
             return
         while self._budget_bytes() > self._budget:
-            in_memory = [(table, run) for table in (self, *self._siblings()) for run in table.runs if not run.mapped]
+            in_memory = [(table, run) for table in (self, *self._siblings()) for run in table.runs if run.row_bytes]
             if not in_memory:
                 return
-            table, largest = max(in_memory, key=lambda pair: pair[1].memory_bytes)
+            table, largest = max(in_memory, key=lambda pair: pair[1].row_bytes)
             sink = SpillSink(self._spill_folder, table.schema)
             # The run stays the same object with the same row numbers, so what was found in it stays valid.
-            largest.segments = fill(sink, (segment.batch for segment in largest.segments)).segments
+            spilled = fill(sink, (segment.batch for segment in largest.segments)).segments
+            rows = [segment.first_row for segment in largest.segments]
+            largest.segments = tuple(replace(new, first_row=row) for new, row in zip(spilled, rows, strict=True))
             largest.mapped = True
 
     def _budget_bytes(self) -> int:

@@ -12,7 +12,7 @@ import re
 
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
-__all__ = ["check_column_name", "check_operator_uid", "check_relative_path", "check_state_name"]
+__all__ = ["check_column_name", "check_operator_uid", "check_relative_path", "check_savepoint_name", "check_state_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -56,6 +56,22 @@ def check_state_name(name: str) -> str:
     'clicks'
     """
     return _check_name("a state name", name)
+
+
+def check_savepoint_name(name: str) -> str:
+    """Return `name` if it may name a savepoint in a store; the rule is the one of `check_operator_uid`.
+
+    Raises
+    ------
+    InvalidInputError
+        If the name is outside the rule.
+
+    Examples
+    --------
+    >>> check_savepoint_name("before-upgrade")
+    'before-upgrade'
+    """
+    return _check_name("a savepoint name", name)
 
 
 def check_column_name(name: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
 import math
 import random
 
@@ -10,6 +13,7 @@ import pytest
 
 import arrowstate
 from arrowstate import (
+    AggregatingStateDescriptor,
     InvalidInputError,
     KeyedProcess,
     KeyedProcessFunction,
@@ -21,12 +25,28 @@ from arrowstate import (
     TimeToLive,
     ValueStateDescriptor,
 )
+from arrowstate.schema.descriptors import TimerStateDescriptor
 
 USER = pa.schema([("user", pa.string())])
 COUNT = ValueStateDescriptor("count", pa.int64(), default=0)
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 PAGES = ListStateDescriptor("pages", pa.string())
 CART = MapStateDescriptor("cart", pa.string(), pa.int64())
+MEAN = AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")
+
+
+def spaced(space):
+    """A state of each kind with namespaces."""
+    return [
+        ValueStateDescriptor("window_count", pa.int64(), default=0, namespace=space),
+        ReducingStateDescriptor("window_total", pa.int64(), reduce="sum", namespace=space),
+        AggregatingStateDescriptor("window_mean", pa.int64(), aggregate="mean", namespace=space),
+        ListStateDescriptor("window_pages", pa.string(), namespace=space),
+        MapStateDescriptor("window_cart", pa.string(), pa.int64(), namespace=space),
+    ]
+
+
+SPACED = spaced(pa.schema([("window", pa.int64())]))
 
 
 def backend_of(key=USER, **options):
@@ -124,6 +144,431 @@ def test_states_are_those_of_a_dict_that_sees_one_element_after_the_other(seed):
     ]
 
 
+INTS, TEXT = pa.schema([("window", pa.int64())]), pa.schema([("page", pa.string())])
+DAY = pa.schema([("day", pa.date32())])
+WINDOWS = pa.schema([("start", pa.int64()), ("end", pa.int64())])
+SPACES = {
+    "int64": (INTS, [1, 2, -(1 << 63)]),
+    "string": (TEXT, ["", "a", "é"]),
+    "window": (WINDOWS, [(0, 10), (0, 20), {"end": 10, "start": 0}]),
+    "date": (DAY, [datetime.date(2024, 1, day) for day in (1, 2, 3)]),
+    "float": (pa.schema([("x", pa.float64())]), [0.0, -0.0, math.nan, 1]),
+    "narrow": (pa.schema([("n", pa.int8()), ("name", pa.string())]), [(1, "a"), [1, "b"], (2, "a")]),
+}
+
+
+def plain_space(space):
+    """A namespace of these lists as something that is equal for equal ones."""
+    if isinstance(space, dict):
+        return space["start"], space["end"]
+    return "nan" if space != space else tuple(space) if isinstance(space, list) else space
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("seed", range(3))
+def test_namespaces_are_those_of_a_dict_that_sees_one_element_after_the_other(kind, seed):
+    chance = random.Random(seed)
+    schema, spaces = SPACES[kind]
+    descriptors = spaced(schema)
+    model: dict[tuple, dict] = {}
+
+    def of(user, space):
+        empty = {"count": 0, "total": None, "mean": [], "pages": [], "cart": {}}
+        return model.setdefault((user, plain_space(space)), empty)
+
+    def mean(values):
+        return sum(values) / len(values) if values else None
+
+    def body(states, value, context, out):
+        count, total, means, pages, cart = (states[item.name] for item in descriptors)
+        space = spaces[value.space]
+        for state in states.values():
+            state.current_namespace = space
+        mine = of(value.user, space)
+        for verb in value.verbs.split():
+            number, page = value.number, f"/{value.number % 3}"
+            if verb == "count":
+                count.update(count.value() + 1)
+                mine["count"] += 1
+            elif verb == "forget":
+                for state in states.values():
+                    state.clear()
+                mine.update(count=0, total=None, mean=[], pages=[], cart={})
+            elif verb == "add":
+                total.add(number)
+                means.add(number)
+                pages.add(page)
+                mine["total"] = number + (mine["total"] or 0)
+                mine["mean"] = [*mine["mean"], number]
+                mine["pages"] = [*mine["pages"], page]
+            elif verb == "replace":
+                means.add(None)
+                pages.update([page, page])
+                mine.update(mean=[], pages=[page, page])
+            elif verb == "put":
+                cart.put(page, number)
+                mine["cart"][page] = number
+            elif verb == "remove":
+                cart.remove(page)
+                mine["cart"].pop(page, None)
+            elif verb == "merge":
+                others = chance.choices(spaces, k=2)
+                for state in (total, means, pages):
+                    state.merge_namespaces(space, others)
+                for other in others:
+                    theirs = of(value.user, other)
+                    if theirs is not mine:
+                        if theirs["total"] is not None:
+                            mine["total"] = theirs["total"] + (mine["total"] or 0)
+                        mine["mean"] = mine["mean"] + theirs["mean"]
+                        mine["pages"] = mine["pages"] + theirs["pages"]
+                        theirs.update(total=None, mean=[], pages=[])
+            elif verb == "look":
+                assert cart.get(page) == mine["cart"].get(page)
+                assert dict(cart.items()) == mine["cart"]
+                assert count.current_namespace == space or space != space
+        if value.number % 2:
+            seen = (count.value(), total.get(), means.get(), pages.get())
+            assert seen == (mine["count"], mine["total"], pytest.approx(mean(mine["mean"])), mine["pages"])
+
+    backend = backend_of()
+    process = KeyedProcess(backend, function(descriptors, body))
+    verbs = ["count", "forget", "add", "replace", "put", "remove", "merge", "look"]
+
+    for _ in range(8):
+        size = chance.randrange(30)
+        users = [chance.choice("abcde") for _ in range(size)]
+        todo = pa.array([" ".join(chance.choices(verbs, (9, 1, 9, 1, 9, 3, 2, 3), k=3)) for _ in range(size)])
+        numbers = pa.array([chance.randrange(100) for _ in range(size)], pa.int64())
+        at = pa.array([chance.randrange(len(spaces)) for _ in range(size)], pa.int64())
+        process.process(batch(users, verbs=todo.cast(pa.string()), number=numbers, space=at))
+
+    assert {user for user, _ in model} == set("abcde")
+    for space in spaces:
+        expected = [of(user, space) for user in "abcde"]
+        count, total, means, pages = (
+            backend.state(item).get_batch(list("abcde"), namespace=space).to_pylist() for item in descriptors[:4]
+        )
+        cart = backend.state(descriptors[4]).entries_batch(list("abcde"), namespace=space).to_pylist()
+        assert count == [mine["count"] for mine in expected]
+        assert total == [mine["total"] for mine in expected]
+        assert means == [pytest.approx(mean(mine["mean"])) for mine in expected]
+        assert pages == [mine["pages"] for mine in expected]
+        assert list(map(dict, cart)) == [mine["cart"] for mine in expected]
+
+
+@pytest.mark.parametrize(
+    ("schema", "first", "second"), [(INTS, 1, 2), (DAY, *SPACES["date"][1][:2])], ids=["int64", "date"]
+)
+def test_a_namespace_holds_until_another_is_set_and_there_is_none_at_first(schema, first, second):
+    total = spaced(schema)[1]
+    backend = backend_of()
+
+    def body(states, value, context, out):
+        if value.space:
+            states["window_total"].current_namespace = first if value.space == 1 else second
+        states["window_total"].add(value.number)
+
+    process = KeyedProcess(backend, function([total], body))
+    with pytest.raises(ProcessElementError, match="row 0: .* no namespace of state 'window_total' is set"):
+        process.process(batch(["a"], space=[0], number=[1]))
+    process.process(batch(list("aab"), space=[1, 2, 0], number=[1, 2, 3]))
+    process.process(batch(list("ab"), space=[0, 1], number=[4, 5]))
+
+    state = backend.state(total)
+    assert state.get_batch(list("ab"), namespace=first).to_pylist() == [1, 5]
+    assert state.get_batch(list("ab"), namespace=second).to_pylist() == [6, 3]
+
+
+@pytest.mark.parametrize(
+    ("schema", "bad"),
+    [
+        (INTS, None),
+        (INTS, 1.0),
+        (INTS, True),
+        (INTS, 1 << 63),
+        (INTS, "1"),
+        (INTS, (1,)),
+        (TEXT, 1),
+        (TEXT, None),
+        (WINDOWS, (1,)),
+        (WINDOWS, (1, None)),
+        (WINDOWS, {"start": 1}),
+        (WINDOWS, 1),
+        (DAY, 1.5),
+        (DAY, [1]),
+    ],
+)
+@pytest.mark.parametrize("number", range(5))
+def test_what_is_no_namespace_is_refused_and_names_the_row(schema, bad, number):
+    descriptor = spaced(schema)[number]
+
+    def body(states, value, context, out):
+        states["seen"].add(value.user)
+        states[descriptor.name].current_namespace = bad
+
+    seen = ListStateDescriptor("seen", pa.string())
+    backend = backend_of()
+    process = KeyedProcess(backend, function([seen, descriptor], body))
+
+    with pytest.raises(ProcessElementError, match="row 0: ") as caught:
+        process.process(batch(["a"]))
+
+    assert isinstance(caught.value.__cause__, InvalidInputError)
+    assert len(backend.state(seen)) == 0
+
+
+def test_a_text_that_is_no_unicode_is_refused_as_a_namespace_and_names_the_row():
+    descriptor = spaced(TEXT)[1]
+    backend = backend_of()
+
+    def body(states, value, context, out):
+        states["window_total"].current_namespace = "a" if value.number else "\ud800"
+        states["window_total"].add(1)
+
+    with pytest.raises(ProcessElementError, match="row 1: "):
+        KeyedProcess(backend, function([descriptor], body)).process(batch(list("ab"), number=[1, 0]))
+
+    assert len(backend.state(descriptor)) == 0
+
+
+def test_a_state_without_namespaces_has_none_to_set_or_merge():
+    def body(states, value, context, out):
+        for name in ("count", "total", "mean", "pages", "cart"):
+            with pytest.raises(InvalidInputError, match=f"state '{name}' has no namespaces"):
+                states[name].current_namespace = 1
+            with pytest.raises(InvalidInputError, match=f"state '{name}' has no namespaces"):
+                states[name].current_namespace  # noqa: B018
+        for name in ("total", "mean", "pages"):
+            with pytest.raises(InvalidInputError, match=f"state '{name}' has no namespaces"):
+                states[name].merge_namespaces(1, [2])
+
+    KeyedProcess(backend_of(), function([COUNT, TOTAL, MEAN, PAGES, CART], body)).process(batch(["a"]))
+
+
+def test_a_mean_is_read_between_values_that_are_added():
+    seen = []
+
+    def body(states, value, context, out):
+        states["mean"].add(value.number)
+        if value.number is None or value.number > 1:
+            seen.append((value.user, states["mean"].get()))
+
+    backend = backend_of()
+    process = KeyedProcess(backend, function([MEAN], body))
+    process.process(batch(list("aabaab"), number=pa.array([1, 2, 3, None, 6, 1])))
+    process.process(batch(list("ac"), number=pa.array([8, 9])))
+
+    assert seen == [("a", 1.5), ("b", 3.0), ("a", None), ("a", 6.0), ("a", 7.0), ("c", 9.0)]
+    assert backend.state(MEAN).get_batch(list("abc")).to_pylist() == [7.0, 2.0, 9.0]
+
+
+class Fussy:
+    """A sum that refuses 13."""
+
+    name = "fussy"
+    accumulator_type = pa.struct([("total", pa.int64())])
+    result_type = pa.int64()
+
+    def create(self, count):
+        return pa.array([{"total": 0}] * count, self.accumulator_type)
+
+    def add(self, accumulators, groups, values):
+        if 13 in values.to_pylist():
+            raise ArithmeticError("thirteen")
+        totals = accumulators.field("total").to_pylist()
+        for group, value in zip(groups.to_pylist(), values.to_pylist(), strict=True):
+            totals[group] += value
+        return pa.array([{"total": total} for total in totals], self.accumulator_type)
+
+    def merge(self, left, right):
+        return self.add(left, pa.array(range(len(left))), right.field("total"))
+
+    def result(self, accumulators):
+        return accumulators.field("total")
+
+
+FUSSY = AggregatingStateDescriptor("fussy", pa.int64(), aggregate=Fussy())
+
+
+def test_an_aggregate_that_raises_at_the_end_of_a_batch_leaves_every_state():
+    descriptors = [COUNT, TOTAL, FUSSY, PAGES]
+
+    def body(states, value, context, out):
+        states["count"].update(value.number)
+        states["total"].add(value.number)
+        states["fussy"].add(value.number)
+        states["pages"].add("/")
+
+    backend = backend_of()
+    process = KeyedProcess(backend, function(descriptors, body))
+    process.process(batch(list("ab"), number=[1, 2]))
+    before = rows_of(backend, descriptors)
+
+    with pytest.raises(ArithmeticError, match="thirteen"):
+        process.process(batch(list("abc"), number=[1, 13, 2]))
+
+    assert rows_of(backend, descriptors) == before
+    process.process(batch(list("abc"), number=[1, 2, 3]))
+    assert backend.state(FUSSY).get_batch(list("abc")).to_pylist() == [2, 4, 3]
+
+
+def test_an_exception_of_get_can_be_caught_and_the_values_added_stay():
+    def body(states, value, context, out):
+        states["fussy"].add(value.number)
+        try:
+            out.collect(states["fussy"].get())
+        except ArithmeticError:
+            states["fussy"].clear()
+            out.collect(-1)
+
+    process = KeyedProcess(backend_of(), function([FUSSY], body), output=pa.int64())
+
+    assert process.process(batch(list("aaba"), number=[1, 13, 5, 2])).to_pylist() == [1, -1, 5, 2]
+
+
+@pytest.mark.parametrize("descriptor", [TOTAL, MEAN], ids=["reducing", "aggregating"])
+@pytest.mark.parametrize("namespace", [None, INTS], ids=["", "namespace"])
+def test_what_is_folded_lives_as_long_as_the_youngest_since_the_last_clear(descriptor, namespace):
+    ttl = TimeToLive(100, clock="event_time")
+    timed = dataclasses.replace(descriptor, ttl=ttl, namespace=namespace)
+    backend = backend_of()
+
+    def body(states, value, context, out):
+        if namespace is not None:
+            states[timed.name].current_namespace = 1
+        states[timed.name].add(value.number)
+
+    process = KeyedProcess(backend, function([timed], body), timestamp="at")
+    at = {} if namespace is None else {"namespace": 1}
+    process.process(batch(list("abc"), at=[10, 90, 90], number=[1, 1, 1]))
+    numbers = pa.array([2, 2, 2, None, 2, None, 2])
+    process.process(batch(list("aabbccc"), at=[50, 30, 20, 40, 80, 20, 40], number=numbers))
+
+    state = backend.state(timed)
+    lives = []
+    for watermark in (139, 140, 149, 150):
+        backend.advance_watermark(watermark)
+        lives.append([value is not None for value in state.get_batch(list("abc"), **at).to_pylist()])
+    assert lives == [[True, False, True], [True, False, False], [True, False, False], [False] * 3]
+
+
+@pytest.mark.parametrize("number", range(5), ids=["value", "reducing", "aggregating", "list", "map"])
+@pytest.mark.parametrize("clears", [False, True])
+def test_without_a_known_event_time_nothing_is_written(number, clears):
+    timed = dataclasses.replace(SPACED[number], ttl=TimeToLive(100, clock="event_time"))
+    backend = backend_of()
+
+    def body(states, value, context, out):
+        states["count"].update(1)
+        state = states[timed.name]
+        state.current_namespace = 1
+        if clears:
+            state.clear()
+        if number == 0:
+            state.update(1)
+        elif number == 4:
+            state.put("x", 1)
+        else:
+            state.add("/" if number == 3 else 1)
+
+    process = KeyedProcess(backend, function([COUNT, timed], body))
+
+    with pytest.raises(InvalidInputError, match="expires by event time, and none is known yet"):
+        process.process(batch(["a"]))
+
+    assert len(backend.state(COUNT)) == len(backend.state(timed)) == 0
+    backend.advance_watermark(5)
+    process.process(batch(["a"]))
+    assert len(backend.state(COUNT)) == len(backend.state(timed)) == 1
+
+
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["reducing", "aggregating", "list"])
+def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
+    timed = dataclasses.replace(SPACED[number], ttl=TimeToLive(100, clock="event_time"))
+    backend = backend_of()
+
+    def body(states, value, context, out):
+        state = states[timed.name]
+        state.current_namespace = 1
+        state.merge_namespaces(1, [1, 2]) if value.at == 50 else state.add("/" if number == 3 else 5)
+
+    process = KeyedProcess(backend, function([timed], body), timestamp="at")
+    process.process(batch(list("aa"), at=[10, 50]))
+    process.process(batch(list("aa"), at=[50, 50]))
+    backend.advance_watermark(110)
+
+    assert backend.state(timed).get_batch(["a"], namespace=1).to_pylist() == [[] if number == 3 else None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduce", "good", "bad"),
+    [
+        (pa.int64(), "max", 5, True),
+        (pa.int64(), "first", 5, "x"),
+        (pa.bool_(), "any", True, 0),
+        (pa.int8(), "min", -5, 300),
+        (pa.int64(), "sum", 5, True),
+        (pa.string(), lambda old, new: old, "x", 5),
+    ],
+    ids=["max", "first", "any", "min", "sum", "callable"],
+)
+def test_a_value_that_does_not_fit_is_refused_also_where_it_would_be_passed_over(kind, reduce, good, bad):
+    folded = ReducingStateDescriptor("folded", kind, reduce=reduce)
+    backend = backend_of()
+    process = KeyedProcess(
+        backend,
+        function([folded], lambda states, value, context, out: states["folded"].add(bad if value.number else good)),
+    )
+
+    with pytest.raises(ProcessElementError, match=f"row 2: values of state 'folded' must be {kind}, got {bad!r}"):
+        process.process(batch(list("aaab"), number=[0, 0, 1, 0]))
+
+    assert len(backend.state(folded)) == 0
+
+
+def test_a_field_that_does_not_fit_is_refused_and_a_counted_one_may_be_anything():
+    kind = pa.struct([("n", pa.int64()), ("high", pa.int64())])
+    folded = ReducingStateDescriptor("folded", kind, reduce={"n": "count", "high": "max"})
+    backend = backend_of()
+
+    def body(states, value, context, out):
+        states["folded"].add({"n": "x", "high": True if value.number else 5})
+
+    process = KeyedProcess(backend, function([folded], body))
+    process.process(batch(["a"], number=[0]))
+
+    with pytest.raises(ProcessElementError, match="row 1: values of state 'folded' must be int64, got True"):
+        process.process(batch(list("aa"), number=[0, 1]))
+
+    assert backend.state(folded).get_batch(["a"]).to_pylist() == [{"n": 1, "high": 5}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduce", "values"),
+    [
+        (pa.int8(), "sum", [100, 100, -100]),
+        (pa.int64(), "product", [1 << 62, 2, 0]),
+        (pa.decimal128(9, 2), "product", [decimal.Decimal("0.55"), decimal.Decimal("0.55"), decimal.Decimal("0.00")]),
+        (pa.decimal128(38, 0), "sum", [decimal.Decimal(9 * 10**37), decimal.Decimal(9 * 10**37)]),
+    ],
+    ids=str,
+)
+def test_what_is_folded_must_fit_after_each_value(kind, reduce, values):
+    folded = ReducingStateDescriptor("folded", kind, reduce=reduce)
+    backend = backend_of()
+    process = KeyedProcess(
+        backend, function([folded], lambda states, value, context, out: states["folded"].add(value.value))
+    )
+
+    with pytest.raises(
+        ProcessElementError, match=rf"row 1: ValueOverflowError: {reduce} of state 'folded' does not fit"
+    ):
+        process.process(batch(["a"] * len(values), value=pa.array(values, kind)))
+
+    assert len(backend.state(folded)) == 0
+
+
 def test_an_element_is_a_named_tuple_and_the_context_knows_key_and_time():
     seen = []
 
@@ -151,9 +596,19 @@ def test_several_key_columns_are_a_tuple():
 
 @pytest.mark.parametrize("place", [0, 3, 5])
 def test_an_exception_names_the_row_and_leaves_every_state_as_before_the_batch(place):
-    descriptors = [COUNT, TOTAL, PAGES, CART]
+    descriptors = [COUNT, TOTAL, PAGES, CART, MEAN, *SPACED]
 
     def body(states, value, context, out):
+        for descriptor in SPACED:
+            states[descriptor.name].current_namespace = value.number % 2
+        states["window_count"].update(value.number)
+        states["window_total"].add(value.number)
+        states["window_mean"].add(value.number)
+        states["window_pages"].update(["/"])
+        states["window_cart"].put("x", value.number)
+        for name in ("window_total", "window_mean", "window_pages"):
+            states[name].merge_namespaces(7, [value.number % 2])
+        states["mean"].add(value.number)
         states["count"].update(states["count"].value() + 1)
         states["total"].add(value.number)
         states["pages"].update([*states["pages"].get(), "/"])
@@ -257,6 +712,13 @@ def test_what_a_caller_does_to_a_nested_value_does_not_change_the_state():
         (pa.string(), "first", ["x", "y"]),
         (pa.string(), "last", ["x", "y"]),
         (pa.decimal128(30, 2), "sum", pa.array([1, 2]).cast(pa.decimal128(30, 2)).to_pylist()),
+        (pa.decimal128(30, 2), "product", [decimal.Decimal("0.25"), decimal.Decimal("10.00")]),
+        (pa.int16(), "product", [3, None, -4, 5]),
+        (pa.float64(), "product", [0.5, -3.0, math.inf]),
+        (pa.bool_(), "any", [False, True, False]),
+        (pa.bool_(), "all", [True, False, True]),
+        (pa.uint8(), "bit_and", [7, 12, 14]),
+        (pa.int64(), "bit_or", [1, -8, 2]),
     ],
 )
 def test_a_reducing_state_folds_as_its_batch_verb_does(kind, reduce, values):
@@ -302,20 +764,28 @@ def test_rows_expire_by_the_event_time_of_the_element_that_wrote_them():
     assert backend.state(last).get_batch(["a", "b"]).to_pylist() == [60, None]
 
 
-def test_a_state_is_refused_outside_of_process_element_and_one_with_namespaces_at_once():
+def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
     states = {}
 
     class Function(KeyedProcessFunction):
         def open(self, context):
-            for descriptor in (COUNT, TOTAL, PAGES, CART):
+            for descriptor in [COUNT, TOTAL, PAGES, CART, MEAN, *(item for item in SPACED if item.kind != "value")]:
                 states[descriptor.name] = context.state(descriptor)
-            windows = ReducingStateDescriptor("w", pa.int64(), reduce="sum", namespace=pa.schema([("w", pa.int64())]))
-            with pytest.raises(InvalidInputError, match="has namespaces"):
-                context.state(windows)
+            with pytest.raises(InvalidInputError, match="has them as context.timers"):
+                context.state(TimerStateDescriptor("t", clock="event_time"))
 
-    KeyedProcess(backend_of(), Function())
+        def process_element(self, value, context, out):
+            for name, state in states.items():
+                if name.startswith("window"):
+                    state.current_namespace = 1
 
-    for name, verb in [("count", "value"), ("total", "get"), ("pages", "get"), ("cart", "items"), ("pages", "clear")]:
+    process = KeyedProcess(backend_of(), Function())
+    process.process(batch(["a"]))
+
+    verbs = [("count", "value"), ("total", "get"), ("pages", "get"), ("cart", "items"), ("pages", "clear")]
+    verbs += [("cart", "clear"), ("mean", "get"), ("mean", "clear"), ("window_total", "get"), ("window_mean", "get")]
+    verbs += [("window_pages", "get"), ("window_cart", "items")]
+    for name, verb in verbs:
         with pytest.raises(InvalidInputError, match=f"state '{name}' belongs to the key of an element"):
             getattr(states[name], verb)()
 

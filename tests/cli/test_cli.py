@@ -216,6 +216,21 @@ def test_a_savepoint_is_a_store_of_parquet_files(store, capsys, tmp_path):
     assert sum(pq.read_metadata(file).num_rows for file in files) == 30_010
 
 
+def test_a_savepoint_tells_the_files_of_operator_state_from_those_of_keyed_state(capsys, tmp_path):
+    keyed = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.int64())]), max_parallelism=128)
+    keyed.state(arrowstate.ValueStateDescriptor("n", pa.int64())).update_batch(range(10), range(10))
+    operator = arrowstate.OperatorStateBackend()
+    # More than what is kept inside the manifest.
+    operator.state(arrowstate.OperatorListStateDescriptor("seen", pa.int64())).add_all(range(10_000))
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    store.writer().checkpoint({"op": [keyed]}, operator_states={"op": [operator]})
+
+    _, out, _ = run(capsys, "savepoint", tmp_path / "store", tmp_path / "saved")
+
+    assert "10 rows in Parquet files (1) and operator state in Arrow files (1), " in out
+    assert len(list((tmp_path / "saved").rglob("*.parquet"))) == len(list((tmp_path / "saved").rglob("*.arrow"))) == 1
+
+
 def test_a_savepoint_may_have_a_name(store, capsys):
     code, out, _ = run(capsys, "savepoint", store, "before-upgrade")
 
@@ -299,7 +314,7 @@ def test_sql_over_a_damaged_file_is_one_line_on_stderr(store):
         (["sql", "STORE", "select * from counter.cilcks"], "'counter.clicks', 'counter.city'"),
         (["sql", "STORE", "select 1", "--json", "--csv"], "choose one"),
         (["sql", "STORE", "select error('no')"], "no"),
-        (["savepoint", "STORE", "bad name"], "bad name"),
+        (["savepoint", "STORE", "bad name"], "a savepoint name must be 1 to 128 characters"),
         (["restore-check", "STORE", "--parallelism", "500"], "500"),
     ],
 )

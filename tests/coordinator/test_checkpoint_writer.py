@@ -363,6 +363,30 @@ def test_a_checkpoint_that_is_interrupted_after_its_commit_keeps_its_files(store
         writer.checkpoint({"op": [backend]})
 
 
+@pytest.mark.parametrize("committed", [False, True], ids=["not committed", "committed"])
+def test_a_writer_goes_on_after_a_commit_of_which_the_outcome_was_unknown(store, committed):
+    error = CommitUnknownError("log", "id", "lost")
+    storage = Failing(store.storage, 0, error, after=committed)
+    writer = writer_on(store, storage)
+    backend = backend_of()
+    # One run file is counted before the entry.
+    storage._number = 2
+    with pytest.raises(CommitUnknownError):
+        writer.checkpoint({"op": [backend]}, properties={"offset": 1})
+    backend.state(TOTAL).add_batch([0], [1])
+
+    again = writer.checkpoint({"op": [backend]}, properties={"offset": 2})
+
+    offsets = [snapshot.entry.properties["offset"] for snapshot in store.checkpoints()]
+    assert sorted(offsets) == ([1, 2] if committed else [2])
+    assert store.latest().checkpoint_id == again.checkpoint_id
+    assert total(store.latest()) == sum(range(3000)) + 1
+    with store.writer() as newer:
+        newer.checkpoint({"op": [backend]})
+    with pytest.raises(FencedError, match=f"epoch {writer.epoch}.*epoch {newer.epoch}"):
+        writer.checkpoint({"op": [backend]})
+
+
 def test_parts_that_tasks_wrote_are_committed_as_one_checkpoint(store):
     whole = backend_of()
     with store.writer() as writer:

@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 
 from arrowstate_formats import CorruptDataError, InvalidInputError
-from arrowstate_formats.names import check_column_name, check_operator_uid, check_relative_path, check_state_name
+from arrowstate_formats.names import (
+    check_column_name,
+    check_operator_uid,
+    check_relative_path,
+    check_savepoint_name,
+    check_state_name,
+)
 
 
 @pytest.mark.parametrize("name", ["a", "0", "counter-1", "Counter_2.b", "x" * 128])
 def test_portable_names_are_accepted(name: str) -> None:
-    assert check_operator_uid(name) == check_state_name(name) == name
+    assert check_operator_uid(name) == check_state_name(name) == check_savepoint_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "_a", "-a", "a/b", "a b", "ä", "a\n", "x" * 129, None, 7])
@@ -21,6 +27,8 @@ def test_other_names_are_refused_and_shown(name: Any) -> None:
         check_operator_uid(name)
     with pytest.raises(InvalidInputError) as state:
         check_state_name(name)
+    with pytest.raises(InvalidInputError, match="a savepoint name must be"):
+        check_savepoint_name(name)
 
     assert "an operator uid must be" in str(operator.value)
     assert "a state name must be" in str(state.value)

@@ -157,6 +157,7 @@ def test_a_checkpoint_of_rocksdb_has_what_was_written_before_it_without_a_log(tm
     [
         ("per-record", ["--keys", 2000, "--batch", 1000, "--batches", 2]),
         ("kinds", ["--keys", 2000, "--batch", 1000, "--batches", 2]),
+        ("windows", ["--elements", 20_000, "--keys", 2000, "--batch", 1000, "--window", 3000, "--disorder", 100]),
     ],
 )
 def test_the_benchmarks_of_state_run_at_a_small_size(tmp_path, name, options):

@@ -1,0 +1,256 @@
+"""The states with many rows per key as a process function sees them: list and map state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError, NullKeyError
+from arrowstate.state.elements import ElementState, Place
+from arrowstate.state.lists import ListState
+from arrowstate.state.maps import MapState
+from arrowstate.table.batch import KeyBatch
+
+__all__ = ["ElementList", "ElementMap"]
+
+_GONE = object()
+
+
+class ElementList(ElementState[ListState]):
+    """Any number of elements per key, as a process function sees it. An append reads nothing."""
+
+    def __init__(self, state: ListState, place: Place) -> None:
+        super().__init__(state, place)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lists: Any = None
+        self._cleared: dict[Any, int] = {}
+        self._added: dict[Any, list[Any]] = {}
+        self._rows: dict[Any, list[int]] = {}
+        self._columns_to_write: tuple[Any, ...] | None = None
+
+    def begin(self, keys: KeyBatch) -> None:
+        super().begin(keys)
+        self._reset()
+
+    def add(self, value: Any) -> None:
+        """Append one element to the list of the element's key."""
+        self.add_all([value])
+
+    def add_all(self, values: Sequence[Any]) -> None:
+        """Append elements to the list of the element's key; with a null among them none is."""
+        given = self._elements(values)
+        self._append(self._place.number, given)
+
+    def update(self, values: Sequence[Any]) -> None:
+        """Replace the list of the element's key; an empty one clears it."""
+        given = self._elements(values)
+        self._drop(self._place.number)
+        self._append(self._place.number, given)
+
+    def clear(self) -> None:
+        """Remove the list of the element's key."""
+        self._batch()
+        self._drop(self._place.number)
+
+    def get(self) -> list[Any]:
+        """Return the list of the element's key.
+
+        The first call in a batch reads the lists of all its keys, in all namespaces where there are any.
+        """
+        self._batch()
+        return [self._copy(value) for value in self._list(self._place.number)]
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Move what the element's key has in some namespaces, in their order, to the end of its list in `target`.
+
+        The sources are gone afterwards; one without elements is passed over, and so is one equal to the target. With
+        a time to live what is moved counts as written by the element.
+        """
+        into, places = self._sources(target, sources)
+        for place in places:
+            moved = self._list(place)
+            if moved:
+                self._drop(place)
+                self._append(into, moved)
+
+    def _elements(self, values: Sequence[Any]) -> list[Any]:
+        self._batch()
+        given = [self._copy(value) for value in self.state.sequence(values)]
+        if None in given:
+            raise InvalidInputError(f"an element of list state {self.state.descriptor.name!r} must not be null")
+        return given
+
+    def _append(self, place: Any, values: list[Any]) -> None:
+        self._added.setdefault(place, []).extend(values)
+        self._rows.setdefault(place, []).extend([self._place.row] * len(values))
+
+    def _drop(self, place: Any) -> None:
+        self._cleared[place] = self._place.row
+        self._added.pop(place, None)
+        self._rows.pop(place, None)
+
+    def _list(self, place: Any) -> list[Any]:
+        out: list[Any] = []
+        if place not in self._cleared:
+            if self._lists is None:
+                self._lists = self._read_all(self.state.get_batch)
+            out.extend(self._lists[place] or ())
+        out.extend(self._added.get(place, ()))
+        return out
+
+    def convert(self, timestamps: pa.Array | None) -> None:
+        places = [place for place, values in self._added.items() for _ in values]
+        rows = [row for some in self._rows.values() for row in some]
+        values = [value for some in self._added.values() for value in some]
+        given = self._array(values, rows, self.state.descriptor.type)
+        cleared = self._where(list(self._cleared), list(self._cleared.values())) if self._cleared else None
+        added = self._where(places, rows) if places else None
+        self._columns_to_write = (cleared, added, given, self._times(rows, timestamps))
+
+    def apply(self) -> None:
+        assert self._columns_to_write is not None
+        cleared, added, given, times = self._columns_to_write
+        if cleared is not None:
+            self.state.clear_batch(cleared[0], namespace=cleared[1])
+        if added is not None:
+            self.state.add_batch(added[0], given, namespace=added[1], timestamps=times)
+
+    def end(self) -> None:
+        super().end()
+        self._reset()
+
+
+class ElementMap(ElementState[MapState]):
+    """Any number of entries per key, as a process function sees it. A write reads nothing."""
+
+    def __init__(self, state: MapState, place: Place) -> None:
+        super().__init__(state, place)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._maps: Any = None
+        self._cleared: dict[Any, int] = {}
+        self._changes: dict[Any, dict[Any, tuple[Any, int]]] = {}
+        self._columns_to_write: tuple[Any, ...] | None = None
+
+    def begin(self, keys: KeyBatch) -> None:
+        super().begin(keys)
+        self._reset()
+
+    def put(self, user_key: Any, value: Any) -> None:
+        """Set one entry of the element's key; the value may be None."""
+        self._change(user_key, self._copy(value))
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        """Set entries of the element's key."""
+        for user_key, value in entries.items():
+            self.put(user_key, value)
+
+    def remove(self, user_key: Any) -> None:
+        """Remove an entry of the element's key, if there is one."""
+        self._change(user_key, _GONE)
+
+    def clear(self) -> None:
+        """Remove all entries of the element's key."""
+        self._batch()
+        self._cleared[self._place.number] = self._place.row
+        self._changes.pop(self._place.number, None)
+
+    def get(self, user_key: Any) -> Any:
+        """Return the value of an entry of the element's key; None where there is none, or it is null.
+
+        The first read of a batch reads the entries of all its keys, in all namespaces where there are any.
+        """
+        found = self._look(user_key)
+        return None if found is _GONE else self._copy(found)
+
+    def contains(self, user_key: Any) -> bool:
+        """Whether the element's key has such an entry."""
+        return self._look(user_key) is not _GONE
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Iterate over the entries of the element's key as they are now; they may be changed meanwhile."""
+        self._batch()
+        entries = dict(self._read())
+        for user_key, (value, _) in self._changes.get(self._place.number, {}).items():
+            entries[user_key] = value
+        return iter([(user_key, self._copy(value)) for user_key, value in entries.items() if value is not _GONE])
+
+    def keys(self) -> Iterator[Any]:
+        """Iterate over the user keys of the element's key."""
+        return (user_key for user_key, _ in self.items())
+
+    def values(self) -> Iterator[Any]:
+        """Iterate over the values of the element's key."""
+        return (value for _, value in self.items())
+
+    def is_empty(self) -> bool:
+        """Whether the element's key has no entry."""
+        return next(self.items(), None) is None
+
+    def convert(self, timestamps: pa.Array | None) -> None:
+        kind = self.state.descriptor.key_type
+        written = [
+            (place, user_key, value, row)
+            for place, entries in self._changes.items()
+            for user_key, (value, row) in entries.items()
+        ]
+        puts = [item for item in written if item[2] is not _GONE]
+        gone = [item for item in written if item[2] is _GONE]
+        put_rows = [item[3] for item in puts]
+        cleared = self._where(list(self._cleared), list(self._cleared.values())) if self._cleared else None
+        removed = put = None
+        if gone:
+            rows = [item[3] for item in gone]
+            user_keys = self._array([item[1] for item in gone], rows, kind)
+            removed = (self._where([item[0] for item in gone], rows), user_keys)
+        if puts:
+            user_keys = self._array([item[1] for item in puts], put_rows, kind)
+            given = self._array([item[2] for item in puts], put_rows, self.state.descriptor.type)
+            put = (self._where([item[0] for item in puts], put_rows), user_keys, given)
+        self._columns_to_write = (cleared, removed, put, self._times(put_rows, timestamps))
+
+    def apply(self) -> None:
+        assert self._columns_to_write is not None
+        cleared, removed, put, times = self._columns_to_write
+        if cleared is not None:
+            self.state.clear_batch(cleared[0], namespace=cleared[1])
+        if removed is not None:
+            (keys, namespace), user_keys = removed
+            self.state.remove_batch(keys, user_keys, namespace=namespace)
+        if put is not None:
+            (keys, namespace), user_keys, given = put
+            self.state.put_batch(keys, user_keys, given, namespace=namespace, timestamps=times)
+
+    def end(self) -> None:
+        super().end()
+        self._reset()
+
+    def _change(self, user_key: Any, value: Any) -> None:
+        self._batch()
+        if user_key is None:
+            raise NullKeyError(f"{self.state.descriptor.name}_key", 0)
+        self._changes.setdefault(self._place.number, {})[user_key] = (value, self._place.row)
+
+    def _look(self, user_key: Any) -> Any:
+        self._batch()
+        if user_key is None:
+            raise NullKeyError(f"{self.state.descriptor.name}_key", 0)
+        changed = self._changes.get(self._place.number, {}).get(user_key)
+        return changed[0] if changed is not None else self._read().get(user_key, _GONE)
+
+    def _read(self) -> dict[Any, Any]:
+        """Return the stored entries of the element's key."""
+        place = self._place.number
+        if place in self._cleared:
+            return {}
+        if self._maps is None:
+            self._maps = self._read_all(self.state.entries_batch)
+        entries = self._maps[place]
+        if not isinstance(entries, dict):
+            entries = self._maps[place] = dict(entries or ())
+        return entries

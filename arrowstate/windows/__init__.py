@@ -1,0 +1,21 @@
+"""Windows over keyed state: tumbling, sliding, session, count and global, in event time, a batch at a time."""
+
+from arrowstate.windows.assigners import (
+    CountWindows,
+    EventTimeSessionWindows,
+    GlobalWindows,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+)
+from arrowstate.windows.operator import Trigger, WindowOperator, WindowOutput
+
+__all__ = [
+    "WindowOperator",
+    "WindowOutput",
+    "Trigger",
+    "TumblingEventTimeWindows",
+    "SlidingEventTimeWindows",
+    "EventTimeSessionWindows",
+    "CountWindows",
+    "GlobalWindows",
+]

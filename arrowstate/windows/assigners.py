@@ -1,0 +1,223 @@
+"""Window assigners: which windows an element belongs to.
+
+An assigner is a description; what assigns a batch are kernels over its timestamps. Windows hold their start and not
+their end, so that `max_timestamp`, the last millisecond of a window, is `window_end - 1`. Starts and ends that 64 bits
+cannot hold become the lowest or highest they can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.state.due import ascending
+from arrowstate_formats.compiled import kernel
+
+__all__ = [
+    "CountWindows",
+    "EventTimeSessionWindows",
+    "GlobalWindows",
+    "SlidingEventTimeWindows",
+    "TumblingEventTimeWindows",
+    "WindowAssigner",
+    "fixed_windows",
+    "merged_sessions",
+    "session_ends",
+    "whole_number",
+]
+
+Ints = npt.NDArray[np.int64]
+
+_LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+def whole_number(name: str, value: Any, lowest: int) -> int:
+    """Return an argument that must be a whole number from `lowest` to 2^63 - 1.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not lowest <= value < 1 << 63:
+        raise InvalidInputError(f"{name} must be a whole number from {lowest} to 2^63 - 1, got {value!r}")
+    return int(value)
+
+
+def _check_offset(offset: Any, below: int) -> None:
+    if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)) or abs(int(offset)) >= below:
+        raise InvalidInputError(
+            f"offset_ms must be a whole number of milliseconds between -{below} and {below}, both exclusive, "
+            f"got {offset!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingEventTimeWindows:
+    """Windows of one size, each of which begins where the one before ends.
+
+    Parameters
+    ----------
+    size_ms
+        Milliseconds, 1 to 2^63 - 1.
+    offset_ms
+        Windows start at multiples of the size plus this many milliseconds; between -size_ms and size_ms, both
+        exclusive.
+    """
+
+    size_ms: int
+    offset_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _check_offset(self.offset_ms, whole_number("size_ms", self.size_ms, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingEventTimeWindows:
+    """Windows of one size that start every `slide_ms`.
+
+    An element is in size / slide windows; with a slide above the size, elements in the gaps are in none.
+
+    Parameters
+    ----------
+    size_ms, slide_ms
+        Milliseconds, 1 to 2^63 - 1.
+    offset_ms
+        Windows start at multiples of the slide plus this many milliseconds; between -slide_ms and slide_ms, both
+        exclusive.
+    """
+
+    size_ms: int
+    slide_ms: int
+    offset_ms: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number("size_ms", self.size_ms, 1)
+        _check_offset(self.offset_ms, whole_number("slide_ms", self.slide_ms, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeSessionWindows:
+    """Windows of a key that last until there has been no element for `gap_ms`.
+
+    An element opens the window from its timestamp to `gap_ms` later; windows of a key that overlap or touch are one.
+
+    Parameters
+    ----------
+    gap_ms
+        Milliseconds, 1 to 2^63 - 1.
+    """
+
+    gap_ms: int
+
+    def __post_init__(self) -> None:
+        whole_number("gap_ms", self.gap_ms, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalWindows:
+    """One window per key, which never ends; a trigger with a count makes it fire.
+
+    It is from -2^63 to 2^63 - 1.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindows:
+    """Windows of so many elements of a key; each fires when its last element has come, and is gone then.
+
+    Windows are told apart by positions: the first element of a key has position 0, and `window_start` and
+    `window_end` are the positions of the first element of a window and after its last one. A key's next position is
+    kept for good.
+
+    Parameters
+    ----------
+    size
+        Elements per window, 1 to 2^63 - 1.
+    slide
+        A window fires every so many elements, with the last `size` of them; by default as many as the size, so that
+        every element is in one window.
+    """
+
+    size: int
+    slide: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("size", self.size, 1)
+        if self.slide is not None:
+            whole_number("slide", self.slide, 1)
+
+
+WindowAssigner: TypeAlias = (
+    TumblingEventTimeWindows | SlidingEventTimeWindows | EventTimeSessionWindows | GlobalWindows | CountWindows
+)
+
+
+def fixed_windows(places: Ints, size: int, slide: int, offset: int) -> tuple[Ints, Ints, Ints]:
+    """Return (row, start, end) of each window that each place, a timestamp or a position, is in.
+
+    A row comes once per window, the latest window first.
+    """
+    rows, starts, ends = _fixed_windows(places, size, slide, offset % slide)
+    return rows, starts, ends
+
+
+@kernel
+def _fixed_windows(places: Any, size: Any, slide: Any, offset: Any) -> Any:
+    since = np.empty(places.size, dtype=np.int64)
+    total = 0
+    for i in range(places.size):
+        # The remainder is that of floor division, so it is right before 1970 too; none of the steps overflows.
+        rest = places[i] % slide - offset
+        since[i] = rest if rest >= 0 else rest + slide
+        if since[i] < size:
+            total += (size - since[i] - 1) // slide + 1
+    rows = np.empty(total, dtype=np.int64)
+    starts = np.empty(total, dtype=np.int64)
+    ends = np.empty(total, dtype=np.int64)
+    count = 0
+    for i in range(places.size):
+        place = places[i]
+        past = since[i]
+        while past < size:
+            left = size - past
+            rows[count] = i
+            starts[count] = place - past if place >= _LOWEST + past else _LOWEST
+            ends[count] = place + left if place <= _HIGHEST - left else _HIGHEST
+            count += 1
+            if past > _HIGHEST - slide:
+                break
+            past += slide
+    return rows, starts, ends
+
+
+def session_ends(timestamps: Ints, gap: int) -> Ints:
+    """Return where the session of an element alone ends."""
+    return np.minimum(timestamps, _HIGHEST - gap) + gap
+
+
+def merged_sessions(keys: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return for each window (start, end) of the session that it is part of, among the windows of its key."""
+    merged_starts, merged_ends = np.empty_like(starts), np.empty_like(ends)
+    _merge(keys, starts, ends, ascending(keys, starts), merged_starts, merged_ends)
+    return merged_starts, merged_ends
+
+
+@kernel
+def _merge(keys: Any, starts: Any, ends: Any, order: Any, merged_starts: Any, merged_ends: Any) -> None:
+    first = 0
+    while first < order.size:
+        row = order[first]
+        key, start, end = keys[row], starts[row], ends[row]
+        last = first + 1
+        while last < order.size and keys[order[last]] == key and starts[order[last]] <= end:
+            end = max(end, ends[order[last]])
+            last += 1
+        for i in range(first, last):
+            merged_starts[order[i]] = start
+            merged_ends[order[i]] = end
+        first = last
