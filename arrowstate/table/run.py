@@ -192,12 +192,16 @@ class Run:
     @property
     def memory_bytes(self) -> int:
         """Bytes this run keeps in memory: its rows unless they are mapped, its directory, its live bits."""
-        size = int(self.live.nbytes) + sum(segment.converted_bytes for segment in self.segments)
-        if not self.mapped:
-            size += sum(segment.stored.nbytes for segment in self.segments)
+        size = int(self.live.nbytes) + self.row_bytes
         if self.built is not None:
             size += int(self.built.offsets.nbytes)
         return size
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of rows in memory: those that are in no mapped file, and what was made of those that are."""
+        size = sum(segment.converted_bytes for segment in self.segments)
+        return size if self.mapped else size + sum(segment.stored.nbytes for segment in self.segments)
 
     def find(self, keys: KeyBatch, pending: Ints) -> Ints:
         """Return the live row of each pending key, or -1.
