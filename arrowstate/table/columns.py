@@ -7,6 +7,7 @@ one NaN), as the key hash does it, so that from then on equal keys have equal bi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from arrowstate.table import kernels
 
-__all__ = ["canonical_floats", "fixed_words", "rows_equal", "take"]
+__all__ = ["canonical_floats", "fixed_words", "gather_places", "rows_equal", "take"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,6 +46,18 @@ def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
         return np.empty((0, words), dtype=word)
     view = np.frombuffer(data, dtype=word, count=(column.offset + len(column)) * words)
     return view.reshape(-1, words)[column.offset :]
+
+
+def gather_places(sources: Sequence[pa.Array], places: Ints) -> pa.Array:
+    """Return rows of several columns of one type as one; a place is the number of the column << 32 | its row."""
+    words = [fixed_words(source) for source in sources]
+    if all(word is not None and not source.null_count for word, source in zip(words, sources, strict=True)):
+        addresses = np.array([word.ctypes.data for word in words], dtype=np.uint64)  # type: ignore[union-attr]
+        out = np.empty((places.size, words[0].shape[1]), dtype=words[0].dtype)  # type: ignore[union-attr]
+        kernels.gather_places(addresses, places, out)
+        return pa.Array.from_buffers(sources[0].type, places.size, [None, pa.py_buffer(out)], 0)
+    starts = np.concatenate(([0], np.cumsum([len(source) for source in sources])))
+    return take(pa.concat_arrays(sources), starts[places >> 32] + (places & 0xFFFFFFFF))
 
 
 def _text_parts(column: pa.Array) -> tuple[npt.NDArray[Any], np.uint64] | None:

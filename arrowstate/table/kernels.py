@@ -1,4 +1,4 @@
-"""The numba kernels of sorted runs: sort, group, directory, probe, live bits, merge, gather.
+"""The numba kernels of sorted runs: sort, group, directory, probe, live bits, gather.
 
 Every kernel works on numpy views of Arrow buffers, releases the GIL and is cached on disk. None of them
 allocates per row. Hashes are signed 64-bit integers; where a kernel takes their top bits it flips the sign
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowstate_formats.compiled import kernel, load_uint8, load_uint64, prefetch
+from arrowstate_formats.compiled import kernel, load_uint8, load_uint16, load_uint32, load_uint64, prefetch
 
 __all__ = [
+    "bucket_of",
     "clear_bits",
     "count_bits",
     "count_buckets",
@@ -22,10 +23,10 @@ __all__ = [
     "equal_fixed",
     "fill_from_groups",
     "gather",
+    "gather_places",
     "group_starts",
-    "live_hashes",
+    "live_places",
     "live_rows",
-    "merge_two",
     "next_candidate",
     "next_candidates",
     "probe",
@@ -39,35 +40,54 @@ Bits = npt.NDArray[np.uint8]
 _SIGN = np.uint64(1 << 63)
 _RADIX_BITS = 11
 _RADIX = 1 << _RADIX_BITS
+_MOVES = 4
 _BLOCK = 256
-_AHEAD = 32
+_AHEAD = 16
+_NEAR = 4
 
 
 @kernel
-def _radix_sort(hashes: Any, first_bit: int, passes: int) -> Any:
-    """Sort stably by the bits from `first_bit` on, 11 for each pass; return (unsigned hashes, row numbers)."""
-    size = hashes.size
-    keys, other_keys = np.empty(size, dtype=np.uint64), np.empty(size, dtype=np.uint64)
-    rows, other_rows = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
-    places = np.zeros((passes, _RADIX), dtype=np.int64)
-    mask = np.uint64(_RADIX - 1)
-    for i in range(size):
-        key = np.uint64(hashes[i]) ^ _SIGN
-        keys[i] = key
-        rows[i] = i
-        for number in range(passes):
-            places[number, (key >> np.uint64(first_bit + number * _RADIX_BITS)) & mask] += 1
-    for number in range(passes):
+def _place(hashes: Any, lowest: Any, shift: Any, buckets: Any) -> Any:
+    """Put the rows in the order of their buckets, (hash - lowest) >> shift; within one they keep their order."""
+    ends = np.zeros(buckets, dtype=np.uint32)
+    for i in range(hashes.size):
+        ends[(np.uint64(hashes[i]) - lowest) >> shift] += np.uint32(1)
+    total = np.uint32(0)
+    for bucket in range(buckets):
+        count = ends[bucket]
+        ends[bucket] = total
+        total += count
+    placed = np.empty(hashes.size, dtype=np.int64)
+    rows = np.empty(hashes.size, dtype=np.int64)
+    for i in range(hashes.size):
+        bucket = (np.uint64(hashes[i]) - lowest) >> shift
+        place = ends[bucket]
+        ends[bucket] = place + np.uint32(1)
+        placed[place] = hashes[i]
+        rows[place] = i
+    return placed, rows
+
+
+@kernel
+def _radix_sort(hashes: Any, lowest: Any, bits: Any) -> Any:
+    """Sort stably by the lowest `bits` of (hash - lowest), 11 at a time."""
+    keys, rows = hashes.copy(), np.arange(hashes.size)
+    other_keys, other_rows = np.empty_like(keys), np.empty_like(rows)
+    places = np.empty(_RADIX, dtype=np.int64)
+    for first_bit in range(0, bits, _RADIX_BITS):
+        shift, mask = np.uint64(first_bit), np.uint64(_RADIX - 1)
+        places[:] = 0
+        for i in range(keys.size):
+            places[((np.uint64(keys[i]) - lowest) >> shift) & mask] += 1
         total = 0
         for digit in range(_RADIX):
-            count = places[number, digit]
-            places[number, digit] = total
+            count = places[digit]
+            places[digit] = total
             total += count
-        shift = np.uint64(first_bit + number * _RADIX_BITS)
-        for i in range(size):
-            digit = (keys[i] >> shift) & mask
-            place = places[number, digit]
-            places[number, digit] = place + 1
+        for i in range(keys.size):
+            digit = ((np.uint64(keys[i]) - lowest) >> shift) & mask
+            place = places[digit]
+            places[digit] = place + 1
             other_keys[place] = keys[i]
             other_rows[place] = rows[i]
         keys, other_keys = other_keys, keys
@@ -77,33 +97,50 @@ def _radix_sort(hashes: Any, first_bit: int, passes: int) -> Any:
 
 @kernel
 def sort_by_hash(hashes: Any) -> Any:
-    """Return (sorted hashes, row numbers): a stable sort, so rows of one hash keep their order."""
+    """Return (sorted hashes, row numbers): a stable sort, so rows of one hash keep their order.
+
+    Hashes are spread evenly over their range, so one pass that puts each row in its bucket, with about as many
+    buckets as rows, leaves little to do. Where the rows come as a few sorted lists, as in a merge, that pass reads
+    and writes in order, whatever their number.
+    """
     size = hashes.size
-    # The top bits order all but a few rows; an insertion sort mends the rest. Hashes that share their top bits
-    # would make that quadratic, so the moves are counted and a sort by all bits takes over.
-    keys, rows = _radix_sort(hashes, 31, 3) if size < 1_000_000 else _radix_sort(hashes, 20, 4)
+    if size == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    lowest, highest = hashes[0], hashes[0]
+    for i in range(size):
+        lowest, highest = min(lowest, hashes[i]), max(highest, hashes[i])
+    base = np.uint64(lowest)
+    span = np.uint64(highest) - base
+    bits = _bit_length(span)
+    shift = np.uint64(max(0, bits - _bit_length(np.uint64(size))))
+    placed, rows = _place(hashes, base, shift, np.int64(span >> shift) + 1)
+    # An insertion sort mends the buckets. Values that are not spread evenly would make that quadratic, so the moves
+    # are counted and a sort by all bits takes over.
     moves = 0
     for i in range(1, size):
-        key = keys[i]
-        if keys[i - 1] <= key:
+        value = placed[i]
+        if placed[i - 1] <= value:
             continue
         row = rows[i]
         j = i
-        while j > 0 and keys[j - 1] > key:
-            keys[j] = keys[j - 1]
+        while j > 0 and placed[j - 1] > value:
+            placed[j] = placed[j - 1]
             rows[j] = rows[j - 1]
             j -= 1
-        keys[j] = key
+            moves += 1
+            if moves > _MOVES * size:
+                return _radix_sort(hashes, base, bits)
+        placed[j] = value
         rows[j] = row
-        moves += i - j
-        if moves > size:
-            break
-    if moves > size:
-        keys, rows = _radix_sort(hashes, 0, 6)
-    out = np.empty(size, dtype=np.int64)
-    for i in range(size):
-        out[i] = np.int64(keys[i] ^ _SIGN)
-    return out, rows
+    return placed, rows
+
+
+@kernel
+def _bit_length(value: Any) -> Any:
+    bits = 0
+    while bits < 64 and value >> np.uint64(bits):
+        bits += 1
+    return bits
 
 
 @kernel
@@ -138,6 +175,25 @@ def count_buckets(hashes: Any, base: Any, shift: Any, offsets: Any) -> None:
     """
     for i in range(hashes.size):
         offsets[np.int64(((np.uint64(hashes[i]) ^ _SIGN) - base) >> shift) + 1] += np.uint32(1)
+
+
+@kernel
+def bucket_of(query: Any, base: Any, shift: Any, offsets: Any) -> Any:
+    """Return a bucket that has all rows of a hash, if there are any: one past the last where that is sure."""
+    return min(((np.uint64(query) ^ _SIGN) - base) >> shift, np.uint64(offsets.size - 1))
+
+
+@kernel
+def first_near(hashes: Any, place: Any, query: Any) -> Any:
+    """Return the first place from `place` on whose hash is not below the query; it is near, most of the time."""
+    if place + _NEAR <= hashes.size:
+        below = np.int64(0)
+        for step in range(_NEAR):
+            below += np.int64(hashes[np.uint64(place + step)] < query)
+        place += below
+    while place < hashes.size and hashes[place] < query:
+        place += 1
+    return place
 
 
 @kernel
@@ -180,63 +236,49 @@ def probe(
     the first directory offset, the first hash and the first live bit stand for. out[i] is the row of
     queries[pending[i]], or -1.
     """
-    # In blocks of plain loops, each of which asks for the cache lines of the next: so the misses of directory,
-    # hashes and live bits overlap instead of adding up.
-    directory_address = np.uint64(offsets.ctypes.data)
+    # Plain loops over blocks, and no branch that depends on a hash but rare ones: so the misses of many queries
+    # overlap, and a wrong guess, which costs more than all the rest, is rare.
+    asked = np.empty(_BLOCK, dtype=np.int64)
+    places = np.zeros(_BLOCK + _AHEAD, dtype=np.int64)
     hash_address = np.uint64(hashes.ctypes.data)
-    starts = np.empty(_BLOCK, dtype=np.int64)
-    ends = np.empty(_BLOCK, dtype=np.int64)
-    last_bucket = np.uint64(offsets.size - 2)
-    end_row = segment_row + hashes.size
+    size = hashes.size
+    if size == 0:
+        out[:] = -1
+        return
     for block in range(0, pending.size, _BLOCK):
-        size = min(_BLOCK, pending.size - block)
-        for i in range(size):
-            unsigned = np.uint64(queries[pending[block + i]]) ^ _SIGN
-            prefetch(directory_address + (((unsigned - base) >> shift) << np.uint64(2)))
-        for i in range(size):
-            unsigned = np.uint64(queries[pending[block + i]]) ^ _SIGN
-            bucket = (unsigned - base) >> shift
-            inside = unsigned >= base and bucket <= last_bucket
-            bucket = bucket if inside else np.uint64(0)
-            start = max(np.int64(offsets[bucket]) + directory_row, segment_row)
-            end = min(np.int64(offsets[bucket + np.uint64(1)]) + directory_row, end_row)
-            starts[i] = start
-            ends[i] = end if inside else start
-            prefetch(hash_address + (np.uint64(start - segment_row) << np.uint64(3)))
-        for i in range(size):
-            query = queries[pending[block + i]]
-            row = starts[i]
-            end = ends[i]
-            while row < end and hashes[row - segment_row] < query:
-                row += 1
-            starts[i] = row if row < end and hashes[row - segment_row] == query else -1
-        for i in range(size):
-            row = starts[i]
-            if row >= 0:
-                bit = row - live_row
-                if not (live[bit >> 3] >> (bit & 7)) & 1:
-                    row = next_candidate(row, hashes, segment_row, live, live_row)
-            out[block + i] = row
+        count = min(_BLOCK, pending.size - block)
+        for i in range(count):
+            asked[i] = queries[pending[block + i]]
+            bucket = bucket_of(asked[i], base, shift, offsets)
+            places[i] = min(max(np.int64(offsets[bucket]) + directory_row - segment_row, 0), size)
+        for i in range(count):
+            prefetch(hash_address + (np.uint64(places[i + _AHEAD]) << np.uint64(3)))
+            query = asked[i]
+            place = min(first_near(hashes, places[i], query), size - 1)
+            same = np.int64(hashes[np.uint64(place)] == query)
+            row = place + segment_row
+            bit = np.uint64(row - live_row)
+            on = np.int64(live[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & same
+            out[block + i] = (row + 1) * on - 1
+            after = np.uint64(min(place + 1, size - 1))
+            if np.int64(hashes[after] == query) & (same - on):
+                out[block + i] = next_candidate(row, hashes, segment_row, live, live_row)
 
 
 @kernel
 def split_found(pending: Any, rows: Any) -> Any:
     """Split pending queries by whether a row was found: (those found, their rows, the others), in order."""
-    count = 0
-    for i in range(rows.size):
-        count += rows[i] >= 0
-    found = np.empty(count, dtype=np.int64)
-    found_rows = np.empty(count, dtype=np.int64)
-    others = np.empty(rows.size - count, dtype=np.int64)
+    found = np.empty(rows.size, dtype=np.int64)
+    found_rows = np.empty(rows.size, dtype=np.int64)
+    others = np.empty(rows.size, dtype=np.int64)
     hit = 0
     for i in range(rows.size):
-        if rows[i] >= 0:
-            found[hit] = pending[i]
-            found_rows[hit] = rows[i]
-            hit += 1
-        else:
-            others[i - hit] = pending[i]
-    return found, found_rows, others
+        # Written to both sides without a branch, the wrong one is overwritten.
+        found[hit] = pending[i]
+        found_rows[hit] = rows[i]
+        others[i - hit] = pending[i]
+        hit += rows[i] >= 0
+    return found[:hit], found_rows[:hit], others[: rows.size - hit]
 
 
 @kernel
@@ -354,44 +396,34 @@ def live_rows(bits: Any, start: Any, stop: Any) -> Any:
 
 
 @kernel
-def live_hashes(bits: Any, first_bit: Any, hashes: Any, first_row: Any) -> Any:
-    """Return (hashes, rows) of the rows whose bit is set; hashes[i] stands for bit first_bit + i, row first_row + i."""
-    out = np.empty(hashes.size, dtype=np.int64)
-    rows = np.empty(hashes.size, dtype=np.int64)
+def live_places(bits: Any, first_bit: Any, hashes: Any, source: Any, out_hashes: Any, out_places: Any) -> Any:
+    """Write the hash and the place of each live row; return how many there are.
+
+    hashes[i] stands for bit first_bit + i; its place is source << 32 | i.
+    """
     count = 0
     for i in range(hashes.size):
         bit = first_bit + i
-        out[count] = hashes[i]
-        rows[count] = first_row + i
+        out_hashes[count] = hashes[i]
+        out_places[count] = (source << 32) | i
         count += (bits[bit >> 3] >> (bit & 7)) & 1
-    return out[:count], rows[:count]
+    return count
 
 
 @kernel
-def merge_two(left_hashes: Any, left_rows: Any, right_hashes: Any, right_rows: Any) -> Any:
-    """Merge two hash-sorted lists; rows with an equal hash come from the left first."""
-    size = left_hashes.size + right_hashes.size
-    hashes = np.empty(size, dtype=np.int64)
-    rows = np.empty(size, dtype=np.int64)
-    i = 0
-    j = 0
-    k = 0
-    while i < left_hashes.size and j < right_hashes.size:
-        # Written without a branch: which side is next is random, and a wrong guess costs more than the copy.
-        take_left = left_hashes[i] <= right_hashes[j]
-        hashes[k] = left_hashes[i] if take_left else right_hashes[j]
-        rows[k] = left_rows[i] if take_left else right_rows[j]
-        i += take_left
-        j += not take_left
-        k += 1
-    while i < left_hashes.size:
-        hashes[k] = left_hashes[i]
-        rows[k] = left_rows[i]
-        i += 1
-        k += 1
-    while j < right_hashes.size:
-        hashes[k] = right_hashes[j]
-        rows[k] = right_rows[j]
-        j += 1
-        k += 1
-    return hashes, rows
+def gather_places(addresses: Any, places: Any, out: Any) -> None:
+    """Copy the rows at some places to `out`, a (rows, words) array; addresses[source] is that of a source's row 0."""
+    words = out.shape[1]
+    width = np.uint64(words * out.itemsize)
+    for i in range(places.size):
+        place = np.uint64(places[i])
+        address = addresses[place >> np.uint64(32)] + (place & np.uint64(0xFFFFFFFF)) * width
+        for word in range(words):
+            if out.itemsize == 8:
+                out[i, word] = load_uint64(address + np.uint64(8 * word))
+            elif out.itemsize == 4:
+                out[i, word] = load_uint32(address)
+            elif out.itemsize == 2:
+                out[i, word] = load_uint16(address)
+            else:
+                out[i, word] = load_uint8(address)

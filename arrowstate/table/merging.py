@@ -9,7 +9,6 @@ The tiers are those of the size-tiered LSM trees (O'Neil et al., 1996; Cassandra
 from __future__ import annotations
 
 import errno
-import heapq
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +23,14 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.table import kernels, pair_kernels
-from arrowstate.table.columns import take
-from arrowstate.table.run import Run
+from arrowstate.table.columns import gather_places
+from arrowstate.table.run import Bits, Run, has_second
 
 __all__ = ["BatchSink", "MemorySink", "MergePolicy", "SpillSink", "fill", "merge_runs"]
 
 Ints = npt.NDArray[np.int64]
+Source = tuple[pa.RecordBatch, Ints, Bits, int]
+"Rows of one run, their hashes, the run's live bits, and the bit of the first row."
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,43 +186,39 @@ def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:
 
 
 def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.RecordBatch | None:
-    sources: list[pa.RecordBatch] = []
-    lists: list[tuple[int, int, tuple[Ints, ...]]] = []
-    offset = 0
-    paired = False
+    sources: list[Source] = []
     for run in runs:
         for segment in run.segments:
             start = 0 if low is None else int(np.searchsorted(segment.hashes, low))
             stop = segment.hashes.size if high is None else int(np.searchsorted(segment.hashes, high))
-            if start >= stop:
-                continue
-            bit = segment.first_row - run.first_row
-            hashes, rows = kernels.live_hashes(run.live, bit + start, segment.hashes[start:stop], offset)
-            if not rows.size:
-                continue
-            seconds = segment.seconds
-            if seconds is None:
-                lists.append((rows.size, len(lists), (hashes, rows)))
-            else:
-                paired = True
-                lists.append((rows.size, len(lists), (hashes, seconds[start + (rows - offset)], rows)))
-            sources.append(segment.batch.slice(start, stop - start))
-            offset += stop - start
-    if not lists:
+            if start < stop:
+                rows = segment.batch.slice(start, stop - start)
+                sources.append((rows, segment.hashes[start:stop], run.live, segment.first_row + start - run.first_row))
+    hashes, places = _live(sources)
+    if not hashes.size:
         return None
-    # Smallest first: each row is then moved about log(runs) times, the rows of the largest run only once.
-    heapq.heapify(lists)
-    number = len(lists)
-    merge_two = pair_kernels.merge_two_pairs if paired else kernels.merge_two
-    while len(lists) > 1:
-        left, right = heapq.heappop(lists), heapq.heappop(lists)
-        merged = merge_two(*left[2], *right[2])
-        heapq.heappush(lists, (merged[-1].size, number, merged))
-        number += 1
-    *sort_arrays, rows = lists[0][2]
-    columns = [pa.array(values) for values in sort_arrays]
-    for field in range(len(sort_arrays), sources[0].num_columns):
-        parts_of_field = [source.column(field) for source in sources]
-        one = parts_of_field[0] if len(parts_of_field) == 1 else pa.concat_arrays(parts_of_field)
-        columns.append(take(one, rows))
-    return pa.RecordBatch.from_arrays(columns, schema=sources[0].schema)
+    parts = [part for part, _, _, _ in sources]
+    # The live rows are a few sorted lists one after the other, which the sort puts together in one pass.
+    if has_second(parts[0].schema):
+        seconds = gather_places([part.column(1) for part in parts], places).to_numpy()
+        order = pair_kernels.sort_by_pair(hashes, seconds)
+        sorted_columns = [hashes[order], seconds[order]]
+    else:
+        hashes, order = kernels.sort_by_hash(hashes)
+        sorted_columns = [hashes]
+    places = places[order]
+    columns = [
+        gather_places([part.column(number) for part in parts], places)
+        for number in range(len(sorted_columns), parts[0].num_columns)
+    ]
+    return pa.RecordBatch.from_arrays([*map(pa.array, sorted_columns), *columns], schema=parts[0].schema)
+
+
+def _live(sources: Sequence[Source]) -> tuple[Ints, Ints]:
+    """Return hashes and places of the live rows, source by source."""
+    rows = sum(part.num_rows for part, _, _, _ in sources)
+    hashes, places = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
+    count = 0
+    for number, (_, part_hashes, live, bit) in enumerate(sources):
+        count += kernels.live_places(live, bit, part_hashes, number, hashes[count:], places[count:])
+    return hashes[:count], places[:count]

@@ -11,28 +11,48 @@ from typing import Any
 
 import numpy as np
 
-from arrowstate.table.kernels import sort_by_hash
+from arrowstate.table.kernels import bucket_of, first_near, sort_by_hash
 from arrowstate_formats.compiled import kernel, prefetch
 
 __all__ = [
     "hash_ranges",
-    "merge_two_pairs",
     "next_pair_candidates",
     "pair_starts",
     "probe_pair",
     "sort_by_pair",
 ]
 
-_SIGN = np.uint64(1 << 63)
 _BLOCK = 256
+_AHEAD = 16
+_FEW = 16
 
 
 @kernel
 def sort_by_pair(hashes: Any, seconds: Any) -> Any:
     """Return row numbers sorted by (hash, second); rows with an equal pair keep their order."""
-    _, by_second = sort_by_hash(seconds)
-    _, by_hash = sort_by_hash(hashes[by_second])
-    return by_second[by_hash]
+    sorted_hashes, rows = sort_by_hash(hashes)
+    # Rows of one hash are few, or in order already as those of lists in a merge; if neither, they are sorted as hashes.
+    end = 0
+    while end < rows.size:
+        start = end
+        end += 1
+        while end < rows.size and sorted_hashes[end] == sorted_hashes[start]:
+            end += 1
+        moves = 0
+        for i in range(start + 1, end):
+            row = rows[i]
+            j = i
+            while j > start and seconds[rows[j - 1]] > seconds[row]:
+                rows[j] = rows[j - 1]
+                j -= 1
+            rows[j] = row
+            moves += i - j
+            if moves > _FEW * (end - start):
+                group = rows[start:end]
+                _, order = sort_by_hash(seconds[group])
+                rows[start:end] = group[order]
+                break
+    return rows
 
 
 @kernel
@@ -51,16 +71,12 @@ def pair_starts(sorted_hashes: Any, sorted_seconds: Any) -> Any:
 
 
 @kernel
-def _bucket(query: Any, base: Any, shift: Any, offsets: Any, directory_row: Any, segment_row: Any, end_row: Any) -> Any:
-    """Return the rows of the segment that may have this hash: (first, end)."""
-    unsigned = np.uint64(query) ^ _SIGN
-    if unsigned < base:
-        return segment_row, segment_row
-    bucket = (unsigned - base) >> shift
-    if bucket > np.uint64(offsets.size - 2):
-        return segment_row, segment_row
-    start = max(np.int64(offsets[bucket]) + directory_row, segment_row)
-    return start, min(np.int64(offsets[bucket + np.uint64(1)]) + directory_row, end_row)
+def _bucket(query: Any, base: Any, shift: Any, offsets: Any, directory_row: Any, segment_row: Any, size: Any) -> Any:
+    """Return the places of the segment that may have this hash: (first, end)."""
+    bucket = bucket_of(query, base, shift, offsets)
+    start = np.int64(offsets[bucket]) + directory_row - segment_row
+    end = np.int64(offsets[min(bucket + np.uint64(1), np.uint64(offsets.size - 1))]) + directory_row - segment_row
+    return min(max(start, 0), size), min(max(end, 0), size)
 
 
 @kernel
@@ -108,38 +124,53 @@ def probe_pair(
     out: Any,
 ) -> None:
     """As `probe`, in a run that is sorted by (hash, second): find the first live row with the query's pair."""
-    end_row = segment_row + hashes.size
-    starts = np.empty(_BLOCK, dtype=np.int64)
-    ends = np.empty(_BLOCK, dtype=np.int64)
-    directory_address = np.uint64(offsets.ctypes.data)
+    numbers = np.empty(_BLOCK, dtype=np.int64)
+    places = np.zeros(_BLOCK + _AHEAD, dtype=np.int64)
     hash_address, second_address = np.uint64(hashes.ctypes.data), np.uint64(seconds.ctypes.data)
+    size = hashes.size
+    if size == 0:
+        out[:] = -1
+        return
     for block in range(0, pending.size, _BLOCK):
-        size = min(_BLOCK, pending.size - block)
-        # As in `probe`, each loop asks for the cache lines of the next.
-        for i in range(size):
-            unsigned = np.uint64(queries[pending[block + i]]) ^ _SIGN
-            prefetch(directory_address + (((unsigned - base) >> shift) << np.uint64(2)))
-        for i in range(size):
-            query = queries[pending[block + i]]
-            start, end = _bucket(query, base, shift, offsets, directory_row, segment_row, end_row)
-            starts[i] = start - segment_row
-            ends[i] = end - segment_row
-            prefetch(hash_address + (np.uint64(starts[i]) << np.uint64(3)))
-            prefetch(second_address + (np.uint64(starts[i]) << np.uint64(3)))
-        for i in range(size):
-            query = queries[pending[block + i]]
-            first = _first_at_least(hashes, starts[i], ends[i], query)
-            last = _first_above(hashes, first, ends[i], query)
-            second = query_seconds[pending[block + i]]
-            place = _first_at_least(seconds, first, last, second)
-            found = np.int64(-1)
-            while place < last and seconds[place] == second:
-                bit = place + segment_row - live_row
-                if (live[bit >> 3] >> (bit & 7)) & 1:
-                    found = place + segment_row
-                    break
-                place += 1
-            out[block + i] = found
+        count = min(_BLOCK, pending.size - block)
+        # As in `probe`: plain loops, and no branch that depends on a hash but rare ones.
+        for i in range(count):
+            numbers[i] = pending[block + i]
+            places[i], _ = _bucket(queries[numbers[i]], base, shift, offsets, directory_row, segment_row, size)
+        for i in range(count):
+            prefetch(hash_address + (np.uint64(places[i + _AHEAD]) << np.uint64(3)))
+            places[i] = min(first_near(hashes, places[i], queries[numbers[i]]), size - 1)
+            prefetch(second_address + (np.uint64(places[i]) << np.uint64(3)))
+        for i in range(count):
+            query, second = queries[numbers[i]], query_seconds[numbers[i]]
+            place = places[i]
+            if hashes[np.uint64(min(place + 1, size - 1))] == query:
+                # Several rows of one hash, which is rare, or else usual.
+                _, end = _bucket(query, base, shift, offsets, directory_row, segment_row, size)
+                end = _first_above(hashes, place, end, query)
+                place = min(_first_at_least(seconds, place, end, second), size - 1)
+            near = np.uint64(place)
+            same = np.int64(hashes[near] == query) & np.int64(seconds[near] == second)
+            row = place + segment_row
+            bit = np.uint64(row - live_row)
+            on = np.int64(live[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & same
+            out[block + i] = (row + 1) * on - 1
+            near = np.uint64(min(place + 1, size - 1))
+            if np.int64(hashes[near] == query) & np.int64(seconds[near] == second) & (same - on):
+                out[block + i] = next_pair_candidate(place, hashes, seconds, segment_row, live, live_row)
+
+
+@kernel
+def next_pair_candidate(place: Any, hashes: Any, seconds: Any, segment_row: Any, live: Any, live_row: Any) -> Any:
+    """Return the next live row after a place of the segment that has the same pair, or -1."""
+    query, second = hashes[place], seconds[place]
+    place += 1
+    while place < hashes.size and hashes[place] == query and seconds[place] == second:
+        bit = place + segment_row - live_row
+        if (live[bit >> 3] >> (bit & 7)) & 1:
+            return place + segment_row
+        place += 1
+    return -1
 
 
 @kernel
@@ -148,15 +179,7 @@ def next_pair_candidates(
 ) -> None:
     """Move each of the rows found[which] on to the next live row that has the same pair, or to -1."""
     for i in which:
-        first = found[i] - segment_row
-        place = first + 1
-        found[i] = -1
-        while place < hashes.size and hashes[place] == hashes[first] and seconds[place] == seconds[first]:
-            bit = place + segment_row - live_row
-            if (live[bit >> 3] >> (bit & 7)) & 1:
-                found[i] = place + segment_row
-                break
-            place += 1
+        found[i] = next_pair_candidate(found[i] - segment_row, hashes, seconds, segment_row, live, live_row)
 
 
 @kernel
@@ -173,15 +196,14 @@ def hash_ranges(
     live_row: Any,
 ) -> Any:
     """Find all live rows of this segment that have the hash of a pending query: (query numbers, rows)."""
-    end_row = segment_row + hashes.size
     starts = np.empty(pending.size, dtype=np.int64)
     total = 0
     for i in range(pending.size):
         query = queries[pending[i]]
-        start, end = _bucket(query, base, shift, offsets, directory_row, segment_row, end_row)
-        place = _first_at_least(hashes, start - segment_row, end - segment_row, query)
+        start, end = _bucket(query, base, shift, offsets, directory_row, segment_row, hashes.size)
+        place = first_near(hashes, start, query) if end - start <= _FEW else _first_at_least(hashes, start, end, query)
         starts[i] = place
-        while place < end - segment_row and hashes[place] == query:
+        while place < end and hashes[place] == query:
             bit = place + segment_row - live_row
             total += (live[bit >> 3] >> (bit & 7)) & 1
             place += 1
@@ -199,32 +221,3 @@ def hash_ranges(
                 count += 1
             place += 1
     return numbers, rows
-
-
-@kernel
-def merge_two_pairs(
-    left_hashes: Any, left_seconds: Any, left_rows: Any, right_hashes: Any, right_seconds: Any, right_rows: Any
-) -> Any:
-    """Merge two lists sorted by (hash, second); rows with an equal pair come from the left first."""
-    size = left_hashes.size + right_hashes.size
-    hashes = np.empty(size, dtype=np.int64)
-    seconds = np.empty(size, dtype=np.int64)
-    rows = np.empty(size, dtype=np.int64)
-    i = 0
-    j = 0
-    for k in range(size):
-        take_left = i < left_hashes.size
-        if take_left and j < right_hashes.size:
-            equal = left_hashes[i] == right_hashes[j]
-            take_left = left_hashes[i] < right_hashes[j] or (equal and left_seconds[i] <= right_seconds[j])
-        if take_left:
-            hashes[k] = left_hashes[i]
-            seconds[k] = left_seconds[i]
-            rows[k] = left_rows[i]
-            i += 1
-        else:
-            hashes[k] = right_hashes[j]
-            seconds[k] = right_seconds[j]
-            rows[k] = right_rows[j]
-            j += 1
-    return hashes, seconds, rows

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["kernel", "load_uint8", "load_uint32", "load_uint64", "prefetch"]
+__all__ = ["kernel", "load_uint8", "load_uint16", "load_uint32", "load_uint64", "prefetch"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,5 +64,6 @@ prefetch: Any = _prefetch
 """Asks for the cache line at a byte address; the address need not exist, nothing is read or raised."""
 
 load_uint8 = _loader(types.uint8)
+load_uint16 = _loader(types.uint16)
 load_uint32 = _loader(types.uint32)
 load_uint64 = _loader(types.uint64)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from arrowstate.table import kernels
+from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.run import Directory, Segment, all_live
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -55,18 +55,48 @@ def test_sort_by_hash_sorts_every_shape_of_large_batches(hashes):
     np.testing.assert_array_equal(sorted_hashes, values[expected])
 
 
-def test_hashes_that_share_their_top_44_bits_are_sorted_in_linear_time():
+def test_hashes_that_share_their_top_44_bits_but_for_one_are_sorted_in_linear_time():
     kernels.sort_by_hash(np.zeros(1, np.int64))
     shared = (np.int64(123) << 20) | np.arange(400_000, dtype=np.int64)[::-1]
+    hashes = np.append(shared, np.int64(-(2**63)))
 
     start = time.perf_counter()
-    sorted_hashes, rows = kernels.sort_by_hash(shared)
+    sorted_hashes, rows = kernels.sort_by_hash(hashes)
     seconds = time.perf_counter() - start
 
-    np.testing.assert_array_equal(sorted_hashes, shared[::-1])
-    np.testing.assert_array_equal(rows, np.arange(400_000)[::-1])
+    np.testing.assert_array_equal(sorted_hashes, hashes[::-1])
+    np.testing.assert_array_equal(rows, np.arange(400_001)[::-1])
     # An insertion sort alone moves 8e10 entries here, which takes more than a minute.
     assert seconds < 5
+
+
+def test_rows_of_one_hash_are_sorted_by_the_second_column_in_linear_time():
+    hashes, seconds = np.zeros(400_000, np.int64), np.arange(400_000)[::-1].copy()
+    pair_kernels.sort_by_pair(hashes[:1], seconds[:1])
+
+    start = time.perf_counter()
+    rows = pair_kernels.sort_by_pair(hashes, seconds)
+
+    assert time.perf_counter() - start < 5
+    np.testing.assert_array_equal(rows, seconds)
+
+
+PAIRS = {
+    "random": (RNG.integers(-(2**63), 2**63 - 1, 20_000), RNG.integers(-(2**63), 2**63 - 1, 20_000)),
+    "one_hash": (np.full(20_000, 7), RNG.integers(-(2**63), 2**63 - 1, 20_000)),
+    "groups_of_all_sizes": (RNG.geometric(0.01, 20_000), RNG.integers(-50, 50, 20_000)),
+    "equal_pairs": (RNG.integers(0, 3, 20_000), RNG.integers(0, 2, 20_000)),
+    "empty": (np.empty(0, np.int64), np.empty(0, np.int64)),
+}
+
+
+@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
+def test_sort_by_pair_is_the_stable_sort_by_both(pairs):
+    hashes, seconds = pairs
+
+    rows = pair_kernels.sort_by_pair(hashes, seconds)
+
+    np.testing.assert_array_equal(rows, np.lexsort((seconds, hashes)))
 
 
 @settings(deadline=None)
@@ -115,16 +145,29 @@ def test_all_live_sets_one_bit_per_row_and_none_past_the_end(rows):
 
 
 @settings(deadline=None)
-@given(left=SORTED, right=SORTED)
-def test_merge_two_is_the_stable_merge(left, right):
-    left_rows, right_rows = np.arange(left.size), np.arange(right.size) + 1000
+@given(flags=st.lists(st.booleans(), min_size=1, max_size=40), data=st.data())
+def test_live_places_are_those_of_the_set_bits(flags, data):
+    first = data.draw(st.integers(0, len(flags) - 1))
+    hashes = RNG.integers(-9, 9, len(flags) - first)
+    out_hashes, out_places = np.empty(hashes.size, np.int64), np.empty(hashes.size, np.int64)
 
-    hashes, rows = kernels.merge_two(left, left_rows, right, right_rows)
+    count = kernels.live_places(bits_of(flags), first, hashes, 3, out_hashes, out_places)
 
-    both = np.concatenate((left, right))
-    order = np.argsort(both, kind="stable")
-    assert hashes.tolist() == both[order].tolist()
-    assert rows.tolist() == np.concatenate((left_rows, right_rows))[order].tolist()
+    live = np.flatnonzero(flags[first:])
+    assert out_hashes[:count].tolist() == hashes[live].tolist()
+    assert out_places[:count].tolist() == ((3 << 32) + live).tolist()
+
+
+@pytest.mark.parametrize(("word", "words"), [("u1", 1), ("u2", 1), ("u4", 1), ("u8", 1), ("u8", 2), ("u8", 4)])
+def test_gather_places_copies_rows_of_several_sources(word, words):
+    sources = [RNG.integers(0, 200, (rows, words)).astype(word) for rows in (7, 1, 30)]
+    number = RNG.integers(0, 3, 50)
+    rows = np.array([RNG.integers(0, len(sources[source])) for source in number])
+    out = np.zeros((50, words), word)
+
+    kernels.gather_places(np.array([source.ctypes.data for source in sources], np.uint64), number << 32 | rows, out)
+
+    np.testing.assert_array_equal(out, [sources[source][row] for source, row in zip(number, rows, strict=True)])
 
 
 @pytest.mark.parametrize("words", [1, 2, 4])
@@ -196,6 +239,52 @@ def test_probe_finds_the_first_live_row_of_each_hash(hashes, queries, data):
 
 
 @settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(INT64 | FEW, FEW, st.booleans())
+        | st.tuples(st.just(5), st.integers(0, 99), st.booleans())
+        | st.tuples(st.just(5), st.just(7), st.booleans()),
+        min_size=1,
+        max_size=80,
+    ),
+    queries=st.lists(st.tuples(INT64 | FEW | st.just(5), FEW | st.integers(0, 99)), max_size=30),
+    data=st.data(),
+)
+def test_probe_pair_finds_the_first_live_row_of_each_pair(rows, queries, data):
+    rows.sort(key=lambda row: row[:2])
+    hashes, seconds, flags = (np.array(column) for column in zip(*rows, strict=True))
+    directory = Directory.build([Segment(None, hashes, 0)])
+    # The segment is a slice of the file, cut where the hash changes as every segment is.
+    borders = [0, *(np.flatnonzero(np.diff(hashes)) + 1).tolist(), hashes.size]
+    low, high = sorted(data.draw(st.lists(st.sampled_from(borders), min_size=2, max_size=2, unique=True)))
+    asked = np.array(sorted({*queries, *(row[:2] for row in rows)}), np.int64).reshape(-1, 2)
+    out = np.full(len(asked), -7, np.int64)
+
+    pair_kernels.probe_pair(
+        asked[:, 0].copy(),
+        asked[:, 1].copy(),
+        np.arange(len(asked)),
+        hashes[low:high],
+        seconds[low:high],
+        np.uint64(directory.base),
+        np.uint64(directory.shift),
+        directory.offsets,
+        0,
+        low,
+        bits_of(flags[low:]),
+        low,
+        out,
+    )
+
+    expected = []
+    for query, second in asked:
+        live = np.flatnonzero((hashes == query) & (seconds == second) & flags)
+        live = live[(live >= low) & (live < high)]
+        expected.append(int(live[0]) if live.size else -1)
+    assert out.tolist() == expected
+
+
+@settings(deadline=None)
 @given(hashes=st.lists(INT64 | FEW, min_size=1, max_size=40), data=st.data())
 def test_a_slice_is_probed_through_the_directory_of_the_whole_file(hashes, data):
     hashes = np.sort(np.array(hashes, np.int64))
@@ -215,14 +304,15 @@ def test_a_slice_is_probed_through_the_directory_of_the_whole_file(hashes, data)
 
 @settings(deadline=None)
 @given(hashes=st.lists(INT64 | FEW, min_size=1, max_size=60))
-def test_a_directory_has_about_one_bucket_per_row_and_borders_each_bucket(hashes):
+def test_a_directory_has_no_more_buckets_than_rows_and_borders_each_bucket(hashes):
     hashes = np.sort(np.array(hashes, np.int64))
 
     directory = Directory.build([Segment(None, hashes, 5)])
 
     buckets = [(int(value) + 2**63 - directory.base) >> directory.shift for value in hashes]
     assert directory.offsets.size - 2 == buckets[-1]
-    assert directory.offsets.size <= 2 * hashes.size + 2
+    assert directory.offsets.size <= hashes.size + 2
+    assert 0 <= directory.shift <= 63
     expected = np.searchsorted(buckets, np.arange(directory.offsets.size))
     assert directory.offsets.tolist() == expected.tolist()
     assert directory.first_row == 5

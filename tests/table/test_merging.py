@@ -1,12 +1,13 @@
-"""Which runs a merge policy picks."""
+"""Which runs a merge policy picks, and what a merge makes of them."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.table.merging import MergePolicy
+from arrowstate.table.merging import MemorySink, MergePolicy, merge_runs
 from arrowstate.table.run import Run
 
 
@@ -70,3 +71,54 @@ def test_one_merge_ends_the_picking():
 def test_a_policy_that_would_never_end_or_never_merge_is_refused(arguments):
     with pytest.raises(InvalidInputError, match=next(iter(arguments))):
         MergePolicy(**arguments)
+
+
+WIDTHS = [pa.int8(), pa.uint16(), pa.float32(), pa.int64(), pa.decimal128(30, 2), pa.bool_(), pa.string()]
+
+
+def filled_runs(second, random):
+    """Runs of random rows: columns of every width and of text, with nulls in some runs, some rows dead."""
+    runs = []
+    for number, rows in enumerate((1, 700, 40, 2500)):
+        hashes = random.integers(-5, 5, rows) if random.random() < 0.5 else random.integers(-(2**63), 2**63 - 1, rows)
+        seconds = random.integers(-30, 30, rows)
+        order = np.lexsort((seconds, hashes)) if second else np.argsort(hashes, kind="stable")
+        values = random.integers(0, 100, rows)
+        mask = pa.array(random.random(rows) < 0.2) if number % 2 else None
+        columns = [pa.array(hashes[order]), *([pa.array(seconds[order])] if second else [])]
+        names = ["_key_hash", *([second] if second else [])]
+        for kind in WIDTHS:
+            column = (pa.array(values > 50) if kind == pa.bool_() else pa.array(values)).cast(kind)
+            columns.append(column if mask is None else pa.compute.if_else(mask, None, column))
+            names.append(str(kind))
+        columns.append(pa.array([number] * rows))
+        names.append("run")
+        batch = pa.record_batch(columns, names=names)
+        cut = int(np.searchsorted(batch.column(0).to_numpy(), batch.column(0)[rows // 2].as_py()))
+        run = Run.of([part for part in (batch[:cut], batch[cut:]) if part.num_rows])
+        run.kill(np.flatnonzero(random.random(rows) < 0.3))
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.parametrize("second", [None, "_entry_hash"])
+@pytest.mark.parametrize("segment_bytes", [1, 20_000, 1 << 30])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_merge_keeps_the_live_rows_of_all_runs_in_order(second, segment_bytes, seed):
+    runs = filled_runs(second, np.random.default_rng(seed))
+    sort = 2 if second else 1
+
+    merged = merge_runs(runs, MergePolicy(segment_bytes=segment_bytes), MemorySink())
+
+    rows = [tuple(row.values()) for run in runs for batch in run.freeze().live_batches() for row in batch.to_pylist()]
+    rows.sort(key=lambda row: row[:sort])
+    assert merged.live_rows == merged.rows == len(rows)
+    assert [tuple(row.values()) for s in merged.segments for row in s.batch.to_pylist()] == rows
+
+
+def test_a_merge_of_runs_without_live_rows_is_none():
+    runs = filled_runs(None, np.random.default_rng(1))
+    for run in runs:
+        run.kill(np.arange(run.rows))
+
+    assert merge_runs(runs, MergePolicy(), MemorySink()) is None
