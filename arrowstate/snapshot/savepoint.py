@@ -158,7 +158,7 @@ def _drop_expired(runs: list[Run], cutoff: int | None) -> None:
 
 
 def _merged(runs: list[Run], schema: pa.Schema) -> Run | None:
-    size = sum(segment.batch.nbytes for run in runs for segment in run.segments)
+    size = sum(segment.stored.nbytes for run in runs for segment in run.segments)
     if size <= _IN_MEMORY_BYTES:
         return merge_runs(runs, MergePolicy(), MemorySink())
     return merge_runs(runs, MergePolicy(), SpillSink(Path(tempfile.gettempdir()), schema))

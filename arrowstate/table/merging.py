@@ -167,7 +167,7 @@ def merge_runs(runs: Sequence[Run], policy: MergePolicy, sink: BatchSink) -> Run
     live = sum(run.live_rows for run in runs)
     if not live:
         return None
-    row_bytes = max(1, sum(s.batch.nbytes for run in runs for s in run.segments) // sum(run.rows for run in runs))
+    row_bytes = max(1, sum(s.stored.nbytes for run in runs for s in run.segments) // sum(run.rows for run in runs))
     piece_rows = max(1024, policy.segment_bytes // row_bytes)
     pieces = _pieces(max(runs, key=lambda run: run.rows), -(-live // piece_rows))
     return fill(sink, (batch for piece in pieces if (batch := _merge_piece(runs, *piece)) is not None))

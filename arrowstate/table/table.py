@@ -284,7 +284,7 @@ class Table:
         return self.memory_bytes + sum(table.memory_bytes for table in self._siblings())
 
     def _sink(self, picked: Sequence[Run]) -> BatchSink:
-        expected = sum(run.live_rows * s.batch.nbytes // max(1, run.rows) for run in picked for s in run.segments)
+        expected = sum(run.live_rows * s.stored.nbytes // max(1, run.rows) for run in picked for s in run.segments)
         if self._budget is not None and self._budget_bytes() + expected > self._budget:
             return SpillSink(self._spill_folder, self.schema)
         return MemorySink()
