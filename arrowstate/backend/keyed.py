@@ -359,6 +359,13 @@ def restored_watermark(entry: LogEntryDocument, operator: OperatorDocument, boun
     return min(known) if known and len(known) == len(watermarks) else entry.watermark
 
 
+def _expired(state: StateDocument, clock_ms: Callable[[], int], watermark: int | None) -> int | None:
+    """Return the last time of update, in milliseconds, whose rows of a state have expired; None for no row."""
+    ttl = state.time_to_live
+    now = None if ttl is None else clock_ms() if ttl.clock == "processing_time" else watermark
+    return None if ttl is None or now is None or now - ttl.ttl_ms < -(1 << 63) else now - ttl.ttl_ms
+
+
 def _computed(descriptor: StateDescriptor) -> Any:
     """What a descriptor brings that snapshots do not pin: a callable, the parameters of a result."""
     if isinstance(descriptor, ReducingStateDescriptor):
@@ -401,9 +408,9 @@ def restore_backend(
     operator = find_operator(entry, uid)
     if not operator.key:
         raise InvalidInputError(f"operator {uid!r} has operator state only; restore it with restore_operator_state")
-    key_fields = operator.key
+    before = key_fields = operator.key
     if key is not None:
-        key_fields = evolve_key(uid, operator.key, key, evolution or SchemaEvolution(), operator.states)
+        before, key_fields = evolve_key(uid, operator.key, key, evolution or SchemaEvolution(), operator.states)
     elif evolution is not None:
         raise InvalidInputError("evolution says what becomes of the key; pass the new key too")
     maximum = operator.max_parallelism if max_parallelism is None else max_parallelism
@@ -426,11 +433,14 @@ def restore_backend(
     check_merge_rules(merge, operator.states)
     states = []
     for stored in operator.states:
-        state = stored if key_fields == operator.key else with_key(stored, operator.key, key_fields)
+        state = stored if key_fields == operator.key else with_key(stored, before, key_fields)
         schemas = RunSchemas(key_fields, state)
-        runs = open_state(storage, store_id, operator, schemas, hash_bounds=None if moves else bounds).runs
         if moves:
-            runs = rekeyed(schemas, runs, bounds, merge.get(state.name))
+            was = open_state(storage, store_id, operator, RunSchemas(operator.key, stored))
+            expired = _expired(state, clock_ms, backend.watermark)
+            runs = rekeyed(was.schemas, schemas, was.runs, bounds, merge.get(state.name), expired)
+        else:
+            runs = open_state(storage, store_id, operator, schemas, hash_bounds=bounds).runs
         states.append((state, runs))
     backend.take_up(key_fields, states)
     return backend

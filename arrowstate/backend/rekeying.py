@@ -70,20 +70,28 @@ def check_merge_rules(merge: Mapping[str, MergeRule], states: Sequence[StateDocu
 
 
 def rekeyed(
-    schemas: RunSchemas, runs: Sequence[Run], bounds: tuple[int, int], rule: MergeRule | None
+    before: RunSchemas,
+    schemas: RunSchemas,
+    runs: Sequence[Run],
+    bounds: tuple[int, int],
+    rule: MergeRule | None,
+    expired: int | None,
 ) -> tuple[Run, ...]:
-    """Return the live rows of the runs, whose key columns are the new ones, under the hashes of their new keys.
+    """Return the live rows of the runs under their new keys and the hashes of these.
 
     Parameters
     ----------
-    schemas
-        The state.
+    before, schemas
+        The state under the old key and under the new one.
     runs
-        All its runs, of all subtasks.
+        All its runs under the old key, of all subtasks.
     bounds
         The lowest and the highest hash of the subtask, whose rows alone are returned.
     rule
         What is done with rows whose keys became equal.
+    expired
+        The last time of update, in milliseconds, whose rows have expired: they are left out, so that no merge brings
+        their values back. None for no row.
 
     Raises
     ------
@@ -94,16 +102,19 @@ def rekeyed(
     """
     layout = schemas.layout
     descriptor = descriptor_of(schemas.document)
+    _, convert = schemas.of_version(before.document.schema_version)
+    assert convert is not None, "another key is another version"
     batches, old = [], []
     for run in runs:
         for batch in run.freeze().live_batches():
-            inside, moved = _own(batch, layout, bounds)
+            inside, moved = _own(convert(batch), layout, bounds, expired)
             if inside.size:
                 batches.append(moved)
-                old.append(batch.column(0).to_numpy()[inside])
+                if layout.is_list and rule is None:
+                    old.append(batch.select(_old_keys(before.layout)).take(pa.array(inside)))
     if not batches:
         return ()
-    rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    rows = pa.concat_batches(batches)
     first = layout.first_value
     start = 1 + (layout.second is not None)
     key = rows.columns[start : start + len(layout.key)]
@@ -111,7 +122,9 @@ def rekeyed(
     seconds = hash_columns(entry) if entry else None
     keys = KeyBatch.of(rows.column(0).to_numpy(), [*key, *entry], seconds=seconds)
     if layout.is_list:
-        return (Run.of([_list_rows(descriptor, rows, np.concatenate(old), keys, rule)]),)
+        if old and _meet(pa.concat_batches(old), keys):
+            raise _refused(descriptor)
+        return (Run.of([_list_rows(rows)]),)
     values = [take(column, keys.order) for column in rows.columns[first:]]
     if len(keys) < rows.num_rows:
         values = _merged(descriptor, layout, keys, values, rule)
@@ -119,24 +132,25 @@ def rekeyed(
     return (Run.of([pa.RecordBatch.from_arrays([*sort_columns, *keys.columns, *values], schema=rows.schema)]),)
 
 
-def _own(batch: pa.RecordBatch, layout: StateLayout, bounds: tuple[int, int]) -> tuple[Ints, pa.RecordBatch]:
-    """Return which rows have a new hash in the bounds, and these rows with it."""
+def _own(
+    batch: pa.RecordBatch, layout: StateLayout, bounds: tuple[int, int], expired: int | None
+) -> tuple[Ints, pa.RecordBatch]:
+    """Return which rows have not expired and have a new hash in the bounds, and these rows with it."""
     start = 1 + (layout.second is not None)
     columns = list(batch.columns)
     for number in range(start, start + len(layout.key)):
         columns[number] = canonical_floats(columns[number])
     hashes = hash_columns(columns[start : start + len(layout.key)])
     columns[0] = pa.array(hashes)
-    inside = np.flatnonzero((hashes >= bounds[0]) & (hashes <= bounds[1]))
+    own = (hashes >= bounds[0]) & (hashes <= bounds[1])
+    if expired is not None:
+        own &= columns[-1].to_numpy() > expired
+    inside = np.flatnonzero(own)
     return inside, pa.RecordBatch.from_arrays(columns, schema=batch.schema).take(pa.array(inside))
 
 
-def _list_rows(
-    descriptor: StateDescriptor, rows: pa.RecordBatch, old: Ints, keys: KeyBatch, rule: MergeRule | None
-) -> pa.RecordBatch:
+def _list_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the elements under their new keys; those of one old key keep their order."""
-    if rule is None and _meet(old, keys):
-        raise _refused(descriptor)
     # Numbers of different subtasks may be equal, and a key may have elements of both now.
     order = np.argsort(rows.column(1).to_numpy(), kind="stable")
     seconds = np.empty(order.size, dtype=np.int64)
@@ -145,9 +159,16 @@ def _list_rows(
     return sorted_rows.take(pa.array(pair_kernels.sort_by_pair(rows.column(0).to_numpy(), seconds)))
 
 
-def _meet(old: Ints, keys: KeyBatch) -> bool:
-    """Whether rows of different old hashes have one new key."""
-    grouped = old[keys.order]
+def _old_keys(layout: StateLayout) -> list[int]:
+    """Return the numbers of the columns of the hash and the key."""
+    first = 1 + (layout.second is not None)
+    return [0, *range(first, first + len(layout.key))]
+
+
+def _meet(old: pa.RecordBatch, keys: KeyBatch) -> bool:
+    """Whether rows of different old keys have one new key."""
+    hashes, *columns = old.columns
+    grouped = KeyBatch.of(hashes.to_numpy(), columns).groups()[keys.order]
     same = grouped[1:] == grouped[:-1]
     # The first row of a group may differ from the last of the one before.
     same[keys.starts[1:-1] - 1] = True

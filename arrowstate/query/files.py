@@ -160,9 +160,11 @@ class Part:
         hashes = hashes_of(self._columns([HASH_COLUMN]))
         start = int(np.searchsorted(hashes, hash_bounds[0], side="left"))
         stop = int(np.searchsorted(hashes, hash_bounds[1], side="right"))
-        batch = self._columns(columns).slice(start, max(0, stop - start))
+        rows = max(0, stop - start)
+        # A batch without columns does not tell its rows.
+        batch = self._columns(columns).slice(start, rows) if columns else _NO_COLUMNS
         first = self._first_bit + start
-        return Picked(batch, self.run.live, first, count_rows(self.run.live, first, batch.num_rows))
+        return Picked(batch, self.run.live, first, count_rows(self.run.live, first, rows))
 
     def segment(self) -> Segment:
         """Return all columns of all rows, dead ones included."""

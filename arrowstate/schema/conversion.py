@@ -110,7 +110,10 @@ def _ids(item: Field) -> tuple[object, ...]:
 
 
 def _constant(item: Field, rows: int) -> pa.Array:
-    return pa.nulls(rows, item.type) if item.default is None else pa.repeat(item.default[0], rows)
+    if item.default is None:
+        return pa.nulls(rows, item.type)
+    # Arrow repeats a nested value any number of times but none.
+    return pa.repeat(item.default[0], rows) if rows else item.default[:0]
 
 
 def _struct_converter(stored: Field, current: Field) -> Converter:
@@ -132,8 +135,9 @@ def _struct_converter(stored: Field, current: Field) -> Converter:
 def _with_elements(array: pa.Array, kind: pa.DataType, element: Converter) -> pa.Array:
     values = element(array.values)
     if pa.types.is_large_list(kind) and pa.types.is_list(array.type):
-        # The offsets grow with the type; the elements are out of their way here.
-        array = pc.cast(array, pa.large_list(array.type.value_field))
+        offsets = array.offsets.cast(pa.int64())
+        mask = array.is_null() if array.null_count else None
+        return pa.LargeListArray.from_arrays(offsets, values, kind, mask=mask)
     buffers = array.buffers()[: 1 if pa.types.is_fixed_size_list(kind) else 2]
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children=[values])
 

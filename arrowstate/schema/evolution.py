@@ -113,11 +113,12 @@ def evolve(stored: Field, declared: pa.DataType, evolution: SchemaEvolution, ids
     """
     change = _Change(evolution, ids, what)
     result = change.field(stored, pa.field(stored.name, declared, stored.nullable), "", "")
-    unknown = [path for path in evolution.defaults if path not in change.declared]
+    known = change.declared - {""}
+    unknown = [path for path in evolution.defaults if path not in known]
     if unknown:
         raise InvalidInputError(
             f"{what}: there is no field {unknown[0]!r} to have a default; "
-            f"there are {', '.join(sorted(change.declared)) or 'none'}"
+            f"there are {', '.join(sorted(known)) or 'none'}"
         )
     return result
 
@@ -179,7 +180,8 @@ class _Change:
         for child in stored.children:
             path = _join(old, child.name)
             name = self._evolution.renamed.get(path, child.name)
-            if name in stored_names:
+            taken = name != child.name and name in stored_names
+            if taken:
                 # Renamed at an earlier restore: the field of that name is the one that was meant.
                 name = child.name
             if path in self._evolution.dropped and name not in names:
@@ -189,6 +191,9 @@ class _Change:
                     f"declare it; if it has another name now, say SchemaEvolution(renamed={{{path!r}: ...}}), and "
                     f"SchemaEvolution(dropped=[{path!r}]) to give its values up"
                 )
+                if taken:
+                    wanted = self._evolution.renamed[path]
+                    remedy = f"there is a field {wanted!r} already: drop that one, make a checkpoint, and rename then"
                 raise self._refused(path, str(child.type), "nothing" if name == child.name else repr(name), remedy)
             if name in continued:
                 remedy = f"give {path!r} and {_join(old, continued[name].name)!r} different names"

@@ -65,7 +65,7 @@ class RunSchemas:
                 f"state {self.document.name!r}",
                 f"a run of schema version {version}, the newest is {self.document.schema_version}",
             )
-        stored = _columns(self.document.earlier_schemas[version - 1])
+        stored = self._columns(version)
         layout = self.layout
         around = layout.schema
         sort_columns = [around.field(number) for number in range(1 + (layout.second is not None))]
@@ -74,6 +74,18 @@ class RunSchemas:
         schema = pa.schema([*sort_columns, *columns, *times])
         current = _fields([*self._key, *self.document.namespace, *_one(self.document.user_key), *self.document.columns])
         return schema, Conversion.of(schema, stored, self.schema, current)
+
+    def _columns(self, version: int) -> tuple[Field, ...]:
+        schema, *later = self.document.earlier_schemas[version - 1 :]
+        # Fields inside a key column get their ids with the first change of the key; before, they were the same ones.
+        inner = {
+            item.id: item.fields
+            for key in (self._key, *(item.key for item in reversed(later)))
+            for item in key
+            if item.fields
+        }
+        key = [replace(item, fields=item.fields or inner.get(item.id, [])) for item in schema.key]
+        return _fields([*key, *schema.namespace, *_one(schema.user_key), *schema.columns])
 
 
 def evolve_state(stored: StateDocument, key: Sequence[FieldDocument], descriptor: StateDescriptor) -> StateDocument:
@@ -98,7 +110,8 @@ def evolve_state(stored: StateDocument, key: Sequence[FieldDocument], descriptor
     root = _value_of(stored, have, ids)
     after = evolve(root, layout.value_type, evolution, ids, what=stored.name)
     _check_reducers(have, descriptor, root, after)
-    if after == root:
+    spaces = [item.name for item in stored.namespace]
+    if after == root and spaces == [item.name for item in layout.namespace_fields]:
         return stored
     document = _next_version(stored, key, layout, _value_columns(root), _value_columns(after))
     return replace(state_document(descriptor, layout, key, document), time_to_live=stored.time_to_live)
@@ -110,8 +123,10 @@ def evolve_key(
     declared: pa.Schema,
     evolution: SchemaEvolution,
     states: Iterable[StateDocument],
-) -> list[FieldDocument]:
-    """Return the key that the stored key of an operator becomes; the stored documents if nothing changes.
+) -> tuple[list[FieldDocument], list[FieldDocument]]:
+    """Return the stored key of an operator, with ids inside its columns, and what it becomes.
+
+    Both are the stored documents if nothing changes.
 
     Raises
     ------
@@ -126,7 +141,9 @@ def evolve_key(
     columns = fields_of(stored, ids)
     root = Field(0, "key", pa.struct(list(key_schema_of(stored))), False, None, columns)
     after = evolve(root, pa.struct(list(declared)), evolution, ids, what=f"{uid}.key")
-    return list(stored) if after == root else documents_of(after.children)
+    if after == root:
+        return list(stored), list(stored)
+    return documents_of(columns), documents_of(after.children)
 
 
 def with_key(stored: StateDocument, before: Sequence[FieldDocument], after: Sequence[FieldDocument]) -> StateDocument:
@@ -175,6 +192,8 @@ def _next_version(
 
 def _check_rule(have: StateDescriptor, given: StateDescriptor) -> None:
     """Refuse another kind, reducer, aggregate, user key, clock or namespace; types are looked at apart."""
+    if _same_namespace(have, given):
+        have = dataclasses.replace(have, namespace=given.namespace)
     rules = [described(item, types=False) for item in (have, given)]
     if rules[0] != rules[1]:
         raise IncompatibleStateError(
@@ -183,6 +202,18 @@ def _check_rule(have: StateDescriptor, given: StateDescriptor) -> None:
     if isinstance(have, AggregatingStateDescriptor) and have.type != given.type:
         fresh = fresh_field(pa.field(have.name, have.type), itertools.count(1))
         evolve(fresh, given.type, SchemaEvolution(), itertools.count(1), what=have.name)
+
+
+def _same_namespace(have: StateDescriptor, given: StateDescriptor) -> bool:
+    """Whether namespaces are the same, in columns that may have the name of the state before their own."""
+    pairs = list(itertools.zip_longest(have.namespace or (), given.namespace or ()))
+    return all(
+        stored is not None
+        and declared is not None
+        and stored.type == declared.type
+        and stored.name in (declared.name, f"{have.name}_{declared.name}")
+        for stored, declared in pairs
+    )
 
 
 def _check_reducers(have: StateDescriptor, given: StateDescriptor, before: Field, after: Field) -> None:
@@ -229,10 +260,6 @@ def _all_columns(schema: StateDocument | SchemaDocument) -> list[list[FieldDocum
 
 def _earlier_columns(state: StateDocument) -> list[list[FieldDocument]]:
     return [columns for schema in state.earlier_schemas for columns in (schema.key, *_all_columns(schema))]
-
-
-def _columns(schema: SchemaDocument) -> tuple[Field, ...]:
-    return _fields([*schema.key, *schema.namespace, *_one(schema.user_key), *schema.columns])
 
 
 def _fields(documents: Sequence[FieldDocument]) -> tuple[Field, ...]:

@@ -67,10 +67,13 @@ def write_operator_states(
     declared = [state.descriptor for state in subtasks[0]]
     for number, subtask in enumerate(subtasks):
         if [state.descriptor for state in subtask] != declared:
+            names = [
+                ", ".join(f"{item.name} of {item.type}" for item in states) or "none"
+                for states in (declared, [state.descriptor for state in subtask])
+            ]
             raise InvalidInputError(
                 f"the subtasks of operator {uid!r} must declare the same operator states in the same order; subtask 0 "
-                f"has {[item.name for item in declared]}, subtask {number} has "
-                f"{[state.descriptor.name for state in subtask]}"
+                f"has {names[0]}; subtask {number} has {names[1]}"
             )
     out = []
     for place, descriptor in enumerate(declared):
