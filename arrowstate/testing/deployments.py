@@ -1,23 +1,26 @@
 """How a backend lives: in memory, spilling, merging all the time, restored between any two steps, rescaled.
 
-A suite takes its steps through a `Job`, which gives it the states of the backend that is the current one, and
-`carry_over` puts another backend in its place with what the deployment does between two steps.
+A suite takes its steps through a `Job`, which gives it the states of the backends that are the current ones, and
+`carry_over` puts others in their place with what the deployment does between two steps.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.operator_state import OperatorStateDescriptor
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store import Snapshot, StateStore, open_store
 from arrowstate.table.merging import MergePolicy
+from arrowstate_formats.key_groups import key_groups
 
 __all__ = ["COLLIDING_KEYS", "DEPLOYMENTS", "PLAIN_KEYS", "Clock", "Deployment", "Job", "Keys"]
 
@@ -88,7 +91,9 @@ class Deployment:
             merge_policy=self.merge_policy,
         )
 
-    def restored(self, snapshot: Snapshot, parallelism: int, max_parallelism: int, clock: Clock) -> list[Any]:
+    def restored(
+        self, snapshot: Snapshot, parallelism: int, max_parallelism: int, clock: Clock
+    ) -> list[KeyedStateBackend]:
         """Return the backends of all subtasks from a checkpoint."""
         return [
             restore_backend(
@@ -118,13 +123,14 @@ DEPLOYMENTS = (
 
 
 class Job:
-    """One operator, seen as the one backend that is there at the moment."""
+    """One operator, seen as the backends that are there at the moment: one, or one for each subtask."""
 
     def __init__(self, deployment: Deployment, keys: Keys, clock: Clock) -> None:
         self.deployment = deployment
         self.key_values = keys
         self.clock = clock
-        self.backend = deployment.make_backend(pa.schema([("k", keys.type)]), clock)
+        self.backends = [deployment.make_backend(pa.schema([("k", keys.type)]), clock)]
+        self.operators = [OperatorStateBackend()]
         self._url = f"memory://{uuid.uuid4().hex}"
         opened = open_store(self._url, create=True)
         self.store = StateStore(opened.storage, opened.store_id, clock_ms=clock)
@@ -134,6 +140,12 @@ class Job:
         """Forget the job's store."""
         clear_memory_storage(self._url)
 
+    @property
+    def backend(self) -> KeyedStateBackend:
+        """The backend of keyed state of the only subtask."""
+        (backend,) = self.backends
+        return backend
+
     def keys(self, *numbers: int) -> pa.Array:
         """Return a batch of keys."""
         return self.key_values.array(numbers)
@@ -142,14 +154,25 @@ class Job:
         """Return a state of the backend that is there now."""
         return self.backend.state(descriptor)
 
+    def operator_state(self, descriptor: OperatorStateDescriptor) -> Any:
+        """Return an operator state of the only subtask."""
+        (operator,) = self.operators
+        return operator.state(descriptor)
+
     def at(self, key: int) -> None:
         """Set the current key."""
         self.backend.current_key = self.key_values.value(key)
 
+    def parts(self, *numbers: int) -> Iterator[tuple[KeyedStateBackend, list[int]]]:
+        """Yield each backend with those of the keys that are its own."""
+        groups = key_groups(self.keys(*numbers), self.backends[0].max_parallelism).to_pylist()
+        for backend in self.backends:
+            yield backend, [n for n, group in zip(numbers, groups, strict=True) if group in backend.key_groups]
+
     def checkpoint(self) -> Snapshot:
         """Commit a checkpoint."""
         with self.store.writer() as writer:
-            return writer.checkpoint({"op": [self.backend]})
+            return writer.checkpoint({"op": self.backends}, operator_states={"op": self.operators})
 
     def savepoint(self) -> Snapshot:
         """Write a savepoint of the newest checkpoint."""
@@ -162,14 +185,17 @@ class Job:
             self.restart(parallelism, max_parallelism)
 
     def restart(self, parallelism: int = 1, max_parallelism: int = 128) -> None:
-        """Checkpoint, fail, and restore; at a parallelism above 1 the next restart must bring it back to 1."""
-        backends: Sequence[Any] = self.backend if isinstance(self.backend, list) else [self.backend]
-        with self.store.writer() as writer:
-            snapshot = writer.checkpoint({"op": backends})
-        if self.deployment.savepoint:
-            snapshot = self.savepoint()
-        restored = self.deployment.restored(snapshot, parallelism, max_parallelism, self.clock)
-        timestamp = backends[0].current_timestamp
-        for backend in restored:
+        """Checkpoint, fail, and restore."""
+        timestamp = self.backends[0].current_timestamp
+        snapshot = self.checkpoint()
+        self.restore(self.savepoint() if self.deployment.savepoint else snapshot, parallelism, max_parallelism)
+        for backend in self.backends:
             backend.current_timestamp = timestamp
-        self.backend = restored[0] if parallelism == 1 else restored  # type: ignore[assignment]
+
+    def restore(self, snapshot: Snapshot, parallelism: int = 1, max_parallelism: int = 128) -> None:
+        """Fail, and restore a snapshot of this job."""
+        self.backends = self.deployment.restored(snapshot, parallelism, max_parallelism, self.clock)
+        self.operators = [
+            snapshot.restore_operator_state("op", parallelism=parallelism, subtask=subtask)
+            for subtask in range(parallelism)
+        ]

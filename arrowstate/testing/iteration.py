@@ -69,7 +69,9 @@ class IterationSuite(KeyedStateSuite):
             if number % 2:
                 state.clear()
             else:
-                state.add(number * 10)
+                state.add(-1)
+                state.clear()
+                state.add_all([number, number * 10])
             job.at(100 + number)
             state.add(-1)
 

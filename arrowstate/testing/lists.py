@@ -93,7 +93,7 @@ class ListStateSuite(KeyedStateSuite):
         state = job.state(NUMBERS)
         state.add_batch(job.keys(*range(20)), list(range(20)))
         job.restart(parallelism=2)
-        halves = list(job.backend)  # type: ignore[call-overload]
+        halves = job.backends
         state = halves[0].state(NUMBERS)
         before = state.get_batch(halves[0].keys(NUMBERS)).to_pylist()
         foreign = halves[1].keys(NUMBERS).column(0)[:1]

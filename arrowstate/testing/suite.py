@@ -1,17 +1,21 @@
-"""What all suites share: a job of the deployment under test, with plain keys and with keys that collide."""
+"""What all suites share: a job of the deployment under test, with plain keys and with keys that collide; its time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
 from arrowstate.testing.deployments import COLLIDING_KEYS, PLAIN_KEYS, Deployment, Job, Keys
 
-__all__ = ["KeyedStateSuite"]
+__all__ = ["TTL", "KeyedStateSuite", "Time", "TimedSuite"]
+
+TTL = TimeToLive(100)
+_START = 1_000_000
 
 
 class KeyedStateSuite:
@@ -53,3 +57,36 @@ class KeyedStateSuite:
     def chunked(array: pa.Array) -> pa.ChunkedArray:
         """Return an equal array in pieces."""
         return pa.chunked_array([array[:1], array[1:1], array[1:]], array.type)
+
+
+class Time:
+    """Moves processing time and the watermark of a job alike."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.set(0)
+
+    def set(self, milliseconds: int) -> None:
+        """Set the time; the watermark does not go back."""
+        self.job.clock.now_ms = _START + milliseconds
+        self.job.backend.current_timestamp = _START + milliseconds
+        self.job.backend.advance_watermark(_START + milliseconds)
+
+
+class TimedSuite(KeyedStateSuite):
+    """Base of the suites of times to live: each test runs by both clocks."""
+
+    @pytest.fixture(params=["processing_time", "event_time"])
+    def clock(self, request: pytest.FixtureRequest) -> str:
+        """What a time to live is measured by."""
+        name: str = request.param
+        return name
+
+    @pytest.fixture
+    def time(self, job: Job) -> Time:
+        """Both clocks of the job, at 0."""
+        return Time(job)
+
+    def on(self, clock: str, ttl: TimeToLive = TTL) -> TimeToLive:
+        """Return a time to live by another clock."""
+        return replace(ttl, clock=clock)  # type: ignore[arg-type]

@@ -2,73 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     TimeToLive,
     ValueStateDescriptor,
 )
-from arrowstate.testing.deployments import Clock, Deployment, Job, Keys
-from arrowstate.testing.suite import KeyedStateSuite
+from arrowstate.testing.deployments import Job
+from arrowstate.testing.suite import TTL, Time, TimedSuite
 
 __all__ = ["TimeToLiveSuite"]
 
-START = 1_000_000
-TTL = TimeToLive(100)
 ON_READ = TimeToLive(100, update="on_read_and_write")
 UNTIL_CLEANED = TimeToLive(100, visibility="return_until_cleaned_up")
 EVENT = TimeToLive(100, clock="event_time")
 
 
-class _Time:
-    """Moves processing time and the watermark of a job alike."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.set(0)
-
-    def set(self, milliseconds: int) -> None:
-        self.job.clock.now_ms = START + milliseconds
-        self.job.backend.current_timestamp = START + milliseconds
-        self.job.backend.advance_watermark(START + milliseconds)
-
-
-class TimeToLiveSuite(KeyedStateSuite):
+class TimeToLiveSuite(TimedSuite):
     """Rows, elements and entries expire one by one, by processing time and by event time alike."""
 
-    @pytest.fixture(params=["processing_time", "event_time"])
-    def clock(self, request: pytest.FixtureRequest) -> str:
-        name: str = request.param
-        return name
-
-    @pytest.fixture
-    def job(self, deployment: Deployment, values: Keys) -> Iterator[Job]:
-        job = deployment.start(values, clock=Clock(START))
-        yield job
-        job.close()
-
-    @pytest.fixture
-    def time(self, job: Job) -> _Time:
-        """Both clocks of the job, at 0."""
-        return _Time(job)
-
-    def on(self, clock: str, ttl: TimeToLive = TTL) -> TimeToLive:
-        return replace(ttl, clock=clock)  # type: ignore[arg-type]
-
-    def test_age_99_of_100_is_visible_and_age_100_is_gone(self, job: Job, time: _Time, clock: str) -> None:
+    def test_age_99_of_100_is_visible_and_age_100_is_gone(self, job: Job, time: Time, clock: str) -> None:
         city = ValueStateDescriptor("city", pa.string(), ttl=self.on(clock))
         total = ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=self.on(clock))
         numbers = ListStateDescriptor("numbers", pa.int64(), ttl=self.on(clock))
         cart = MapStateDescriptor("cart", job.key_values.type, pa.int64(), ttl=self.on(clock))
+        mean = AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean", ttl=self.on(clock))
+        job.state(mean).add_batch(job.keys(0), [1])
         job.state(city).update_batch(job.keys(0), ["Rome"])
         job.state(total).add_batch(job.keys(0), [1])
         job.state(numbers).add_batch(job.keys(0), [1])
@@ -80,24 +46,25 @@ class TimeToLiveSuite(KeyedStateSuite):
                 job.state(city).get_batch(job.keys(0)).to_pylist()[0],
                 job.state(total).get_batch(job.keys(0)).to_pylist()[0],
                 job.state(numbers).get_batch(job.keys(0)).to_pylist()[0],
+                job.state(mean).get_batch(job.keys(0)).to_pylist()[0],
                 job.state(cart).contains(job.key_values.value(0)),
                 job.state(cart).is_empty(),
                 job.state(cart).get_batch(job.keys(0), job.keys(0)).to_pylist()[0],
                 len(job.state(cart).entries_batch(job.keys(0)).to_pylist()[0]),
-                [job.backend.keys(state.name).num_rows for state in (city, total, numbers, cart)],
+                [job.backend.keys(state.name).num_rows for state in (city, total, numbers, cart, mean)],
             ]
 
         job.carry_over()
         time.set(99)
-        assert everything() == ["Rome", 1, [1], True, False, 1, 1, [1, 1, 1, 1]]
+        assert everything() == ["Rome", 1, [1], 1.0, True, False, 1, 1, [1, 1, 1, 1, 1]]
         job.carry_over()
         time.set(100)
-        assert everything() == [None, None, [], False, True, None, 0, [0, 0, 0, 0]]
+        assert everything() == [None, None, [], None, False, True, None, 0, [0, 0, 0, 0, 0]]
         time.set(0)
         if clock == "processing_time":
             assert job.state(city).get_batch(job.keys(0)).to_pylist() == [None]
 
-    def test_scalar_reads_see_no_expired_rows(self, job: Job, time: _Time, clock: str) -> None:
+    def test_scalar_reads_see_no_expired_rows(self, job: Job, time: Time, clock: str) -> None:
         city = ValueStateDescriptor("city", pa.string(), default="none", ttl=self.on(clock))
         total = ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=self.on(clock))
         numbers = ListStateDescriptor("numbers", pa.int64(), ttl=self.on(clock))
@@ -124,7 +91,7 @@ class TimeToLiveSuite(KeyedStateSuite):
         time.set(100)
         assert everything() == ["none", None, [], None, 0]
 
-    def test_a_write_renews_and_a_read_does_not(self, job: Job, time: _Time, clock: str) -> None:
+    def test_a_write_renews_and_a_read_does_not(self, job: Job, time: Time, clock: str) -> None:
         city = ValueStateDescriptor("city", pa.string(), ttl=self.on(clock))
         job.state(city).update_batch(job.keys(0, 7), ["Rome", "Oslo"])
         time.set(60)
@@ -136,7 +103,7 @@ class TimeToLiveSuite(KeyedStateSuite):
 
         assert job.state(city).get_batch(job.keys(0, 7)).to_pylist() == ["Rome", None]
 
-    def test_a_read_renews_where_that_is_the_rule(self, job: Job, time: _Time, clock: str) -> None:
+    def test_a_read_renews_where_that_is_the_rule(self, job: Job, time: Time, clock: str) -> None:
         ttl = self.on(clock, ON_READ)
         city = ValueStateDescriptor("city", pa.string(), ttl=ttl)
         numbers = ListStateDescriptor("numbers", pa.int64(), ttl=ttl)
@@ -162,7 +129,7 @@ class TimeToLiveSuite(KeyedStateSuite):
         assert job.state(cart).is_empty()
 
     def test_a_read_of_several_namespaces_renews_and_keeps_the_rows_in_order(
-        self, job: Job, time: _Time, clock: str
+        self, job: Job, time: Time, clock: str
     ) -> None:
         space = pa.schema([("space", job.key_values.type)])
         numbers = ListStateDescriptor("numbers", pa.int64(), namespace=space, ttl=self.on(clock, ON_READ))
@@ -182,7 +149,7 @@ class TimeToLiveSuite(KeyedStateSuite):
             assert got.to_pylist() == expected
             job.carry_over()
 
-    def test_an_expired_row_is_seen_once_where_that_is_the_rule(self, job: Job, time: _Time, clock: str) -> None:
+    def test_an_expired_row_is_seen_once_where_that_is_the_rule(self, job: Job, time: Time, clock: str) -> None:
         ttl = self.on(clock, UNTIL_CLEANED)
         city = ValueStateDescriptor("city", pa.string(), ttl=ttl)
         numbers = ListStateDescriptor("numbers", pa.int64(), ttl=ttl)
@@ -203,7 +170,7 @@ class TimeToLiveSuite(KeyedStateSuite):
         assert list(job.state(cart).items()) == []
         assert all(row["rows"] == 0 for row in job.backend.state_sizes().to_pylist())
 
-    def test_elements_and_entries_expire_one_by_one(self, job: Job, time: _Time, clock: str) -> None:
+    def test_elements_and_entries_expire_one_by_one(self, job: Job, time: Time, clock: str) -> None:
         numbers = ListStateDescriptor("numbers", pa.int64(), ttl=self.on(clock))
         cart = MapStateDescriptor("cart", job.key_values.type, pa.int64(), ttl=self.on(clock))
         for step in range(5):
@@ -218,7 +185,7 @@ class TimeToLiveSuite(KeyedStateSuite):
         assert sorted(value for _, value in job.state(cart).entries_batch(job.keys(0)).to_pylist()[0]) == [2, 3, 4]
         assert len(job.state(numbers)) == len(job.state(cart)) == 3
 
-    def test_reducing_state_starts_anew_after_an_expiry(self, job: Job, time: _Time, clock: str) -> None:
+    def test_reducing_state_starts_anew_after_an_expiry(self, job: Job, time: Time, clock: str) -> None:
         total = ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=self.on(clock))
         job.state(total).add_batch(job.keys(0, 7), [1, 10])
         time.set(50)
@@ -276,7 +243,7 @@ class TimeToLiveSuite(KeyedStateSuite):
         job.state(numbers).add_batch(job.keys(0, 0, 0, 7), [1, 2, 4, 8], timestamps=times)
         lists = pa.array([[16, 32], []], pa.list_(pa.int64()))
         job.state(numbers).add_all_batch(job.keys(7, 0), lists, timestamps=[60, 60])
-        job.state(total).add_batch(job.keys(7), [16], timestamps=[3])
+        job.state(total).add_batch(job.keys(7, 0), [16, 0], timestamps=[3, 3])
         job.carry_over()
 
         job.backend.advance_watermark(110)
@@ -320,90 +287,27 @@ class TimeToLiveSuite(KeyedStateSuite):
         for milliseconds in (0, -1, 1.5, True, None, 2**63):
             self.refused(InvalidInputError, TimeToLive, milliseconds, match="whole number of milliseconds")
 
-    def test_merges_drop_what_has_expired(self, job: Job, time: _Time, clock: str) -> None:
-        numbers = ListStateDescriptor("numbers", pa.int64(), ttl=self.on(clock))
-        job.state(numbers).add_batch(job.keys(0, 7), [1, 2])
-        time.set(100)
-        for step in range(20):
-            job.state(numbers).add_batch(job.keys(14), [step])
-
-        assert job.state(numbers).get_batch(job.keys(14)).to_pylist() == [list(range(20))]
-        if job.deployment.name == "merging":
-            assert len(job.state(numbers)) == 20
-
-    def test_a_savepoint_leaves_out_what_has_expired(self, job: Job, time: _Time, clock: str) -> None:
-        numbers = ListStateDescriptor("numbers", pa.int64(), ttl=self.on(clock))
-        city = ValueStateDescriptor("city", pa.string(), ttl=self.on(clock))
-        job.state(numbers).add_batch(job.keys(0, 7), [1, 2])
-        job.state(city).update_batch(job.keys(0), ["Rome"])
-        time.set(99)
-        job.state(numbers).add_batch(job.keys(0), [3])
-        job.checkpoint()
-        assert job.savepoint().to_arrow("op.numbers").num_rows == 3
-        time.set(100)
-        checkpoint = job.checkpoint()
-
-        savepoint = job.savepoint()
-
-        assert checkpoint.to_arrow("op.numbers").num_rows == 3
-        assert savepoint.to_arrow("op.numbers")["numbers"].to_pylist() == [3]
-        assert savepoint.to_arrow("op.city").num_rows == 0
-        assert savepoint.entry.operators[0].subtasks[0].live_rows == {"numbers": 1, "city": 0}
-        (backend,) = job.deployment.restored(savepoint, 1, 128, job.clock)
-        assert backend.state(numbers).get_batch(job.keys(0, 7)).to_pylist() == [[3], []]
-
-    def test_a_time_to_live_may_change_on_restore(self, job: Job, time: _Time, clock: str) -> None:
-        numbers = ListStateDescriptor("numbers", pa.int64(), ttl=self.on(clock))
-        job.state(numbers).add_batch(job.keys(0), [1])
-        job.restart()
-        time.set(150)
-        longer = replace(numbers, ttl=self.on(clock, TimeToLive(200)))
-        assert job.state(longer).get_batch(job.keys(0)).to_pylist() == [[1]]
-        self.refused(InvalidInputError, job.state, numbers, match="in use with")
-        job.restart()
-        shorter = replace(numbers, ttl=self.on(clock, TimeToLive(150)))
-
-        assert job.state(shorter).get_batch(job.keys(0)).to_pylist() == [[]]
-
-    def test_a_time_to_live_may_come_and_go_on_restore(self, job: Job, time: _Time, clock: str) -> None:
-        plain = ListStateDescriptor("numbers", pa.int64())
-        timed = replace(plain, ttl=self.on(clock))
-        job.state(plain).add_batch(job.keys(0, 7, 0), [1, 2, 3])
-        job.state(plain).clear_batch(job.keys(7))
-        job.restart()
-        job.state(timed).add_batch(job.keys(0), [4])
-        job.carry_over()
-        time.set(99)
-        assert job.state(timed).get_batch(job.keys(0, 7)).to_pylist() == [[1, 3, 4], []]
-        job.state(timed).add_batch(job.keys(0), [5])
-        job.carry_over()
-        time.set(100)
-        assert job.state(timed).get_batch(job.keys(0)).to_pylist() == [[5]]
-        job.restart()
-        time.set(1000)
-
-        assert job.state(plain).get_batch(job.keys(0)).to_pylist() == [[5]]
-        job.state(plain).add_batch(job.keys(0), [6])
-        job.carry_over()
-        assert job.state(plain).get_batch(job.keys(0)).to_pylist() == [[5, 6]]
-
-    def test_merged_namespaces_leave_out_what_has_expired(self, job: Job, time: _Time, clock: str) -> None:
+    def test_merged_namespaces_leave_out_what_has_expired(self, job: Job, time: Time, clock: str) -> None:
         space = pa.schema([("space", pa.int64())])
         numbers = ListStateDescriptor("numbers", pa.int64(), namespace=space, ttl=self.on(clock))
         total = ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=space, ttl=self.on(clock))
+        mean = AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean", namespace=space, ttl=self.on(clock))
         for step, number in enumerate((0, 1, 2)):
             time.set(step * 60)
-            for state in (numbers, total):
+            for state in (numbers, total, mean):
                 job.state(state).add_batch(job.keys(0), [number], namespace=number)
             job.carry_over()
-        for state in (numbers, total):
+        for state in (numbers, total, mean):
             job.state(state).merge_namespaces_batch(job.keys(0, 0), 3, pa.array([1, 0]))
             job.state(state).merge_namespaces_batch(job.keys(0), 3, pa.array([2]))
 
         assert job.state(numbers).get_batch(job.keys(0), namespace=3).to_pylist() == [[1, 2]]
         assert job.state(total).get_batch(job.keys(0), namespace=3).to_pylist() == [3]
+        assert job.state(mean).get_batch(job.keys(0), namespace=3).to_pylist() == [1.5]
         time.set(160)
         assert job.state(numbers).get_batch(job.keys(0), namespace=3).to_pylist() == [[2]]
         assert job.state(total).get_batch(job.keys(0), namespace=3).to_pylist() == [3]
+        assert job.state(mean).get_batch(job.keys(0), namespace=3).to_pylist() == [1.5]
         time.set(220)
         assert job.state(total).get_batch(job.keys(0), namespace=3).to_pylist() == [None]
+        assert job.state(mean).get_batch(job.keys(0), namespace=3).to_pylist() == [None]

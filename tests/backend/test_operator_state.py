@@ -1,4 +1,7 @@
-"""Operator state: verbs, checkpoints, and how a restore shares it out."""
+"""Operator state on disk: files, damage, what a checkpoint refuses, the command line.
+
+What operator state means is in `arrowstate.testing.OperatorStateSuite`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,12 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.backend.operator import split_pieces
 from arrowstate.cli import main
 from arrowstate.errors import (
     CorruptDataError,
-    IncompatibleStateError,
     InvalidInputError,
-    NullKeyError,
     OperatorNotFoundError,
     StateNotFoundError,
-    ValueTypeError,
 )
 
 OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
@@ -27,7 +26,8 @@ def backend_of(*, offsets=(), seen=(), rules=None):
     backend = arrowstate.OperatorStateBackend()
     backend.state(OFFSETS).add_all(list(offsets))
     backend.state(SEEN).add_all(list(seen))
-    backend.state(RULES).put_all(rules or {})
+    entries = rules or {}
+    backend.state(RULES).put_batch(pa.array(list(entries), pa.string()), pa.array(list(entries.values()), pa.int64()))
     return backend
 
 
@@ -46,190 +46,6 @@ def restored_lists(snapshot, descriptor, parallelism):
         for number in range(parallelism)
     ]
     return [backend.state(descriptor).get() for backend in backends]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ([[0, 1, 2, 3, 4]], [[0, 1, 2], [3, 4]]),
-        ([[0, 1], [2, 3, 4]], [[0, 1], [2, 3], [4]]),
-        ([[7]], [[7], [], [], []]),
-        ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 2, 3, 4, 5, 6, 7]]),
-        ([[0, 1, 2], [3]], [[0, 1, 2], [3]]),
-        ([[], []], [[], [], []]),
-    ],
-)
-def test_a_split_list_is_shared_out_as_flink_does(store, old, new):
-    snapshot = snapshot_of(store, [backend_of(offsets=elements) for elements in old])
-
-    restored = restored_lists(snapshot, OFFSETS, len(new))
-
-    assert restored == new
-
-
-def test_the_turn_of_who_gets_the_extra_element_continues_across_states():
-    pieces = [split_pieces([1, 1, 4, 2], 3, subtask) for subtask in range(3)]
-
-    assert [[last - first for first, last in row] for row in pieces] == [[1, 0, 1, 1], [0, 1, 1, 1], [0, 0, 2, 0]]
-
-
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 7, 100])
-def test_every_element_goes_to_exactly_one_subtask(parallelism):
-    totals = [5, 0, 13, 101, 1]
-
-    pieces = [split_pieces(totals, parallelism, subtask) for subtask in range(parallelism)]
-
-    for state, total in enumerate(totals):
-        rows = sorted(row for of_subtask in pieces for row in range(*of_subtask[state]))
-        assert rows == list(range(total))
-
-
-def test_a_union_list_goes_to_every_subtask_as_a_whole(store):
-    snapshot = snapshot_of(store, [backend_of(seen=["a", "b"]), backend_of(), backend_of(seen=["c"])])
-
-    restored = restored_lists(snapshot, SEEN, 2)
-
-    assert restored == [["a", "b", "c"]] * 2
-
-
-def test_a_broadcast_state_comes_from_the_old_subtask_of_the_same_number_modulo_their_count(store):
-    snapshot = snapshot_of(store, [backend_of(rules={"old": 0}), backend_of(rules={"old": 1})])
-
-    restored = [
-        snapshot.restore_operator_state("source", parallelism=5, subtask=number).state(RULES).get("old")
-        for number in range(5)
-    ]
-
-    assert restored == [0, 1, 0, 1, 0]
-
-
-def test_a_list_keeps_order_and_duplicates_over_all_its_verbs():
-    offsets = backend_of().state(OFFSETS)
-
-    offsets.add(3)
-    offsets.add_all([1, 3])
-    offsets.extend(pa.array([9], pa.int32()))
-    offsets.add_all([])
-
-    assert offsets.get() == [3, 1, 3, 9]
-    assert offsets.to_arrow().equals(pa.array([3, 1, 3, 9], pa.int64()))
-    offsets.update([8])
-    assert offsets.get() == [8]
-    offsets.update([])
-    assert offsets.get() == []
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda state: state.add(None),
-        lambda state: state.add_all([1, None]),
-        lambda state: state.update(None),
-        lambda state: state.update([None]),
-        lambda state: state.extend(pa.array([2, None])),
-    ],
-)
-def test_a_null_element_is_refused_and_the_list_unchanged(write):
-    offsets = backend_of(offsets=[5]).state(OFFSETS)
-
-    with pytest.raises(InvalidInputError, match="offsets"):
-        write(offsets)
-
-    assert offsets.get() == [5]
-
-
-@pytest.mark.parametrize("value", ["text", 1.5, 1 << 70])
-def test_an_element_of_another_type_is_refused(value):
-    offsets = backend_of(offsets=[5]).state(OFFSETS)
-
-    with pytest.raises(ValueTypeError, match="offsets"):
-        offsets.add_all([1, value])
-
-    assert offsets.get() == [5]
-
-
-def test_what_the_caller_gets_is_not_the_state():
-    lists = arrowstate.OperatorStateBackend().state(arrowstate.OperatorListStateDescriptor("l", pa.list_(pa.int64())))
-    lists.add([1])
-
-    lists.get()[0].append(2)
-    lists.get().append([3])
-
-    assert lists.get() == [[1]]
-
-
-def test_a_broadcast_state_is_a_map_whose_values_may_be_null():
-    rules = backend_of(rules={"a": 1}).state(RULES)
-
-    rules.put("b", None)
-    rules.put_batch(pa.array(["c", "a"]), pa.array([3, 4]))
-    rules.remove("c")
-
-    assert dict(rules.items()) == {"a": 4, "b": None}
-    assert rules.contains("b")
-    assert not rules.contains("c")
-    assert rules.get_batch(["a", "b", "c"]).to_pylist() == [4, None, None]
-    assert rules.contains_batch(["a", "b", "c"]).to_pylist() == [True, True, False]
-    assert len(rules) == 2
-    rules.clear()
-    assert rules.is_empty()
-
-
-def test_a_null_key_of_a_broadcast_state_is_refused():
-    rules = backend_of(rules={"a": 1}).state(RULES)
-
-    with pytest.raises(NullKeyError):
-        rules.put(None, 3)
-    with pytest.raises(NullKeyError):
-        rules.put_batch(pa.array(["b", None]), pa.array([1, 2]))
-
-    assert dict(rules.items()) == {"a": 1}
-
-
-def test_a_keyed_operator_reads_broadcast_state_through_a_view_that_cannot_write():
-    rules = backend_of(rules={"a": 1}).state(RULES)
-    view = rules.read_only()
-
-    rules.put("b", 2)
-
-    assert dict(view.items()) == {"a": 1, "b": 2}
-    assert view.to_arrow().num_rows == 2
-    for verb in ("put", "put_all", "put_batch", "remove", "clear"):
-        assert not hasattr(view, verb)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        arrowstate.OperatorListStateDescriptor("offsets", pa.int32()),
-        arrowstate.OperatorListStateDescriptor("offsets", pa.int64(), mode="union"),
-        arrowstate.BroadcastStateDescriptor("offsets", pa.string(), pa.int64()),
-    ],
-)
-def test_a_name_is_not_used_again_with_another_kind_or_type(store, other):
-    backend = backend_of(offsets=[1])
-    restored = snapshot_of(store, [backend]).restore_operator_state("source")
-
-    for used in (backend, restored):
-        with pytest.raises(IncompatibleStateError, match="offsets"):
-            used.state(other)
-
-
-def test_names_that_differ_in_case_only_are_refused():
-    with pytest.raises(InvalidInputError, match="offsets"):
-        backend_of().state(arrowstate.OperatorListStateDescriptor("Offsets", pa.int64()))
-
-
-def test_a_state_nobody_asked_for_is_in_the_next_checkpoint(store):
-    first = snapshot_of(store, [backend_of(offsets=[1, 2], rules={"a": 1})])
-
-    second = snapshot_of(store, [first.restore_operator_state("source")])
-
-    assert second.operator_state("source", "offsets").to_pylist() == [
-        {"_subtask": 0, "offsets": 1},
-        {"_subtask": 0, "offsets": 2},
-    ]
-    assert second.operator_state("source", "rules").to_pylist() == [{"_subtask": 0, "rules_key": "a", "rules": 1}]
 
 
 def test_large_parts_are_files_that_later_checkpoints_use_again(store, tmp_path):
@@ -288,27 +104,9 @@ def keyed_backends(count):
     return backends
 
 
-def test_an_operator_may_have_keyed_and_operator_state(store):
-    keyed = keyed_backends(1)
-    keyed[0].state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
-
-    snapshot = store.writer().checkpoint({"source": keyed}, operator_states={"source": [backend_of(offsets=[1])]})
-
-    assert snapshot.to_arrow("source.city").to_pylist() == [{"user": "ann", "city": "Rome"}]
-    assert restored_lists(snapshot, OFFSETS, 2) == [[1], []]
-
-
 def test_the_subtasks_of_keyed_and_operator_state_agree(store):
     with pytest.raises(InvalidInputError, match="2 backends of keyed state and 1"):
         store.writer().checkpoint({"source": keyed_backends(2)}, operator_states={"source": [backend_of()]})
-
-
-def test_a_keyed_and_an_operator_state_do_not_share_a_name(store):
-    backend = arrowstate.OperatorStateBackend()
-    backend.state(arrowstate.OperatorListStateDescriptor("City", pa.int64()))
-
-    with pytest.raises(InvalidInputError, match="City"):
-        store.writer().checkpoint({"source": keyed_backends(1)}, operator_states={"source": [backend]})
 
 
 def test_subtasks_with_other_states_are_refused_and_nothing_is_left(store, tmp_path):

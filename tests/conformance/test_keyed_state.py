@@ -1,13 +1,22 @@
-"""The conformance suites of keyed state, over every deployment of arrowstate's own."""
+"""The conformance suites, over every deployment of arrowstate's own."""
 
 from __future__ import annotations
 
 from arrowstate.testing import (
+    AggregatingStateSuite,
+    EveryKindSuite,
+    ExpiredRowsSuite,
     IterationSuite,
+    KeyEvolutionSuite,
+    KeyGroupSuite,
     ListStateSuite,
     MapStateSuite,
     NamespaceSuite,
+    OperatorStateSuite,
     ReducingStateSuite,
+    SchemaEvolutionSuite,
+    TimerFiringSuite,
+    TimerSuite,
     TimeToLiveSuite,
     ValueStateSuite,
 )
@@ -38,4 +47,40 @@ class TestTimeToLive(TimeToLiveSuite):
 
 
 class TestIteration(IterationSuite):
+    pass
+
+
+class TestEveryKind(EveryKindSuite):
+    pass
+
+
+class TestKeyGroups(KeyGroupSuite):
+    pass
+
+
+class TestAggregatingState(AggregatingStateSuite):
+    pass
+
+
+class TestOperatorState(OperatorStateSuite):
+    pass
+
+
+class TestTimers(TimerSuite):
+    pass
+
+
+class TestTimerFiring(TimerFiringSuite):
+    pass
+
+
+class TestExpiredRows(ExpiredRowsSuite):
+    pass
+
+
+class TestSchemaEvolution(SchemaEvolutionSuite):
+    pass
+
+
+class TestKeyEvolution(KeyEvolutionSuite):
     pass
