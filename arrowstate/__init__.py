@@ -3,9 +3,11 @@
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
+from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
+    CollectedError,
     CommitUnknownError,
     CorruptDataError,
     FencedError,
@@ -54,6 +56,7 @@ __all__ = [
     "ArrowStateError",
     "BroadcastStateDescriptor",
     "CheckpointNotFoundError",
+    "CollectedError",
     "CommitUnknownError",
     "CorruptDataError",
     "CountDistinct",
@@ -80,6 +83,7 @@ __all__ = [
     "Quantiles",
     "QueryConflictError",
     "ReducingStateDescriptor",
+    "RetentionPolicy",
     "SchemaEvolution",
     "Snapshot",
     "StateNotFoundError",

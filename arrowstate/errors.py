@@ -13,6 +13,7 @@ migrate the state, or declare it as it is `IncompatibleStateError`
 stop this writer                          `FencedError`, `QueryConflictError`
 open the store again, then look           `CommitUnknownError`
 make room or mend the storage, try again  `StorageFullError`, `StorageError`
+try again, files are written anew         `CollectedError`
 use another checkpoint or a copy          `CorruptDataError`
 install something                         `FormatVersionError`, `MissingDependencyError`
 ========================================  ====================================================
@@ -28,6 +29,7 @@ from arrowstate_formats.errors import ArrowStateError, CorruptDataError, FormatV
 __all__ = [
     "ArrowStateError",
     "CheckpointNotFoundError",
+    "CollectedError",
     "CommitUnknownError",
     "CorruptDataError",
     "FencedError",
@@ -630,6 +632,32 @@ class StorageError(ArrowStateError, OSError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.detail)
+
+
+class CollectedError(StorageError):
+    """Files that a new checkpoint would refer to were collected as garbage, or are being; nothing was committed.
+
+    It happens to state restored from a checkpoint that was dropped meanwhile, and to a writer that took longer than the
+    grace period of the collection to commit what it had written.
+
+    Attributes
+    ----------
+    paths : tuple of str
+        The files.
+
+    Examples
+    --------
+    >>> print(CollectedError(["data/counter/clicks/1.arrow", "data/counter/clicks/2.arrow"]))
+    data/counter/clicks/1.arrow: taken by a collection, as 1 other files were; nothing was committed, try again
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.paths = tuple(paths)
+        others = f", as {len(self.paths) - 1} other files were" if len(self.paths) > 1 else ""
+        super().__init__(self.paths[0], f"taken by a collection{others}; nothing was committed, try again")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.paths,)
 
 
 # Install something.

@@ -6,6 +6,7 @@ The classes here join the layers below and hold no logic of their own.
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,15 +16,28 @@ import pyarrow as pa
 
 from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
 from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
+from arrowstate.coordinator.collection import (
+    DEFAULT_GRACE_MS,
+    CollectionPlan,
+    CollectionReport,
+    apply_collection,
+    plan_collection,
+)
+from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, CheckpointLease
+from arrowstate.coordinator.recovery import StoreVerification, checked_checkpoints, proposals, verify_store
+from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.coordinator.writer import CheckpointWriter
-from arrowstate.errors import CheckpointNotFoundError
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.evolution import SchemaEvolution
-from arrowstate.snapshot.log import CommitLog, create_store, open_store_document
+from arrowstate.snapshot.log import CommitLog, CommittedEntry, create_store, open_store_document
 from arrowstate.snapshot.operator import operator_state_table
+from arrowstate.snapshot.pins import delete_tag, put_tag, read_pins
+from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
+from arrowstate.snapshot.verification import Verification, verify_checkpoint, verify_log
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
+from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
@@ -31,7 +45,7 @@ from arrowstate_formats.run_files import RunFormat
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Snapshot", "StateStore", "StoreWriter", "new_id", "now_ms", "open_store"]
+__all__ = ["Collection", "Lease", "Snapshot", "StateStore", "StoreWriter", "new_id", "now_ms", "open_store"]
 
 
 def new_id() -> str:
@@ -171,6 +185,55 @@ class Snapshot(SnapshotReader):
             If a file is missing, truncated or altered.
         """
         return operator_state_table(self.storage, self.entry, uid, name)
+
+    def verify(self, *, deep: bool = False) -> Verification:
+        """Look whether the checkpoint is whole; problems are returned, not raised.
+
+        Parameters
+        ----------
+        deep
+            Read every file, compare its checksum, and its rows with what the manifest says of them. Otherwise only
+            documents are read, and of each file whether it is there and has its size.
+        """
+        return verify_checkpoint(self.storage, self.store_id, self.entry, deep=deep)
+
+
+class Lease(CheckpointLease):
+    """Keeps a checkpoint from being collected while it is read; see `StateStore.lease`."""
+
+    def __init__(self, store: StateStore, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._store = store
+
+    def __enter__(self) -> Lease:
+        return self
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The checkpoint that is held."""
+        return self._store.snapshot_of(self.entry)
+
+
+class Collection:
+    """A collection that was planned and can be applied; see `StateStore.collect`."""
+
+    def __init__(
+        self, storage: Storage, plan: CollectionPlan, clock_ms: Callable[[], int], new_id: Callable[[], str]
+    ) -> None:
+        self.plan = plan
+        self._storage = storage
+        self._clock_ms = clock_ms
+        self._new_id = new_id
+
+    def __repr__(self) -> str:
+        return (
+            f"<Collection {self._storage.url}: {len(self.plan.deletions)} files to delete, "
+            f"{len(self.plan.waiting)} waiting, checkpoints {[item.checkpoint_id for item in self.plan.kept]} kept>"
+        )
+
+    def apply(self) -> CollectionReport:
+        """Do what the plan says, except to what has become needed since; see `apply_collection`."""
+        return apply_collection(self._storage, self.plan, now_ms=self._clock_ms(), new_id=self._new_id)
 
 
 class StoreWriter:
@@ -319,6 +382,7 @@ class StateStore:
         *,
         checkpoint: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Snapshot:
         """Write a checkpoint as a self-contained folder of plain Parquet files without dead rows.
 
@@ -330,6 +394,8 @@ class StateStore:
             The checkpoint to write, the newest by default.
         progress
             Called with (files written, files to write) after each file.
+        storage_options
+            As in `open_store`; by default those of this store for a place in the same object storage.
 
         Returns
         -------
@@ -360,7 +426,8 @@ class StateStore:
         place = str(name_or_path)
         if "/" not in place:
             place = f"{self.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
-        target = open_storage(place, create=True)
+        options = options_beside(self.storage, place) if storage_options is None else storage_options
+        target = open_storage(place, create=True, storage_options=options)
         entry = write_savepoint(
             self.storage,
             self.store_id,
@@ -372,20 +439,207 @@ class StateStore:
         )
         return Snapshot(target, open_store_document(target).store_id, entry)
 
+    def tag(self, name: str, checkpoint: int | None = None) -> None:
+        """Keep a checkpoint, the newest by default, until the tag is removed.
+
+        Parameters
+        ----------
+        name
+            1 to 128 characters out of letters, digits, `_`, `-` and `.`, the first a letter or digit.
+        checkpoint
+            The id of the checkpoint.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such checkpoint, or it is being collected.
+        InvalidInputError
+            If there is a tag of this name, or it cannot be one.
+        CorruptDataError
+            If files of the checkpoint are missing or being collected.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://tag-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> store.tag("gold", 2)
+        >>> _ = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+        >>> [snapshot.checkpoint_id for snapshot in store.checkpoints()], store.tags()
+        ([2, 4], {'gold': 2})
+        """
+        entry = self._committed(checkpoint)
+        assert entry.document.checkpoint_id is not None, "a fence is no checkpoint"
+        if not put_tag(
+            self.storage,
+            name,
+            entry.document.checkpoint_id,
+            entry.as_parent,
+            files=ReferenceReader(self.storage).files(entry.document.operators),
+            tag_id=self._new_id(),
+            now_ms=self._clock_ms(),
+        ):
+            raise CheckpointNotFoundError(entry.document.checkpoint_id, self._ids())
+
+    def untag(self, name: str) -> None:
+        """Remove a tag; NotFoundError if there is none of this name."""
+        delete_tag(self.storage, name)
+
+    def tags(self) -> dict[str, int]:
+        """Return the id of the checkpoint of each tag, by name."""
+        return {pin.tag: pin.checkpoint_id for pin in read_pins(self.storage) if pin.tag is not None}
+
+    def lease(self, checkpoint: int | None = None, *, ttl_ms: int = DEFAULT_LEASE_MS, holder: str = "") -> Lease:
+        """Keep a checkpoint, the newest by default, from being collected while it is read, in a `with` block.
+
+        A thread renews the lease. A process that dies leaves one that ends by itself.
+
+        Parameters
+        ----------
+        checkpoint
+            The id of the checkpoint.
+        ttl_ms
+            How long it lasts without renewal, in milliseconds, at least 1.
+        holder
+            Who reads, for those who look at the store.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such checkpoint, or it is being collected.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://lease-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> with store.lease() as lease:
+        ...     rows = lease.snapshot.to_arrow("people.city").num_rows
+        >>> rows
+        1
+        """
+        return Lease(
+            self,
+            self.storage,
+            self._committed(checkpoint),
+            ttl_ms=ttl_ms,
+            holder=holder,
+            clock_ms=self._clock_ms,
+            new_id=self._new_id,
+        )
+
+    def collect(self, policy: RetentionPolicy | None = None, *, grace_ms: int = DEFAULT_GRACE_MS) -> Collection:
+        """Plan to delete what no checkpoint that is kept needs; nothing is deleted before `apply()` of the result.
+
+        Parameters
+        ----------
+        policy
+            Which checkpoints are kept, the newest only by default. Tags, leases and savepoints keep theirs besides.
+        grace_ms
+            How long a file that no checkpoint has referred to waits, counted from the first applied collection that
+            saw it, in milliseconds. It should be longer than any checkpoint takes.
+
+        Returns
+        -------
+        Collection
+            `plan` says what would go and why, what waits, and what nobody knows; `apply()` does it and returns what was
+            deleted and what was spared because it had become needed meanwhile.
+
+        Raises
+        ------
+        CorruptDataError, FormatVersionError
+            If a checkpoint that is kept is damaged, or something is there that this version does not know.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://collect-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> collection = store.collect(arrowstate.RetentionPolicy(count=2))
+        >>> collection.plan.dropped, [deletion.path for deletion in collection.plan.deletions]
+        ((2,), ['log/00000000000000000001.json', 'log/00000000000000000002.json'])
+        >>> len(collection.apply().deleted)
+        2
+        """
+        policy = RetentionPolicy() if policy is None else policy
+        plan = plan_collection(self.storage, policy, now_ms=self._clock_ms(), grace_ms=grace_ms)
+        return Collection(self.storage, plan, self._clock_ms, self._new_id)
+
+    def verify(self, *, deep: bool = False, advance: Callable[[], None] = lambda: None) -> StoreVerification:
+        """Look at the log and every checkpoint; see `Snapshot.verify`. `advance` is called after each run."""
+        return verify_store(self.storage, self.store_id, deep=deep, advance=advance)
+
+    def repair(self, *, deep: bool = True, advance: Callable[[], None] = lambda: None) -> list[str]:
+        """Return what would help if the store is damaged; it is looked through, and never changed."""
+        return proposals(self.verify(deep=deep, advance=advance), self.url)
+
+    def latest_whole(self, *, deep: bool = True) -> Snapshot:
+        """Return the newest checkpoint that is whole, with a RuntimeWarning for each newer one that is not.
+
+        `latest` never goes back by itself: what comes after the checkpoint returned here is lost unless the sources are
+        replayed from its offsets.
+
+        Parameters
+        ----------
+        deep
+            Read every byte; otherwise only look whether each file is there and has its size.
+
+        Raises
+        ------
+        CorruptDataError
+            If there are checkpoints, and none is whole.
+        CheckpointNotFoundError
+            If there is none.
+        """
+        log = verify_log(self.storage)
+        problems = list(log.problems)
+        for item in checked_checkpoints(self.storage, self.store_id, log.checkpoints, deep=deep):
+            if item.verification.ok:
+                for problem in problems:
+                    warnings.warn(f"{self.url}: {problem}", RuntimeWarning, stacklevel=2)
+                return self.snapshot_of(item.entry.document)
+            problems += [f"checkpoint {item.checkpoint_id}: {problem}" for problem in item.verification.problems]
+        if problems:
+            raise CorruptDataError(self.url, f"no checkpoint is whole: {'; '.join(problems[:5])}")
+        raise CheckpointNotFoundError(None, [])
+
+    def _committed(self, checkpoint: int | None) -> CommittedEntry:
+        if checkpoint is None:
+            newest = self.latest().checkpoint_id
+            assert newest is not None, "a fence is no checkpoint"
+            checkpoint = newest
+        return self._log.committed_checkpoint(checkpoint)
+
+    def _ids(self) -> list[int]:
+        return sorted(entry.checkpoint_id for entry in self._log.backwards() if entry.checkpoint_id is not None)
+
     def snapshot_of(self, entry: LogEntryDocument) -> Snapshot:
         """Return the snapshot that a log entry of this store stands for."""
         return Snapshot(self.storage, self.store_id, entry)
 
 
-def open_store(url: str | Path, *, create: bool = False) -> StateStore:
+def open_store(
+    url: str | Path, *, create: bool = False, storage_options: Mapping[str, Any] | None = None
+) -> StateStore:
     """Open a store.
 
     Parameters
     ----------
     url
-        A local path, a `file:` URL, or `memory://name`.
+        A local path, a `file:` URL, `s3://bucket/prefix`, `gs://bucket/prefix`, `abfs://container/prefix`, or
+        `memory://name`.
     create
-        Make a store where there is none; the place must be empty then.
+        Make a store where there is none; the place must be empty then. A bucket is not made.
+    storage_options
+        Credentials, endpoints and limits of object storages, as in `arrowstate.storage.open_storage`. Most of them
+        can come from the environment instead.
 
     Raises
     ------
@@ -395,6 +649,10 @@ def open_store(url: str | Path, *, create: bool = False) -> StateStore:
         If a newer version of arrowstate wrote it.
     UnsupportedStorageError
         If the URL names a storage on which a commit is not safe.
+    MissingDependencyError
+        If the package of an object storage is not installed.
+    InvalidInputError
+        If the URL holds a password, or the storage options do not fit.
 
     Examples
     --------
@@ -402,6 +660,6 @@ def open_store(url: str | Path, *, create: bool = False) -> StateStore:
     >>> arrowstate.open_store("memory://open-example", create=True)
     <StateStore memory://open-example>
     """
-    storage = open_storage(url, create=create)
+    storage = open_storage(url, create=create, storage_options=storage_options)
     document = create_store(storage, new_id(), now_ms()) if create else open_store_document(storage)
     return StateStore(storage, document.store_id)

@@ -32,6 +32,7 @@ EXAMPLES = [
     errors.CommitUnknownError("log/7.json", "9b2e", "connection lost"),
     errors.StorageFullError("data/1.arrow", "No space left on device"),
     errors.StorageError("data/1.arrow", "Permission denied"),
+    errors.CollectedError(["data/1.arrow", "data/2.arrow"]),
     errors.CorruptDataError("log/7.json", "truncated"),
     errors.FormatVersionError("arrowstate.json", 7, 1),
     errors.MissingDependencyError("the Spark sink", "pyspark", "spark"),

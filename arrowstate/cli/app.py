@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from arrowstate.cli import check, listing, savepoint, sql
+from arrowstate.cli import check, gc, listing, savepoint, sql, verify
+from arrowstate.coordinator.collection import DEFAULT_GRACE_MS
 from arrowstate.errors import ArrowStateError
 
 __all__ = ["main", "make_parser"]
@@ -23,7 +24,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="arrowstate",
-        description="Look into a store of stream-processing state, query it, and take savepoints.",
+        description="Look into a store of stream-processing state, query it, take savepoints, and look after it.",
         epilog="STORE is a folder or a URL of a store. Each command takes --json for machines.",
         formatter_class=_formatter,
     )
@@ -52,6 +53,34 @@ def make_parser() -> argparse.ArgumentParser:
     checked.add_argument(
         "--max-parallelism", type=_positive, metavar="M", help="key groups; as in the checkpoint by default"
     )
+    looked = _command(commands, "verify", "look whether a store is whole", verify.verify, checkpoint=False)
+    looked.add_argument(
+        "--deep", action="store_true", help="read every byte; by default documents, and whether files have their sizes"
+    )
+
+    _command(
+        commands, "repair", "propose what helps a damaged store, and change nothing", verify.repair, checkpoint=False
+    )
+
+    collected = _command(
+        commands, "gc", "plan or apply a collection of what is not needed any more", gc.collect, checkpoint=False
+    )
+    mode = collected.add_mutually_exclusive_group()
+    mode.add_argument("--plan", action="store_true", help="print what would be deleted; the default")
+    mode.add_argument("--apply", action="store_true", help="delete it")
+    collected.add_argument(
+        "--count", type=_positive, default=1, metavar="N", help="checkpoints to keep (default: %(default)s)"
+    )
+    collected.add_argument(
+        "--age", type=gc.duration, metavar="TIME", help="keep younger checkpoints too; such as 90m, 12h or 7d"
+    )
+    collected.add_argument(
+        "--grace",
+        type=gc.duration,
+        default=DEFAULT_GRACE_MS,
+        metavar="TIME",
+        help="how long a file that nothing has referred to waits (default: 24h)",
+    )
     commands.add_parser("demo", help=_DEMO, add_help=False)
     return parser
 
@@ -73,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}")
             return 0
         if options.command is None:
-            parser.error("a command is missing: list, show, sql, savepoint, restore-check or demo")
+            parser.error("a command is missing: list, show, sql, savepoint, restore-check, verify, repair, gc or demo")
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except SystemExit as stop:

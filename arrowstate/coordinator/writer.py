@@ -8,15 +8,20 @@ wrote is referenced. Specification: formats/spec/manifests-and-log.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from msgspec.structs import replace
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
-from arrowstate.errors import FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.errors import CollectedError, FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
+from arrowstate.snapshot.reading import store_key
+from arrowstate.snapshot.references import ReferenceReader, operator_state_files, run_files
 from arrowstate.snapshot.writing import (
     FrozenSubtask,
     WrittenSubtask,
@@ -30,6 +35,17 @@ from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["CheckpointWriter"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """The files that a checkpoint refers to."""
+
+    all: set[str]
+    written: set[str]
+    "Those written for it."
+    based_on: int
+    "An entry committed before the first of them was written."
 
 
 class CheckpointWriter:
@@ -62,6 +78,10 @@ class CheckpointWriter:
         self._clock_ms = clock_ms
         self._new_id = new_id
         self._fenced_by: int | None = None
+        # The files of its last checkpoint, which no collection takes while that is the newest entry.
+        self._held: set[str] = set()
+        # Files that a collection took or may take: nothing refers to them again.
+        self._condemned: set[str] = set()
         self._newest = self._take_fence(dict(properties or {}))
 
     @property
@@ -111,6 +131,8 @@ class CheckpointWriter:
             or its operator state is missing, or a keyed state and an operator state share a name.
         StorageFullError, StorageError
             If a file cannot be written; nothing was committed, and what was written is deleted.
+        CollectedError
+            If files that it would refer to were collected; nothing was committed, and the next attempt writes them.
         CommitUnknownError
             If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
             committed the number after it.
@@ -137,10 +159,13 @@ class CheckpointWriter:
             watermark = min(known) if known and len(known) == len(marks) else None
         written: list[WrittenSubtask] = []
         paths: list[str] = []
+        needed: set[str] = set()
+        based_on = self._newest.document.number
         try:
             documents: dict[str, OperatorDocument] = {}
             for uid, subtasks in frozen.items():
                 previous = before[uid].subtasks if uid in before else []
+                reusable = [item if item.manifest.path not in self._condemned else None for item in previous]
                 of_operator = []
                 for number, subtask in enumerate(subtasks):
                     result = write_subtask(
@@ -151,8 +176,9 @@ class CheckpointWriter:
                         subtask,
                         format=format,
                         new_id=self._new_id,
-                        previous=previous[number] if number < len(previous) else None,
+                        previous=reusable[number] if number < len(reusable) else None,
                     )
+                    needed.update(result.references)
                     written.append(result)
                     of_operator.append(result.document)
                 states = [state.document for state in subtasks[0].states]
@@ -160,9 +186,13 @@ class CheckpointWriter:
                     uid, subtasks[0].key, subtasks[0].max_parallelism, states, of_operator
                 )
             for uid, parts in frozen_operators.items():
+                operator = before.get(uid)
+                if operator and not self._condemned.isdisjoint(operator_state_files(operator.operator_states)):
+                    operator = None
                 of_subtasks = write_operator_states(
-                    self._storage, uid, parts, new_id=self._new_id, paths=paths, previous=before.get(uid)
+                    self._storage, uid, parts, new_id=self._new_id, paths=paths, previous=operator
                 )
+                needed.update(operator_state_files(of_subtasks))
                 document = documents.get(uid)
                 if document is not None:
                     documents[uid] = replace(document, operator_states=of_subtasks)
@@ -174,10 +204,17 @@ class CheckpointWriter:
             _delete(self._storage, written, paths)
             raise
         try:
-            entry = self.commit(
-                list(documents.values()), properties=properties, watermark=watermark, started_at_ms=started_at_ms
+            fresh = {path for result in written for path in result.paths}.union(paths)
+            entry = self._commit(
+                list(documents.values()),
+                _Needs(needed, fresh, based_on),
+                properties=properties,
+                watermark=watermark,
+                started_at_ms=started_at_ms,
             )
-        except (FencedError, InvalidInputError, StorageFullError, StorageError):
+        except (FencedError, InvalidInputError, StorageFullError, StorageError) as error:
+            if isinstance(error, CollectedError):
+                self._forget(frozen, set(error.paths))
             # After anything else, an interrupt for one, the entry may be there and refer to the files.
             _delete(self._storage, written, paths)
             raise
@@ -195,15 +232,37 @@ class CheckpointWriter:
     ) -> LogEntryDocument:
         """Commit a checkpoint whose files are written, for instance by the tasks of a cluster.
 
+        The manifests are read, and every file that the checkpoint before does not have is looked for.
+
         Raises
         ------
         FencedError
             If a newer writer has opened the store; nothing was committed.
         InvalidInputError
             If the properties are not JSON; nothing was committed.
+        CollectedError
+            If files that it refers to were collected; nothing was committed.
         CommitUnknownError
             If it cannot be told whether it was committed.
         """
+        needed = ReferenceReader(self._storage).files(operators)
+        return self._commit(
+            operators,
+            _Needs(set(needed), set(), self._newest.document.number),
+            properties=properties,
+            watermark=watermark,
+            started_at_ms=started_at_ms,
+        )
+
+    def _commit(
+        self,
+        operators: Sequence[OperatorDocument],
+        needs: _Needs,
+        *,
+        properties: Mapping[str, Any] | None,
+        watermark: int | None,
+        started_at_ms: int,
+    ) -> LogEntryDocument:
         while True:
             self._check_not_fenced()
             entry = next_checkpoint(
@@ -215,16 +274,31 @@ class CheckpointWriter:
                 watermark=watermark,
                 properties=properties or {},
             )
-            committed = self._log.append(entry)
+            references = NewReferences(
+                needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
+            )
+            committed = self._log.append(entry, references)
             if committed is not None:
-                self._newest = committed
+                self._newest, self._held = committed, needs.all
                 return committed.document
-            taken = self._log.read(entry.number)
-            if taken.document.writer_epoch == self.epoch:
-                # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it.
-                self._newest = taken
+            newest = self._log.latest()
+            assert newest is not None, "the entry that took the number, or one after it"
+            if newest.document.writer_epoch == self.epoch:
+                # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it. What is
+                # older is no longer held by being the newest.
+                self._newest, self._held = newest, set()
             else:
-                self._fenced_by = taken.document.writer_epoch
+                self._fenced_by = newest.document.writer_epoch
+
+    def _forget(self, frozen: Mapping[str, Sequence[FrozenSubtask]], paths: set[str]) -> None:
+        """Let the next attempt write anew what is in files that are gone."""
+        self._condemned |= paths
+        store = store_key(self._storage, self._store_id)
+        for subtask in chain.from_iterable(frozen.values()):
+            for run in chain.from_iterable(state.table.runs for state in subtask.states):
+                stored = run.run.stored.get(store)
+                if stored is not None and not paths.isdisjoint(run_files(stored[0])):
+                    del run.run.stored[store]
 
     def _check_not_fenced(self) -> None:
         if self._fenced_by is not None:

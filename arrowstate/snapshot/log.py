@@ -1,24 +1,30 @@
 """The commit log: numbered, immutable entries, each created only if its number is free.
 
 The newest entry alone tells the state of the store; a checkpoint exists when its entry exists. `_latest` is
-a hint: reading starts there and goes on to the first number that is free, or lists the log.
-Specification: formats/spec/manifests-and-log.md.
+a hint: reading starts there and goes on to the first number that is free, or lists the log. Entries below the
+boundary have been collected: one that is there is kept by a tag or a lease, or was made by a writer that did not know.
+Specification: formats/spec/manifests-and-log.md and formats/spec/collection.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from arrowstate.errors import (
+    ArrowStateError,
     CheckpointNotFoundError,
+    CollectedError,
+    CommitUnknownError,
     CorruptDataError,
     InvalidInputError,
     MissingFileError,
     StoreNotFoundError,
 )
+from arrowstate.snapshot.boundary import NewReferences, boundaries, boundary_number, path_of
+from arrowstate.snapshot.pins import read_pins
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate_formats.documents import (
     LogEntryDocument,
@@ -100,6 +106,8 @@ class CommittedEntry:
     document: LogEntryDocument
     xxh3_128: str
     "Checksum of its bytes, which the next entry repeats."
+    bytes: int
+    "Their number."
 
     @property
     def as_parent(self) -> ParentDocument:
@@ -161,16 +169,20 @@ class CommitLog:
 
     def latest(self) -> CommittedEntry | None:
         """Return the newest entry, None if there is none yet."""
-        number = self._hinted()
-        newest = None if number is None else self._get(number)
-        if newest is None:
+        newest = self._forward(self._hinted())
+        # Where entries are gone, the one before the gap looks like the newest to who starts below it.
+        while newest is None or newest.document.number < self.boundary():
             numbers = self.numbers()
             if not numbers:
                 return None
-            newest = self.read(numbers[-1])
-        while (following := self._get(newest.document.number + 1)) is not None:
-            newest = following
+            newest = self._forward(numbers[-1])
+            if newest is None and numbers[-1] >= self.boundary():
+                raise CorruptDataError(path_of(numbers[-1]), "the log entry is listed and missing")
         return newest
+
+    def boundary(self) -> int:
+        """Return the lowest number of the log: entries below it have been collected."""
+        return boundary_number(self._storage)
 
     def latest_checkpoint(self) -> LogEntryDocument | None:
         """Return the newest entry that is a checkpoint or savepoint."""
@@ -179,23 +191,46 @@ class CommitLog:
     def backwards(self) -> Iterator[LogEntryDocument]:
         """Yield the checkpoints and savepoints, newest first; a fence is passed over.
 
+        Last come those that only a tag, a lease or being a savepoint has kept.
+
         Raises
         ------
         CorruptDataError
             If an entry is not the one its successor was written after.
         """
+        floor = None
+        while floor is None:
+            floor = yield from self._chain()
+        below = [number for number in self.numbers() if number < floor] if floor else []
+        for number in reversed(below):
+            entry = self.get(number)
+            if entry is not None and entry.document.kind != "fence" and self._is_kept(entry):
+                yield entry.document
+
+    def _chain(self) -> Generator[LogEntryDocument, None, int | None]:
+        """Yield the checkpoints of the log itself, newest first, and return the number below which it was collected.
+
+        None if it was collected before there was a checkpoint to yield; then it is to be read again.
+        """
+        # The boundary first: whatever is the newest afterwards is not below it.
+        boundary = self.boundary()
         entry = self.latest()
+        seen = False
         while entry is not None:
             if entry.document.kind != "fence":
+                seen = True
                 yield entry.document
             parent = entry.document.parent
-            if parent is None:
-                return
-            following, entry = entry, self._get(parent.number)
-            if entry is None:
-                # Older entries may have been collected.
-                return
-            _check_parent(following, entry)
+            if parent is None or parent.number < boundary:
+                return boundary
+            following, entry = entry, self.get(parent.number)
+            if entry is not None:
+                _check_parent(following, entry)
+            elif parent.number >= self.boundary():
+                raise CorruptDataError(path_of(parent.number), "the log entry is missing")
+            else:
+                return following.document.number if seen else None
+        return 0
 
     def checkpoint(self, checkpoint_id: int) -> LogEntryDocument:
         """Return the entry of a checkpoint.
@@ -207,18 +242,29 @@ class CommitLog:
         CorruptDataError
             If the entry is not the one its successor was written after.
         """
-        guess = self._get(checkpoint_id) if checkpoint_id >= 0 else None
+        return self.committed_checkpoint(checkpoint_id).document
+
+    def committed_checkpoint(self, checkpoint_id: int) -> CommittedEntry:
+        """Return the entry of a checkpoint, with its checksum; see `checkpoint`."""
+        guess = self.get(checkpoint_id) if checkpoint_id >= 0 else None
         if guess is not None and guess.document.checkpoint_id == checkpoint_id:
-            following = self._get(guess.document.number + 1)
-            if following is not None:
-                _check_parent(following, guess)
-            return guess.document
+            if guess.document.number >= self.boundary():
+                try:
+                    following = self.get(guess.document.number + 1)
+                except CorruptDataError:
+                    # Damage of its own, and no reason to refuse this one: it may be what is left to restore.
+                    return guess
+                if following is not None:
+                    _check_parent(following, guess)
+                return guess
+            if self._is_kept(guess):
+                return guess
         seen = []
         for entry in self.backwards():
             if entry.checkpoint_id == checkpoint_id:
-                return entry
+                return self.read(entry.number)
             seen.append(entry.checkpoint_id)
-        raise CheckpointNotFoundError(checkpoint_id, [number for number in reversed(seen) if number is not None])
+        raise CheckpointNotFoundError(checkpoint_id, sorted(number for number in seen if number is not None))
 
     def numbers(self) -> list[int]:
         """Return the numbers of all entries, ascending."""
@@ -227,28 +273,62 @@ class CommitLog:
 
     def read(self, number: int) -> CommittedEntry:
         """Return the entry with a number, which must exist."""
-        entry = self._get(number)
+        entry = self.get(number)
         if entry is None:
             raise CorruptDataError(path_of(number), "the log entry is missing")
         return entry
 
-    def append(self, document: LogEntryDocument) -> CommittedEntry | None:
+    def append(self, document: LogEntryDocument, references: NewReferences | None = None) -> CommittedEntry | None:
         """Commit an entry; None if another writer took its number first.
+
+        Parameters
+        ----------
+        document
+            The entry; its number is the one after its parent's.
+        references
+            The files that it refers to and its parent does not, which a collection may have taken for garbage.
 
         Raises
         ------
         CommitUnknownError
-            If it cannot be told whether it was committed.
+            If it cannot be told whether it was committed, a collection that runs may be deleting its files, or the log
+            was collected past it before that could be found out.
+        CollectedError
+            If files that it refers to have been collected, or are being; it was not committed.
         StorageFullError, StorageError
             If it was not committed.
         """
+        path = path_of(document.number)
+        references = references or NewReferences()
+        if document.kind == "checkpoint":
+            lost = references.lost(self._storage, boundaries(self._storage))
+            if lost:
+                raise CollectedError(lost)
         data = encode(document)
-        if self._storage.put_if_absent(path_of(document.number), data, document.commit_id) is Outcome.LOST:
+        if self._storage.put_if_absent(path, data, document.commit_id) is Outcome.LOST:
             return None
+        try:
+            # Only now: what a collection says before this it may do without seeing the entry.
+            found = boundaries(self._storage)
+            is_below = document.number < max((boundary.boundary for boundary in found), default=0)
+            lost = [] if is_below else references.lost(self._storage, found)
+        except (ArrowStateError, OSError) as error:
+            raise CommitUnknownError(
+                path, document.commit_id, f"collections could not be looked up: {error}"
+            ) from error
+        if is_below and document.kind == "fence":
+            # A fence is worth something only while it is the newest entry.
+            return None
+        if is_below:
+            # Its number had been taken and was free again; or others went on from it while this writer slept, and what
+            # it wrote is part of theirs. So nothing of it may be deleted here.
+            raise CommitUnknownError(path, document.commit_id, "others have gone on, and the log was collected past it")
+        if lost:
+            raise CommitUnknownError(path, document.commit_id, f"{lost[0]}, which it refers to, was being collected")
         # The entry is committed; without the hint the next reader probes a little longer.
         with suppress(OSError):
             self._storage.put_hint(HINT_PATH, str(document.number).encode())
-        return CommittedEntry(document, checksum(data))
+        return CommittedEntry(document, checksum(data), len(data))
 
     def _hinted(self) -> int | None:
         try:
@@ -257,7 +337,21 @@ class CommitLog:
             return None
         return int(text) if text.isdigit() and len(text) <= 20 else None
 
-    def _get(self, number: int) -> CommittedEntry | None:
+    def _forward(self, number: int | None) -> CommittedEntry | None:
+        """Return the entry before the first gap from a number on, None if the number itself is free."""
+        newest = None if number is None else self.get(number)
+        while newest is not None and (following := self.get(newest.document.number + 1)) is not None:
+            newest = following
+        return newest
+
+    def _is_kept(self, entry: CommittedEntry) -> bool:
+        """Whether an entry below the boundary is still a checkpoint of this store."""
+        return entry.document.kind == "savepoint" or any(
+            pin.entry == entry.as_parent for pin in read_pins(self._storage)
+        )
+
+    def get(self, number: int) -> CommittedEntry | None:
+        """Return the entry with a number, None if there is none."""
         path = path_of(number)
         try:
             data = self._storage.read(path)
@@ -266,14 +360,9 @@ class CommitLog:
         document = decode(data, LogEntryDocument, path=path)
         if document.number != number:
             raise CorruptDataError(path, f"holds the entry {document.number}")
-        return CommittedEntry(document, checksum(data))
+        return CommittedEntry(document, checksum(data), len(data))
 
 
 def _check_parent(following: CommittedEntry, entry: CommittedEntry) -> None:
     if following.document.parent != entry.as_parent:
         raise CorruptDataError(path_of(entry.document.number), "the entry after it was written after other bytes")
-
-
-def path_of(number: int) -> str:
-    """Return the path of the entry with a number."""
-    return f"{_FOLDER}{number:020d}.json"

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from pyroaring import BitMap
 from arrowstate.errors import CorruptDataError, MissingFileError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
 from arrowstate.table import kernels
 from arrowstate.table.run import Directory, Run, Segment, all_live, hashes_of
 from arrowstate_formats.directory import read_directory
@@ -111,19 +113,19 @@ def open_state(
     CorruptDataError
         If a file is missing, truncated or altered.
     """
-    runs = []
-    size = 0
-    for subtask in operator.subtasks:
-        if hash_bounds is not None and not _overlap(
-            KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism), hash_bounds
-        ):
-            continue
-        for run_document in subtask_runs(storage, operator, subtask).get(schemas.document.name, []):
-            opened = open_run(storage, store_id, run_document, schemas, hash_bounds=hash_bounds)
-            if opened is not None:
-                runs.append(opened[0])
-                size += opened[1]
-    return OpenState(schemas, tuple(runs), size)
+    subtasks = [
+        subtask
+        for subtask in operator.subtasks
+        if hash_bounds is None
+        or _overlap(KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism), hash_bounds)
+    ]
+    manifests = in_parallel(storage, partial(subtask_runs, storage, operator), subtasks, name="manifests")
+    documents = [run for manifest in manifests for run in manifest.get(schemas.document.name, [])]
+    opened = in_parallel(
+        storage, lambda run: open_run(storage, store_id, run, schemas, hash_bounds=hash_bounds), documents, name="runs"
+    )
+    found = [run for run in opened if run is not None]
+    return OpenState(schemas, tuple(run for run, _ in found), sum(size for _, size in found))
 
 
 def _overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:

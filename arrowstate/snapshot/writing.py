@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import BinaryIO
 
@@ -20,7 +21,9 @@ from msgspec.structs import replace
 from pyroaring import BitMap
 
 from arrowstate.snapshot.reading import store_key
+from arrowstate.snapshot.references import manifest_files
 from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
 from arrowstate.table import kernels
 from arrowstate.table.run import Directory, FrozenRun, Run
 from arrowstate.table.table import FrozenTable
@@ -97,6 +100,8 @@ class WrittenSubtask:
     paths: tuple[str, ...]
     "The files written for it."
     bytes_written: int
+    references: frozenset[str] = frozenset()
+    "All files that it refers to, the manifest too."
 
     def committed(self, storage: Storage, store_id: str) -> None:
         """Note that the store has these runs now, so that the next checkpoint need not write them."""
@@ -226,6 +231,27 @@ def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
 
 
+@dataclass(frozen=True, slots=True)
+class _WrittenRun:
+    document: RunDocument
+    changed: tuple[Run, RunDocument, int] | None
+    """Where the store did not have it, or not with these rows dead."""
+    bytes_written: int
+
+
+def _write_run(make: Callable[[], RunWriter], state: FrozenState, store: str, frozen: FrozenRun) -> _WrittenRun:
+    """Write what the store lacks of a run; runs are written by several threads, each with a writer of its own."""
+    writer = make()
+    stored = frozen.run.stored.get(store)
+    if stored is None:
+        document, shift = writer.write(frozen, state.table.schema, state.document.schema_version)
+    else:
+        shift = stored[1]
+        document = writer.refer(frozen, *stored)
+    same = stored is not None and document is stored[0]
+    return _WrittenRun(document, None if same else (frozen.run, document, shift), writer.bytes_written)
+
+
 def write_subtask(
     storage: Storage,
     store_id: str,
@@ -265,22 +291,17 @@ def write_subtask(
     bytes_written = 0
     try:
         for state in frozen.states:
-            writer = RunWriter(
-                storage, f"data/{uid}/{state.document.name}", frozen.max_parallelism, format, new_id, paths=paths
+            folder = f"data/{uid}/{state.document.name}"
+            make = partial(RunWriter, storage, folder, frozen.max_parallelism, format, new_id, paths=paths)
+            written = in_parallel(
+                storage,
+                partial(_write_run, make, state, store_key(storage, store_id)),
+                state.table.runs,
+                name="uploads",
             )
-            documents = []
-            for run in state.table.runs:
-                stored = run.run.stored.get(store_key(storage, store_id))
-                if stored is None:
-                    document, shift = writer.write(run, state.table.schema, state.document.schema_version)
-                else:
-                    shift = stored[1]
-                    document = writer.refer(run, *stored)
-                if stored is None or document is not stored[0]:
-                    changed_runs.append((run.run, document, shift))
-                documents.append(document)
-            states.append(StateRunsDocument(name=state.document.name, runs=documents))
-            bytes_written += writer.bytes_written
+            changed_runs += [item.changed for item in written if item.changed is not None]
+            states.append(StateRunsDocument(name=state.document.name, runs=[item.document for item in written]))
+            bytes_written += sum(item.bytes_written for item in written)
         key_groups = (frozen.key_groups.start, frozen.key_groups.end)
         manifest = ManifestDocument(operator=uid, key_groups=key_groups, states=states)
         handle = write_manifest(storage, manifest, new_id, paths, previous.manifest if previous else None)
@@ -296,7 +317,8 @@ def write_subtask(
         live_rows={state.document.name: state.table.live_rows for state in frozen.states},
         watermark=frozen.watermark,
     )
-    return WrittenSubtask(document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written)
+    references = frozenset(manifest_files(manifest)) | ({handle.path} if handle.path is not None else frozenset())
+    return WrittenSubtask(document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written, references)
 
 
 def write_manifest(

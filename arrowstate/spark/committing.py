@@ -8,9 +8,12 @@ the same query, finds its successor's fence above its own entries and stops.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from arrowstate.errors import FencedError, InvalidInputError
+from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
+from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.batches import BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.fold import SubtaskResult
@@ -36,13 +39,16 @@ def commit_micro_batch(
         If another run of the query, or another writer, has taken over the store.
     InvalidInputError
         If the store holds the state of other operators, or the results are not those of all subtasks.
+    CollectedError
+        If files of the checkpoint were collected before it was committed.
     CommitUnknownError
         If it cannot be told whether it was committed; the next start of the query finds out.
     """
     first = results[0]
     batch = MicroBatch(first.query_id, first.run_id, first.batch_id)
     started_at_ms = clock_ms()
-    log = CommitLog(open_storage(plan.store))
+    storage = open_storage(plan.store)
+    log = CommitLog(storage)
     while True:
         newest = log.latest()
         stored = stored_state(log, plan.uid)
@@ -73,8 +79,13 @@ def commit_micro_batch(
         watermark=newest.document.watermark,
         properties=record.to_properties(),
     )
-    if log.append(entry) is None:
-        raise FencedError(epoch, log.read(entry.number).document.writer_epoch)
+    written = {path for result in results for path in result.paths}
+    # Within a run the entry before is known to be acknowledged; the fence of the run says nothing of what it repeats.
+    everything = partial(ReferenceReader(storage).files, entry.operators)
+    reused = set(everything()) - written if newest.document.kind == "fence" else ()
+    if log.append(entry, NewReferences(written, first.base or 0, reused, everything)) is None:
+        winner = log.latest()
+        raise FencedError(epoch, None if winner is None else winner.document.writer_epoch)
     return entry
 
 
@@ -125,7 +136,8 @@ def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, batch: MicroBat
             # A run that has had a micro-batch had the one before this, so an entry of its own is not further back.
             return None
         parent = entry.document.parent
-        entry = None if parent is None else log.read(parent.number)
+        # Older entries may have been collected, and with them nothing that this run has not had.
+        entry = None if parent is None else log.get(parent.number)
     return None
 
 

@@ -63,7 +63,8 @@ class Storage(Protocol):
     def open_buffer(self, path: str) -> pa.Buffer:
         """Return a whole file without copying it: a memory map, or the bytes in memory.
 
-        The buffer stays valid as long as it is referenced, even if the file is deleted meanwhile.
+        A remote storage maps a local copy of the version it has now. To find out whether what it keeps is
+        intact, `read` it. The buffer stays valid as long as it is referenced, even if the file is deleted meanwhile.
 
         Raises
         ------
@@ -105,7 +106,8 @@ class Storage(Protocol):
         StorageFullError
             If there is no room, raised by a write of the file or by the end of the block.
         StorageError
-            At the end of the block, if there is a file under this name already; it is left as it was.
+            At the end of the block, if there is a file under this name already; it is left as it was. A storage
+            that is reached over a network may take a file with the same content for the one it wrote.
         """
         ...
 

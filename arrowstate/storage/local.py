@@ -22,23 +22,26 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from arrowstate.errors import (
-    ArrowStateError,
     CommitUnknownError,
     CorruptDataError,
     MissingFileError,
     StorageError,
-    StorageFullError,
     StoreNotFoundError,
 )
 from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
+from arrowstate.storage.posix import (
+    NO_LINKS,
+    NO_ROOM,
+    WRITE_BUFFER_BYTES,
+    CheckedFile,
+    storage_errors,
+    translate,
+)
 
 __all__ = ["LocalStorage"]
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-_REFUSED = _NO_ROOM | _NO_LINKS | {errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+_REFUSED = NO_ROOM | NO_LINKS | {errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 """Errors of a link that say for sure that nothing was done."""
-_WRITE_BUFFER_BYTES = 1 << 20
 
 
 class LocalStorage:
@@ -75,7 +78,7 @@ class LocalStorage:
         # Resolved once: a working folder or a link to the store that changes later must not move an open store.
         self._root = Path(os.path.realpath(root))
         if create:
-            with _storage_errors(str(self._root)):
+            with storage_errors(str(self._root)):
                 _make_folders(self._root)
         if not self._root.is_dir():
             if self._root.exists():
@@ -129,16 +132,16 @@ class LocalStorage:
             except FileExistsError as error:
                 raise StorageError(path, "there is a file under this name already") from error
             except OSError as error:
-                raise _translate(path, error) from error
+                raise translate(path, error) from error
             try:
                 _sync_folder(new.location.parent)
             except OSError as error:
                 new.location.unlink(missing_ok=True)
-                raise _translate(path, error) from error
+                raise translate(path, error) from error
 
     def put_hint(self, path: str, data: bytes) -> None:
         """See `Storage.put_hint`."""
-        with self._new_file(path) as new, _storage_errors(path):
+        with self._new_file(path) as new, storage_errors(path):
             new.sink.write(data)
             new.sink.flush()
             new.temporary.replace(new.location)
@@ -148,7 +151,7 @@ class LocalStorage:
         folder, _, _ = check_prefix(prefix).rpartition("/")
         top = self._inside(self._root / folder, folder)
         found = []
-        with _storage_errors(prefix):
+        with storage_errors(prefix):
             for parent, folders, files in os.walk(top, onerror=_raise_unless_gone):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 below = os.path.relpath(parent, top)
@@ -158,12 +161,12 @@ class LocalStorage:
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
-        with _storage_errors(path):
+        with storage_errors(path):
             return self._existing(path).is_file()
 
     def delete(self, path: str) -> None:
         """See `Storage.delete`."""
-        with _storage_errors(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with storage_errors(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             self._new(path).unlink()
 
     @contextmanager
@@ -175,7 +178,7 @@ class LocalStorage:
         except OSError as error:
             if isinstance(error, FileNotFoundError | NotADirectoryError) or location.is_dir():
                 raise MissingFileError(self.url, path) from error
-            raise _translate(path, error) from error
+            raise translate(path, error) from error
 
     def _existing(self, path: str) -> Path:
         """Where a file is that is there: every link on the way, the last too, must stay inside."""
@@ -196,11 +199,11 @@ class LocalStorage:
     def _new_file(self, path: str) -> Iterator[_NewFile]:
         """A file under a temporary name beside its place, whose folder is made; the temporary name goes in the end."""
         location = self._new(path)
-        with _storage_errors(path):
+        with storage_errors(path):
             _make_folders(location.parent)
             temporary = location.parent / f".{uuid.uuid4().hex}.tmp"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        sink = io.BufferedWriter(_Checked(descriptor, path), _WRITE_BUFFER_BYTES)
+        sink = io.BufferedWriter(CheckedFile(descriptor, path), WRITE_BUFFER_BYTES)
         try:
             yield _NewFile(path, location, temporary, descriptor, sink)
         finally:
@@ -217,7 +220,7 @@ class LocalStorage:
             body = self.read(path)
         except MissingFileError:
             if error.errno in _REFUSED:
-                raise _translate(path, error) from error
+                raise translate(path, error) from error
             raise CommitUnknownError(path, commit_id, str(error)) from error
         except StorageError as unreadable:
             raise CommitUnknownError(path, commit_id, f"{error}; {unreadable}") from error
@@ -239,41 +242,10 @@ class _NewFile:
     sink: io.BufferedWriter[Any]
 
     def make_durable(self) -> None:
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             if not self.sink.closed:
                 self.sink.flush()
             os.fsync(self.descriptor)
-
-
-class _Checked(io.FileIO):
-    """A file whose writes raise the errors of this project, at the call that failed."""
-
-    def __init__(self, descriptor: int, path: str) -> None:
-        super().__init__(descriptor, "wb", closefd=False)
-        self._path = path
-
-    def write(self, data: Any, /) -> int:
-        with _storage_errors(self._path):
-            return super().write(data)
-
-
-@contextmanager
-def _storage_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except ArrowStateError:
-        raise
-    except OSError as error:
-        raise _translate(path, error) from error
-
-
-def _translate(path: str, error: OSError) -> ArrowStateError:
-    detail = error.strerror or str(error)
-    if error.errno in _NO_ROOM:
-        return StorageFullError(path, detail)
-    if error.errno in _NO_LINKS and error.filename2 is not None:
-        return StorageError(path, f"{detail}: the file system must have hard links, on which commits rest")
-    return StorageError(path, detail)
 
 
 def _make_folders(folder: Path) -> None:

@@ -8,18 +8,35 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from arrowstate.errors import InvalidInputError, UnsupportedStorageError
 from arrowstate.storage.base import Storage
+from arrowstate.storage.cache import FileCache, default_cache_folder
 from arrowstate.storage.local import LocalStorage
 from arrowstate.storage.memory import MemoryStorage
+from arrowstate.storage.objects import ObjectStorage
+from arrowstate.storage.retries import RetryBudget
 
-__all__ = ["SUPPORTED", "open_storage"]
+__all__ = ["SUPPORTED", "open_storage", "options_beside"]
 
-SUPPORTED = ("a local path", "file:///path", "memory://name")
+SUPPORTED = (
+    "a local path",
+    "file:///path",
+    "s3://bucket/prefix",
+    "gs://bucket/prefix",
+    "abfs://container/prefix",
+    "memory://name",
+)
 """What `open_storage` takes."""
+
+_OBJECTS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfs", "az": "abfs"}
+"""The spellings of the protocols of object storages."""
+
+_OWN_OPTIONS = frozenset({"retry_attempts", "retry_seconds", "cache_dir", "cache_bytes"})
 
 _NO_CREATE = "it cannot create a file only if there is none, and two writers would overwrite each other"
 _REASONS = dict.fromkeys(
@@ -33,17 +50,30 @@ _REASONS = dict.fromkeys(
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)(?:://|::)|(file):")
 
 
-def open_storage(url_or_path: str | os.PathLike[str], *, create: bool = False) -> Storage:
+def open_storage(
+    url_or_path: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Storage:
     """Open the storage at a path or URL.
 
     Parameters
     ----------
     url_or_path : str or PathLike
-        A local path (absolute, relative to the working folder, or from `~`), a `file:` URL, or
+        A local path (absolute, relative to the working folder, or from `~`), a `file:` URL,
+        `s3://bucket/prefix` (also `s3a`), `gs://bucket/prefix` (also `gcs`), `abfs://container/prefix` or
+        `abfs://container@account.dfs.core.windows.net/prefix` (also `abfss`, `az`), or
         `memory://name` for one in the memory of this process. Every `memory://` URL of one name
         means the same files until the process ends.
     create : bool, default False
-        Make the folder, with its parents, where there is none.
+        Make the folder, with its parents, where there is none. A bucket is not made, and needs no folders.
+    storage_options : mapping, optional
+        For object storages: what their fsspec filesystem takes, for instance `key`, `secret` and
+        `endpoint_url` for S3. What is not given comes from the environment, as for every tool of the
+        service. Four more are for arrowstate: `retry_attempts` (at least 1, default 8) and `retry_seconds`
+        (default 60) bound how often and how long a request is repeated; `cache_dir` (default: the user's
+        cache folder) is where files are kept that were read, at most `cache_bytes` of them (default 10 GiB).
 
     Raises
     ------
@@ -51,8 +81,10 @@ def open_storage(url_or_path: str | os.PathLike[str], *, create: bool = False) -
         If there is no such folder and `create` is false.
     UnsupportedStorageError
         If the URL names another storage; the message lists what is supported.
+    MissingDependencyError
+        If the package of the object storage is not installed.
     InvalidInputError
-        If the path is empty.
+        If the path is empty, the URL holds a password or a query, or the options do not fit.
     StorageError
         If the path is a file, or the folder cannot be made.
 
@@ -69,6 +101,13 @@ def open_storage(url_or_path: str | os.PathLike[str], *, create: bool = False) -
         raise InvalidInputError(f"the path of a store must be a non-empty text without NUL, got {given!r}")
     match = _PROTOCOL.match(given) if isinstance(url_or_path, str) else None
     protocol = (match[1] or match[2]).lower() if match else None
+    if protocol in _OBJECTS and "::" not in given:
+        return _open_objects(_OBJECTS[protocol], given, storage_options or {})
+    if storage_options:
+        raise InvalidInputError(
+            f"only object storages take storage options, got {', '.join(sorted(storage_options))} for "
+            f"{_without_password(given)}"
+        )
     if protocol is None:
         return LocalStorage(Path(given).expanduser(), create=create)
     if protocol == "memory" and "::" not in given:
@@ -78,4 +117,48 @@ def open_storage(url_or_path: str | os.PathLike[str], *, create: bool = False) -
         if parts.netloc not in ("", "localhost"):
             raise UnsupportedStorageError(given, f"file on host {parts.netloc}", SUPPORTED)
         return LocalStorage(Path(unquote(parts.path)), create=create)
-    raise UnsupportedStorageError(given, protocol, SUPPORTED, _REASONS.get(protocol, ""))
+    raise UnsupportedStorageError(_without_password(given), protocol, SUPPORTED, _REASONS.get(protocol, ""))
+
+
+def options_beside(storage: Storage, url_or_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the options of a storage for another one of its kind, such as a savepoint's; None where they do not fit.
+
+    Examples
+    --------
+    >>> options_beside(open_storage("memory://jobs/clicks", create=True), "/data/savepoint") is None
+    True
+    """
+    if not isinstance(storage, ObjectStorage) or not isinstance(url_or_path, str):
+        return None
+    match = _PROTOCOL.match(url_or_path)
+    protocol = _OBJECTS.get((match[1] or match[2]).lower()) if match else None
+    return storage.options if protocol == storage.url.partition("://")[0] else None
+
+
+def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Storage:
+    parts = urlsplit(given)
+    user, at, _ = parts.netloc.rpartition("@")
+    if ":" in user or (at and protocol != "abfs") or parts.query or parts.fragment:
+        # It may hold a key or a signature, so it is not shown; and a URL is written to logs and plans.
+        raise InvalidInputError(
+            f"a URL of {protocol} must not hold a user, a password or a query; give them as storage_options"
+        )
+    prefix = "/".join(part for part in parts.path.split("/") if part)
+    url = f"{protocol}://{parts.netloc}" + (f"/{prefix}" if prefix else "")
+    own = {name: options[name] for name in _OWN_OPTIONS & options.keys()}
+    try:
+        budget = RetryBudget(
+            attempts=int(own.get("retry_attempts", RetryBudget().attempts)),
+            seconds=float(own.get("retry_seconds", RetryBudget().seconds)),
+        )
+        folder = Path(own.get("cache_dir") or default_cache_folder()).expanduser().absolute()
+        cache = FileCache(folder, int(own["cache_bytes"])) if "cache_bytes" in own else FileCache(folder)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"retry_attempts, retry_seconds and cache_bytes are numbers, got {own}") from error
+    others = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
+    return ObjectStorage(url, others, retries=budget, cache=cache)
+
+
+def _without_password(url: str) -> str:
+    """A URL fit to be shown."""
+    return re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1...@", url)

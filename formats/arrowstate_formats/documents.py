@@ -1,9 +1,10 @@
-"""The JSON documents of a store: identity, manifests and log entries.
+"""The JSON documents of a store: identity, manifests, log entries, tags, leases and boundaries.
 
 One frozen struct per document or part of one; `encode` writes it in a stable form and `decode` reads
 it strictly. An unknown field is an error, because ignoring it could mean to overlook a file that is
 still referenced or a rule that changes what the rows mean; a newer `format_version` is told apart
-from damage before the shape is looked at. Specification: formats/spec/manifests-and-log.md.
+from damage before the shape is looked at. Specification: formats/spec/manifests-and-log.md and
+formats/spec/collection.md.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ import xxhash
 
 from arrowstate_formats.errors import CorruptDataError, FormatVersionError, InvalidInputError
 from arrowstate_formats.key_groups import MAX_PARALLELISM
-from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name
+from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name, check_tag_name
 
 __all__ = [
     "FORMAT_VERSION",
     "AggregateDocument",
     "BatchDocument",
+    "BoundaryDocument",
     "ColumnStatistics",
     "DeletionVectorDocument",
     "DirectoryDocument",
     "FieldDocument",
     "KeyHashDocument",
+    "LeaseDocument",
     "LogEntryDocument",
     "ManifestDocument",
     "ManifestHandle",
@@ -45,6 +48,7 @@ __all__ = [
     "StateRunsDocument",
     "StoreDocument",
     "SubtaskDocument",
+    "TagDocument",
     "TimeToLiveDocument",
     "decode",
     "decode_inline",
@@ -404,6 +408,49 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
             raise ValueError(f"entry {self.number} has parent {self.parent.number}")
         if (self.checkpoint_id is None) != (self.kind == "fence"):
             raise ValueError(f"a {self.kind} entry with checkpoint id {self.checkpoint_id}")
+
+
+class TagDocument(PinnedDocument, frozen=True, kw_only=True):
+    """`tags/<name>.json`: a checkpoint that is kept, whatever the retention, until the tag is removed."""
+
+    name: str
+    tag_id: Text
+    checkpoint_id: Count
+    entry: ParentDocument
+    created_at_ms: int
+
+    def __post_init__(self) -> None:
+        check_tag_name(self.name)
+
+
+class LeaseDocument(PinnedDocument, frozen=True, kw_only=True):
+    """`leases/<lease id>.json`: a checkpoint that is kept until a time, because somebody reads it."""
+
+    lease_id: Text
+    checkpoint_id: Count
+    entry: ParentDocument
+    expires_at_ms: int
+    holder: str = ""
+
+
+class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
+    """How far the log has been collected, and what goes now.
+
+    `gc/condemned-<boundary>-<swept>-<collection id>.json`, or `gc/boundary-...` if it condemns nothing. `condemned`
+    are the paths that a collection may be deleting. `waiting` are files that nothing refers to, by the
+    time at which a collection first saw them.
+    """
+
+    boundary: Count
+    swept: Count
+    collection_id: Text
+    written_at_ms: int
+    condemned: list[str]
+    waiting: dict[str, int]
+
+    def __post_init__(self) -> None:
+        for path in (*self.condemned, *self.waiting):
+            check_relative_path(path)
 
 
 D = TypeVar("D", bound=Document)

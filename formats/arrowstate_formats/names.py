@@ -12,9 +12,17 @@ import re
 
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
-__all__ = ["check_column_name", "check_operator_uid", "check_relative_path", "check_savepoint_name", "check_state_name"]
+__all__ = [
+    "check_column_name",
+    "check_operator_uid",
+    "check_relative_path",
+    "check_savepoint_name",
+    "check_state_name",
+    "check_tag_name",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_NOT_IN_PATHS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def _check_name(what: str, name: object) -> str:
@@ -74,6 +82,22 @@ def check_savepoint_name(name: str) -> str:
     return _check_name("a savepoint name", name)
 
 
+def check_tag_name(name: str) -> str:
+    """Return `name` if it may name a tag; the rule is the one of `check_operator_uid`.
+
+    Raises
+    ------
+    InvalidInputError
+        If the name is outside the rule.
+
+    Examples
+    --------
+    >>> check_tag_name("before-upgrade")
+    'before-upgrade'
+    """
+    return _check_name("a tag name", name)
+
+
 def check_column_name(name: str) -> str:
     """Return `name` if it may name a key or value column.
 
@@ -112,7 +136,7 @@ def check_relative_path(path: str) -> str:
     """
     if not _is_text(path):
         raise CorruptDataError(str(path), "a path must be a non-empty text")
-    if "\\" in path or any(ord(character) < 32 or ord(character) == 127 for character in path) or not _is_utf8(path):
+    if _NOT_IN_PATHS.search(path) or not _is_utf8(path):
         raise CorruptDataError(repr(path), "a path must have no backslash and no control character")
     if any(component in ("", ".", "..") for component in path.split("/")):
         raise CorruptDataError(path, "a path must be relative and have no empty, '.' or '..' component")

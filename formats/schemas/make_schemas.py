@@ -13,12 +13,23 @@ from typing import Any
 
 import msgspec
 
-from arrowstate_formats.documents import Document, LogEntryDocument, ManifestDocument, StoreDocument
+from arrowstate_formats.documents import (
+    BoundaryDocument,
+    Document,
+    LeaseDocument,
+    LogEntryDocument,
+    ManifestDocument,
+    StoreDocument,
+    TagDocument,
+)
 
 SCHEMAS: dict[str, type[Document]] = {
     "store.json": StoreDocument,
     "log-entry.json": LogEntryDocument,
     "manifest.json": ManifestDocument,
+    "tag.json": TagDocument,
+    "lease.json": LeaseDocument,
+    "boundary.json": BoundaryDocument,
 }
 
 

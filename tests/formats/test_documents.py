@@ -16,11 +16,13 @@ from arrowstate_formats import CorruptDataError, FormatVersionError, InvalidInpu
 from arrowstate_formats.documents import (
     FORMAT_VERSION,
     BatchDocument,
+    BoundaryDocument,
     ColumnStatistics,
     DeletionVectorDocument,
     DirectoryDocument,
     Document,
     FieldDocument,
+    LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
     ManifestHandle,
@@ -33,6 +35,7 @@ from arrowstate_formats.documents import (
     StateRunsDocument,
     StoreDocument,
     SubtaskDocument,
+    TagDocument,
     decode,
     decode_inline,
     encode,
@@ -113,7 +116,21 @@ ENTRY = LogEntryDocument(
     operators=[OPERATOR],
 )
 STORE = StoreDocument(store_id="3f0c", created_at_ms=1_700_000_000_000)
-DOCUMENTS: list[Document] = [STORE, MANIFEST, ENTRY]
+TAG = TagDocument(
+    name="gold", tag_id="5a1c", checkpoint_id=2, entry=ParentDocument(number=2, xxh3_128=SUM), created_at_ms=5
+)
+LEASE = LeaseDocument(
+    lease_id="7c3e", checkpoint_id=2, entry=ParentDocument(number=2, xxh3_128=SUM), expires_at_ms=9, holder="ä"
+)
+BOUNDARY = BoundaryDocument(
+    boundary=2,
+    swept=3,
+    collection_id="9e8d",
+    written_at_ms=5,
+    condemned=["log/1.json"],
+    waiting={"data/a/b/c.arrow": 4},
+)
+DOCUMENTS: list[Document] = [STORE, MANIFEST, ENTRY, TAG, LEASE, BOUNDARY]
 VERSIONED = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: type(document).__name__)
 
 
@@ -246,6 +263,9 @@ def test_what_is_no_document_is_damage(data: bytes) -> None:
         (ENTRY, {"checkpoint_id": None}, "checkpoint entry with checkpoint id None"),
         (ENTRY, {"kind": "fence"}, "fence entry with checkpoint id 1"),
         (ENTRY, {"number": "2"}, "got `str`"),
+        (TAG, {"name": "../gold"}, "tag name"),
+        (BOUNDARY, {"condemned": ["../x"]}, "must be relative"),
+        (BOUNDARY, {"waiting": {"/x": 1}}, "must be relative"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Document) else str(value),
 )
@@ -303,7 +323,12 @@ def test_inline_bytes_come_back_and_damage_is_found() -> None:
 
 
 SCHEMAS = Path(__file__).parents[2] / "formats/schemas"
-SCHEMA_FILES = [("store.json", STORE), ("manifest.json", MANIFEST), ("log-entry.json", ENTRY)]
+SCHEMA_FILES: list[tuple[str, Document]] = [
+    ("store.json", STORE),
+    ("manifest.json", MANIFEST),
+    ("log-entry.json", ENTRY),
+]
+SCHEMA_FILES += [("tag.json", TAG), ("lease.json", LEASE), ("boundary.json", BOUNDARY)]
 
 
 @pytest.mark.parametrize("name", [name for name, _ in SCHEMA_FILES])

@@ -13,11 +13,14 @@ import pytest
 
 import arrowstate_formats
 from arrowstate_formats.documents import (
+    BoundaryDocument,
     Document,
+    LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
     OperatorStateDocument,
     StoreDocument,
+    TagDocument,
     decode,
     decode_inline,
     encode,
@@ -57,6 +60,15 @@ def test_the_python_of_a_text_runs(path: Path) -> None:
 def test_the_documents_of_the_specification_are_documents_as_they_are_written() -> None:
     texts = blocks(FORMATS / "spec/manifests-and-log.md", "json")
     kinds: list[type[Document]] = [StoreDocument, LogEntryDocument, ManifestDocument]
+
+    found = [encode(decode(text.encode(), kind)).decode() for text, kind in zip(texts, kinds, strict=True)]
+
+    assert found == texts
+
+
+def test_the_documents_of_collection_are_documents_as_they_are_written() -> None:
+    texts = blocks(FORMATS / "spec/collection.md", "json")
+    kinds: list[type[Document]] = [TagDocument, LeaseDocument, BoundaryDocument]
 
     found = [encode(decode(text.encode(), kind)).decode() for text, kind in zip(texts, kinds, strict=True)]
 

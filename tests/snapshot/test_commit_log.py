@@ -7,11 +7,13 @@ from msgspec.structs import replace
 
 from arrowstate.errors import (
     CheckpointNotFoundError,
+    CommitUnknownError,
     CorruptDataError,
     InvalidInputError,
     StorageFullError,
     StoreNotFoundError,
 )
+from arrowstate.snapshot.boundary import put_boundary
 from arrowstate.snapshot.log import (
     HINT_PATH,
     CommitLog,
@@ -21,7 +23,7 @@ from arrowstate.snapshot.log import (
     put_store_document,
 )
 from arrowstate.storage import clear_memory_storage, open_storage
-from arrowstate_formats.documents import LogEntryDocument, ParentDocument, encode
+from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument, ParentDocument, encode
 from arrowstate_formats.run_files import checksum
 
 
@@ -122,12 +124,65 @@ def test_a_checkpoint_is_found_by_an_id_that_is_not_its_number(storage):
         log.checkpoint(4)
 
 
-def test_entries_before_the_oldest_that_is_kept_are_not_missed(storage):
+def collected(storage, boundary, condemned=()):
+    """Say that entries below a number have been collected."""
+    document = BoundaryDocument(
+        boundary=boundary, swept=0, collection_id="c", written_at_ms=0, condemned=list(condemned), waiting={}
+    )
+    put_boundary(storage, document)
+
+
+def test_entries_below_the_boundary_are_not_missed(storage):
     log = fill(CommitLog(storage), [FENCE, CHECKPOINT, CHECKPOINT, CHECKPOINT])
+    collected(storage, 3)
+    assert [document.number for document in log.backwards()] == [4, 3]
+
     storage.delete(path_of(1))
     storage.delete(path_of(2))
 
     assert [document.number for document in log.backwards()] == [4, 3]
+    with pytest.raises(CheckpointNotFoundError) as caught:
+        log.checkpoint(2)
+    assert caught.value.available == (3, 4)
+
+
+def test_an_entry_that_is_gone_without_having_been_collected_is_damage(storage):
+    log = fill(CommitLog(storage), [FENCE, CHECKPOINT, CHECKPOINT, CHECKPOINT, FENCE])
+    storage.delete(path_of(4))
+
+    with pytest.raises(CorruptDataError, match="4.json.*missing"):
+        log.latest_checkpoint()
+
+
+@pytest.mark.parametrize("hint", [b"2", b"3", b"6", b"7"])
+def test_what_was_made_under_a_collected_number_is_never_the_newest(storage, hint):
+    log = fill(CommitLog(storage), [FENCE, CHECKPOINT, CHECKPOINT, CHECKPOINT, FENCE, CHECKPOINT])
+    collected(storage, 5)
+    for number in (3, 4):
+        storage.delete(path_of(number))
+    storage.put_if_absent(path_of(3), encode(replace(entry(3), commit_id="zombie")), "zombie")
+    storage.put_hint(HINT_PATH, hint)
+
+    assert log.latest().document.number == 6
+    assert [document.number for document in log.backwards()] == [6]
+    for number in (2, 3, 4, 5):
+        with pytest.raises(CheckpointNotFoundError):
+            log.checkpoint(number)
+
+
+def test_a_commit_under_a_collected_number_is_not_acknowledged_and_a_fence_is_lost(storage):
+    log = fill(CommitLog(storage), [FENCE, CHECKPOINT, CHECKPOINT, CHECKPOINT])
+    collected(storage, 4)
+    for number in (1, 2, 3):
+        storage.delete(path_of(number))
+
+    with pytest.raises(CommitUnknownError, match="collected past it"):
+        log.append(entry(3))
+    assert log.append(entry(2, kind=FENCE)) is None
+
+    assert log.latest().document.number == 4
+    assert storage.read(HINT_PATH) == b"4"
+    assert [document.number for document in log.backwards()] == [4]
 
 
 def test_an_entry_that_its_successor_was_not_written_after_is_damage(storage):

@@ -97,9 +97,8 @@ def test_a_path_that_is_none_is_refused(given):
 @pytest.mark.parametrize(
     ("url", "protocol", "reason"),
     [
-        ("s3://bucket/x", "s3", ""),
-        ("gs://bucket/x", "gs", ""),
-        ("abfs://bucket/x", "abfs", ""),
+        ("oss://bucket/x", "oss", ""),
+        ("dir::s3://bucket/x", "dir", "two writers would overwrite"),
         ("hdfs://host/x", "hdfs", "two writers would overwrite"),
         ("sftp://host/x", "sftp", "two writers would overwrite"),
         ("SSH://host/x", "ssh", "two writers would overwrite"),
@@ -117,4 +116,4 @@ def test_another_storage_is_refused_by_name_with_what_is_supported(url, protocol
     assert caught.value.protocol == protocol
     assert caught.value.supported == SUPPORTED
     assert reason in str(caught.value)
-    assert "a local path, file:///path, memory://name" in str(caught.value)
+    assert "a local path, file:///path, s3://bucket/prefix, gs://bucket/prefix" in str(caught.value)

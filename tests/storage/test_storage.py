@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StorageError
-from arrowstate.storage import Outcome, Storage, clear_memory_storage, open_storage
+from arrowstate.storage import ObjectStorage, Outcome, Storage, clear_memory_storage, open_storage
 
 
 def write(storage: Storage, path: str, body: bytes) -> None:
@@ -202,11 +203,11 @@ def test_a_list_has_every_path_with_the_prefix_in_order(storage):
     assert storage.list("data/a/1/") == []
 
 
-@pytest.mark.parametrize("path", ESCAPES)
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_path_that_leaves_the_storage_or_is_reserved_is_refused(storage, verb, path):
-    with pytest.raises(CorruptDataError):
-        VERBS[verb](storage, path)
+def test_a_path_that_leaves_the_storage_or_is_reserved_is_refused(storage, verb):
+    for path in ESCAPES:
+        with pytest.raises(CorruptDataError):
+            VERBS[verb](storage, path)
 
     assert storage.list("") == []
 
@@ -226,14 +227,14 @@ def test_a_storage_pickles_to_the_same_files(storage):
     assert restored.read("a") == b"abc"
 
 
-def test_the_url_opens_the_same_files_again(storage):
+def test_the_url_opens_the_same_files_again(storage, beside):
     write(storage, "a", b"abc")
 
-    assert open_storage(storage.url).read("a") == b"abc"
+    assert beside(storage, storage.url).read("a") == b"abc"
 
 
-def test_a_folder_of_a_storage_is_a_storage(storage):
-    inner = open_storage(f"{storage.url}/savepoints/first", create=True)
+def test_a_folder_of_a_storage_is_a_storage(storage, beside):
+    inner = beside(storage, f"{storage.url}/savepoints/first")
     write(inner, "a", b"abc")
 
     assert storage.list("savepoints/") == ["savepoints/first/a"]
@@ -248,11 +249,10 @@ BODIES = st.binary(max_size=20)
 class StorageModel(RuleBasedStateMachine):
     """Any sequence of calls does what it would do to a dict."""
 
-    url: str
+    storage: Storage
 
     def __init__(self) -> None:
         super().__init__()
-        self.storage = open_storage(self.url, create=True)
         for path in self.storage.list(""):
             self.storage.delete(path)
         self.model: dict[str, bytes] = {}
@@ -261,7 +261,9 @@ class StorageModel(RuleBasedStateMachine):
     @rule(path=NAMES, body=BODIES)
     def write(self, path, body):
         if path in self.model:
-            with pytest.raises(StorageError):
+            # A remote storage cannot tell an equal file from its own.
+            equal = isinstance(self.storage, ObjectStorage) and self.model[path] == body
+            with nullcontext() if equal else pytest.raises(StorageError):
                 write(self.storage, path, body)
         else:
             write(self.storage, path, body)
@@ -295,11 +297,12 @@ class StorageModel(RuleBasedStateMachine):
             assert self.storage.open_buffer(path).to_pybytes() == body
 
 
-@pytest.mark.parametrize("kind", ["local", "memory"])
-def test_any_sequence_of_calls_does_what_it_would_do_to_a_dict(kind, tmp_path):
-    url = str(tmp_path / "store") if kind == "local" else "memory://storage-model"
-    model = type("Model", (StorageModel,), {"url": url})
-    model.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+def test_any_sequence_of_calls_does_what_it_would_do_to_a_dict(storage):
+    model = type("Model", (StorageModel,), {"storage": storage})
+    remote = isinstance(storage, ObjectStorage)
+    model.TestCase.settings = settings(
+        max_examples=5 if remote else 15, stateful_step_count=15 if remote else 25, deadline=None
+    )
 
     case = model.TestCase()
 

@@ -1,0 +1,108 @@
+"""Which checkpoints of a store are whole, and what can be done about those that are not.
+
+Nothing here changes a store: what is damaged may still be needed, and only whoever owns it can tell. What would work
+is proposed, as calls and commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from arrowstate.snapshot.log import CommittedEntry
+from arrowstate.snapshot.verification import LogCheck, Verification, verify_checkpoint, verify_log
+from arrowstate.storage.base import Storage
+
+__all__ = ["CheckedCheckpoint", "StoreVerification", "checked_checkpoints", "proposals", "verify_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCheckpoint:
+    """A checkpoint and what a look at it found."""
+
+    entry: CommittedEntry
+    verification: Verification
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The id to ask the store for it."""
+        assert self.entry.document.checkpoint_id is not None, "a fence is no checkpoint"
+        return self.entry.document.checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class StoreVerification:
+    """What a look at a whole store found."""
+
+    log: LogCheck
+    checkpoints: tuple[CheckedCheckpoint, ...]
+    "Newest first."
+
+    @property
+    def problems(self) -> list[str]:
+        """All problems; those of a checkpoint say which."""
+        return self.log.problems + [
+            f"checkpoint {item.checkpoint_id}: {problem}"
+            for item in self.checkpoints
+            for problem in item.verification.problems
+        ]
+
+    @property
+    def newest_whole(self) -> CheckedCheckpoint | None:
+        """The newest checkpoint without a problem."""
+        return next((item for item in self.checkpoints if item.verification.ok), None)
+
+
+def verify_store(
+    storage: Storage, store_id: str, *, deep: bool, advance: Callable[[], None] = lambda: None
+) -> StoreVerification:
+    """Look at the log and at every checkpoint; `advance` is called after each run."""
+    log = verify_log(storage)
+    return StoreVerification(
+        log, tuple(checked_checkpoints(storage, store_id, log.checkpoints, deep=deep, advance=advance))
+    )
+
+
+def checked_checkpoints(
+    storage: Storage,
+    store_id: str,
+    entries: list[CommittedEntry],
+    *,
+    deep: bool,
+    advance: Callable[[], None] = lambda: None,
+) -> Iterator[CheckedCheckpoint]:
+    """Look at checkpoints one after another, each when it is asked for."""
+    for entry in entries:
+        yield CheckedCheckpoint(entry, verify_checkpoint(storage, store_id, entry.document, deep=deep, advance=advance))
+
+
+def proposals(found: StoreVerification, url: str) -> list[str]:
+    """Return what would work, most important first; empty if nothing is damaged."""
+    if not found.problems:
+        return []
+    whole = found.newest_whole
+    if whole is None:
+        return [
+            "no checkpoint is whole; put missing files back from a copy of the store, then look again",
+            f"do not write to {url}, and collect nothing in it, before that",
+        ]
+    said = []
+    number = whole.checkpoint_id
+    if found.log.problems:
+        said.append(
+            f"the log is damaged: continue in a new store, made by "
+            f"`arrowstate savepoint {url} NEW_FOLDER --checkpoint {number}`"
+        )
+    damaged = [item.checkpoint_id for item in found.checkpoints if not item.verification.ok]
+    newer = [checkpoint_id for checkpoint_id in damaged if checkpoint_id > number]
+    if newer:
+        said.append(
+            f"checkpoint {number} is the newest that is whole: restore with store.snapshot({number}).restore(...) or "
+            "store.latest_whole(), replay the sources from its offsets, and take a new checkpoint"
+        )
+    if damaged:
+        said.append(
+            f"checkpoint {', '.join(map(str, damaged))} cannot be restored as a whole; the problems name the files to "
+            "put back from a copy of the store"
+        )
+    return said

@@ -1,0 +1,161 @@
+"""How far a store has been collected, and what a collection may be deleting: the documents in `gc/`.
+
+Collection and commit work without a lock between them. A collection first says durably what it will delete, then
+reads the roots again, then deletes. A commit first makes its files and its entry, then reads what collections have
+said, then reports success. Whichever comes first, the other one sees it: the collection finds the entry and
+spares its files, or the writer finds its files condemned and does not report success. Log numbers serve as the
+clock; no time of day decides. Specification: formats/spec/collection.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from arrowstate.errors import CorruptDataError, MissingFileError, StorageError
+from arrowstate.storage.base import Outcome, Storage
+from arrowstate_formats.documents import BoundaryDocument, decode, encode
+
+__all__ = [
+    "BOUNDARY_FOLDER",
+    "Boundary",
+    "NewReferences",
+    "boundaries",
+    "boundary_number",
+    "condemned_paths",
+    "path_of",
+    "put_boundary",
+    "read_boundary",
+]
+
+BOUNDARY_FOLDER = "gc/"
+_MOST_LOOKS = 32
+"""Beyond so many files a listing is cheaper than a look at each."""
+
+_NAME = re.compile(r"gc/(boundary|condemned)-(\d{20})-(\d{20})-([A-Za-z0-9_-]{1,128})\.json")
+
+
+def path_of(number: int) -> str:
+    """Return the path of the log entry with a number."""
+    return f"log/{number:020d}.json"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Boundary:
+    """What the name of a document in `gc/` says."""
+
+    boundary: int
+    "Entries with a lower number are no longer part of the log, whether or not there are files of these names."
+    swept: int
+    """Files that nothing referred to, and that were there when this entry was the newest, may have been deleted."""
+    collection_id: str
+    condemns: bool
+    "Whether the collection is not known to be done: it may still delete the files that the document names."
+
+    @property
+    def path(self) -> str:
+        """Where the document is."""
+        what = "condemned" if self.condemns else "boundary"
+        return f"{BOUNDARY_FOLDER}{what}-{self.boundary:020d}-{self.swept:020d}-{self.collection_id}.json"
+
+    @classmethod
+    def of(cls, path: str) -> Boundary | None:
+        """Return what a name says, None if it is not one of these names."""
+        match = _NAME.fullmatch(path)
+        return None if match is None else cls(int(match[2]), int(match[3]), match[4], match[1] == "condemned")
+
+
+def boundaries(storage: Storage) -> list[Boundary]:
+    """Return what the names in `gc/` say, ascending; other names are passed over."""
+    found = (Boundary.of(path) for path in storage.list(BOUNDARY_FOLDER))
+    return sorted(boundary for boundary in found if boundary is not None)
+
+
+def boundary_number(storage: Storage) -> int:
+    """Return the lowest number of the log; entries below it have been collected. 0 if none ever was."""
+    return max((boundary.boundary for boundary in boundaries(storage)), default=0)
+
+
+def read_boundary(storage: Storage, boundary: Boundary) -> BoundaryDocument | None:
+    """Return a document of `gc/`, None if it has gone meanwhile because its collection is done.
+
+    Raises
+    ------
+    CorruptDataError
+        If it cannot be read, or is not what its name says.
+    """
+    try:
+        data = storage.read(boundary.path)
+    except MissingFileError:
+        return None
+    document = decode(data, BoundaryDocument, path=boundary.path)
+    if _name_of(document) != boundary:
+        raise CorruptDataError(boundary.path, "the document is not the one that its name says")
+    return document
+
+
+def put_boundary(storage: Storage, document: BoundaryDocument) -> Boundary:
+    """Write a document of `gc/`, durably."""
+    boundary = _name_of(document)
+    if storage.put_if_absent(boundary.path, encode(document), document.collection_id) is Outcome.LOST:
+        raise StorageError(boundary.path, "there is a collection with this id already; ids must never repeat")
+    return boundary
+
+
+def _name_of(document: BoundaryDocument) -> Boundary:
+    return Boundary(document.boundary, document.swept, document.collection_id, bool(document.condemned))
+
+
+def condemned_paths(storage: Storage, among: Collection[Boundary]) -> set[str]:
+    """Return what the collections that are not done may be deleting."""
+    condemned: set[str] = set()
+    for boundary in among:
+        document = read_boundary(storage, boundary) if boundary.condemns else None
+        if document is not None:
+            condemned.update(document.condemned)
+    return condemned
+
+
+def _none() -> Collection[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewReferences:
+    """The files that a new entry refers to; a collection may have taken them for garbage.
+
+    What the parent refers to has not gone if its commit was acknowledged: while an entry is the newest, it is a root of
+    every collection. After a fence nobody knows whether the entry before it was, so there every file is `reused`.
+    """
+
+    written: Collection[str] = ()
+    "Files written for this entry."
+    based_on: int = 0
+    "An entry that was committed before the first of them was written."
+    reused: Collection[str] = ()
+    "Files that were there before, and that the parent does not refer to."
+    everything: Callable[[], Collection[str]] = _none
+    "Returns all files, those that the parent refers to as well; called while collections are not known to be done."
+
+    def lost(self, storage: Storage, found: Collection[Boundary]) -> list[str]:
+        """Return the files that are gone, or may be going, by the collections in `gc/`."""
+        at_risk = set(self.reused)
+        # A collection lists files before it looks for the newest entry, so one that saw an older entry than
+        # `based_on` cannot have listed files that were written after it.
+        if any(boundary.swept >= self.based_on for boundary in found):
+            at_risk.update(self.written)
+        lost = set()
+        condemned = condemned_paths(storage, found)
+        if condemned:
+            # Those of the parent too: what was spared once is written anew, so that no checkpoint stays in doubt.
+            lost = condemned & {*self.everything(), *self.written, *self.reused}
+        # Looked at last: the document of a collection that is done is gone, and so are its files.
+        return sorted(lost | _missing(storage, at_risk))
+
+
+def _missing(storage: Storage, paths: set[str]) -> set[str]:
+    """Return those of the paths where there is no file."""
+    if len(paths) > _MOST_LOOKS:
+        return paths.difference(*(storage.list(folder) for folder in {f"{path.split('/')[0]}/" for path in paths}))
+    return {path for path in paths if not storage.exists(path)}

@@ -1,0 +1,267 @@
+"""Whether what a store holds is whole: its log, the files of its checkpoints, and with `deep` every byte of them.
+
+A look checks that each file is there and has its size, and reads every document. A deep look reads every file, compares
+checksums, and compares the rows with what manifests say of them: order, hashes, key groups, live rows. What is found is
+collected as text, so that a look goes on after the first problem. Specification: formats/spec/manifests-and-log.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError, MissingFileError
+from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.versions import RunSchemas
+from arrowstate.snapshot.boundary import path_of
+from arrowstate.snapshot.log import CommitLog, CommittedEntry
+from arrowstate.snapshot.operator import read_part
+from arrowstate.snapshot.pins import read_pins
+from arrowstate.snapshot.reading import forget_open_files, open_run, subtask_runs
+from arrowstate.storage.base import Storage
+from arrowstate.table.run import Segment
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
+from arrowstate_formats.key_groups import KeyGroupRange
+from arrowstate_formats.key_hash import hash_columns
+from arrowstate_formats.run_files import checksum
+
+__all__ = ["LogCheck", "Verification", "first_key_column", "noting", "verify_checkpoint", "verify_log"]
+
+
+@dataclass(slots=True)
+class Verification:
+    """What a look at a checkpoint did and found."""
+
+    deep: bool
+    files: int = 0
+    bytes: int = 0
+    runs: int = 0
+    rows: int = 0
+    "Rows of the runs that were read, dead ones included; 0 unless deep."
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+
+@dataclass(slots=True)
+class LogCheck:
+    """What a look at the log found."""
+
+    entries: int = 0
+    checkpoints: list[CommittedEntry] = field(default_factory=list)
+    "Checkpoints and savepoints whose entries are whole, newest first; those that only pins keep are among them."
+    problems: list[str] = field(default_factory=list)
+
+
+def verify_log(storage: Storage) -> LogCheck:
+    """Check the log: every entry can be read, follows the one before it, and none is missing; tags and leases too."""
+    check = LogCheck()
+    log = CommitLog(storage)
+    boundary = log.boundary()
+    entries: dict[int, CommittedEntry] = {}
+    numbers = log.numbers()
+    for number in numbers:
+        with noting(check.problems, path_of(number)):
+            entry = log.get(number)
+            if entry is not None:
+                entries[number] = entry
+    check.entries = len(entries)
+    first = boundary or min(numbers, default=0)
+    missing = set(range(first, max(numbers, default=-1) + 1)).difference(numbers)
+    check.problems += [f"{path_of(number)}: the log entry is missing" for number in sorted(missing)]
+    broken = set()
+    for number, entry in entries.items():
+        before = entries.get(number - 1)
+        if before is not None and number > boundary and entry.document.parent != before.as_parent:
+            check.problems.append(f"{path_of(number - 1)}: the entry after it was written after other bytes")
+            broken.add(number - 1)
+    held = set()
+    with noting(check.problems, "tags and leases"):
+        for pin in read_pins(storage):
+            entry = entries.get(pin.entry.number)
+            if entry is not None and entry.as_parent == pin.entry:
+                held.add(pin.entry.number)
+            elif pin.tag is not None:
+                check.problems.append(f"{pin.path}: {pin.holder} holds checkpoint {pin.checkpoint_id}, which is gone")
+    check.checkpoints = [
+        entry
+        for number, entry in sorted(entries.items(), reverse=True)
+        if entry.document.kind != "fence"
+        and number not in broken
+        and (number >= boundary or number in held or entry.document.kind == "savepoint")
+    ]
+    return check
+
+
+def verify_checkpoint(
+    storage: Storage,
+    store_id: str,
+    entry: LogEntryDocument,
+    *,
+    deep: bool,
+    advance: Callable[[], None] = lambda: None,
+) -> Verification:
+    """Look at the files of a checkpoint.
+
+    Parameters
+    ----------
+    storage, store_id, entry
+        The store and the checkpoint.
+    deep
+        Read every file, compare its checksum, and its rows with what the manifest says of them.
+    advance
+        Called after each run.
+    """
+    found = Verification(deep)
+    if deep:
+        # Otherwise what this process has read before would not be read again.
+        forget_open_files()
+    seen: set[str] = set()
+    for operator in entry.operators:
+        for task in _tasks(storage, operator, found):
+            with noting(found.problems, task.run.path or task.run.id):
+                _verify_run(storage, store_id, task, found, seen)
+            advance()
+        for state in operator.operator_states:
+            for number, part in enumerate(state.parts):
+                with noting(
+                    found.problems, part.path or f"part {number} of operator state {operator.uid}.{state.name}"
+                ):
+                    if part.path is not None and part.path not in seen:
+                        seen.add(part.path)
+                        _verify_file(storage, part.path, part.bytes, part.xxh3_128, deep=deep)
+                        found.files += 1
+                        found.bytes += part.bytes
+                    if deep or part.path is None:
+                        found.rows += read_part(storage, state, number).num_rows
+    return found
+
+
+@contextmanager
+def noting(problems: list[str], what: str) -> Iterator[None]:
+    """Turn an error of the block into a problem, so that a look goes on."""
+    try:
+        yield
+    except InvalidInputError:
+        # An argument that cannot be, such as a parallelism: the caller's mistake, not the store's.
+        raise
+    except ArrowStateError as error:
+        text = str(error)
+        problems.append(text if what in text else f"{what}: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One run of a subtask to verify."""
+
+    schemas: RunSchemas
+    operator: OperatorDocument
+    subtask: SubtaskDocument
+    run: RunDocument
+
+
+def _tasks(storage: Storage, operator: OperatorDocument, found: Verification) -> Iterator[_Task]:
+    for subtask in operator.subtasks:
+        runs: dict[str, list[RunDocument]] = {}
+        place = f"the manifest of subtask {subtask.subtask} of operator {operator.uid}"
+        with noting(found.problems, place):
+            runs = subtask_runs(storage, operator, subtask)
+        found.files += subtask.manifest.path is not None
+        found.bytes += subtask.manifest.bytes
+        for state in operator.states:
+            schemas = RunSchemas(operator.key, state)
+            own = runs.get(state.name, [])
+            if runs and sum(run.live_rows for run in own) != subtask.live_rows.get(state.name, 0):
+                found.problems.append(
+                    f"{place}: the runs of state {state.name} have {sum(run.live_rows for run in own)} live rows, "
+                    f"the log entry says {subtask.live_rows.get(state.name, 0)}"
+                )
+            for run in own:
+                yield _Task(schemas, operator, subtask, run)
+
+
+def _verify_run(storage: Storage, store_id: str, task: _Task, found: Verification, seen: set[str]) -> None:
+    """Look at the files of a run; compare its rows with its document if the look is deep."""
+    run = task.run
+    found.runs += 1
+    for item in (run, run.deletion_vector, run.directory):
+        if item is not None and item.path is not None and item.path not in seen:
+            seen.add(item.path)
+            _verify_file(storage, item.path, item.bytes, item.xxh3_128, deep=found.deep)
+            found.files += 1
+            found.bytes += item.bytes
+    if found.deep:
+        found.rows += _verify_rows(storage, store_id, task)
+
+
+def _verify_rows(storage: Storage, store_id: str, task: _Task) -> int:
+    """Compare the rows of a run with its document and return how many there are."""
+    run = task.run
+    name = run.path or f"run {run.id}"
+    opened = open_run(storage, store_id, run, task.schemas)
+    if opened is None:
+        if run.first_row < run.last_row:
+            raise CorruptDataError(name, f"no rows, expected {run.last_row - run.first_row}")
+        return 0
+    rows = opened[0]
+    if (rows.rows, rows.live_rows) != (run.last_row - run.first_row, run.live_rows):
+        raise CorruptDataError(
+            name,
+            f"{rows.live_rows} live rows of {rows.rows}, expected {run.live_rows} of {run.last_row - run.first_row}",
+        )
+    hashes = np.concatenate([segment.hashes for segment in rows.segments])
+    # Compared, not subtracted: hashes may be further apart than int64 reaches.
+    if (hashes[1:] < hashes[:-1]).any():
+        raise CorruptDataError(name, "the rows are not in the order of their key hashes")
+    low, high = KeyGroupRange(*task.subtask.key_groups).hash_bounds(task.operator.max_parallelism)
+    if hashes[0] < low or hashes[-1] > high:
+        raise CorruptDataError(name, "some rows belong to key groups of another subtask")
+    layout = task.schemas.layout
+    first = first_key_column(layout)
+    for segment in rows.segments:
+        columns = segment.batch.columns[first : first + len(layout.key)]
+        if (hash_columns(columns) != segment.hashes).any():
+            raise CorruptDataError(name, "the key hash of some rows is not that of their key")
+        _verify_second(layout, segment, name)
+    return rows.rows
+
+
+def _verify_second(layout: StateLayout, segment: Segment, name: str) -> None:
+    """Compare the column by which rows of equal hash are sorted with what it is the hash of."""
+    if segment.seconds is None:
+        return
+    same = segment.hashes[1:] == segment.hashes[:-1]
+    if (same & (segment.seconds[1:] < segment.seconds[:-1])).any():
+        raise CorruptDataError(name, f"rows of one key hash are not in the order of {layout.second}")
+    first = first_key_column(layout) + len(layout.key)
+    entry = segment.batch.columns[first : first + len(layout.entry_fields)]
+    if not layout.is_list and (hash_columns(entry) != segment.seconds).any():
+        raise CorruptDataError(name, "the entry hash of some rows is not that of their namespace and user key")
+
+
+def first_key_column(layout: StateLayout) -> int:
+    """Return the place of the first key column in the batches of a state."""
+    return 1 + (layout.second is not None)
+
+
+def _verify_file(storage: Storage, path: str, size: int, expected: str, *, deep: bool) -> None:
+    try:
+        if not deep:
+            # One byte more than the file has: exactly one byte comes back if it ends where it should.
+            if len(storage.read(path, max(size - 1, 0), 2)) != 1:
+                raise CorruptDataError(path, f"the file does not have {size} bytes")
+            return
+        buffer = storage.open_buffer(path)
+    except MissingFileError:
+        raise CorruptDataError(path, "the file is missing") from None
+    if buffer.size != size:
+        raise CorruptDataError(path, f"the file has {buffer.size} bytes, expected {size}")
+    found = checksum(buffer)
+    if found != expected:
+        raise CorruptDataError(path, f"the file has checksum {found}, expected {expected}")

@@ -1,0 +1,258 @@
+"""A folder of local copies of the files of remote storages, mapped by the processes that read them.
+
+A copy is named by what it is a copy of: the storage, the path, and the version that the storage gives
+its content. It ends with a checksum of its own, which is compared whenever it is opened, so that a
+copy that was damaged or torn is fetched again and never read. Copies appear under their name by a
+rename and are removed by name only, so that many processes share a folder, and a mapped copy stays
+valid after its removal. The least recently used copies make room for new ones.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from arrowstate.errors import InvalidInputError, StorageError
+from arrowstate.storage.posix import WRITE_BUFFER_BYTES, CheckedFile, storage_errors
+
+__all__ = ["FileCache", "LocalFile", "default_cache_folder"]
+
+_CHECKSUM_BYTES = 16
+_TEMPORARY = ".tmp-"
+_LOCK = ".lock"
+_DEFAULT_BYTES = 10 << 30
+_log = logging.getLogger(__name__)
+
+
+def default_cache_folder() -> Path:
+    """Return `arrowstate` in the user's cache folder: `XDG_CACHE_HOME`, or `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arrowstate"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A local file that is being filled: a copy, or what is about to be uploaded. It goes when its block ends."""
+
+    location: Path
+    """Where it is; a name that nobody else uses."""
+    descriptor: int
+    """Open for reading and writing until the block ends, whoever closes the sink."""
+    sink: io.BufferedWriter[Any]
+
+    def finish(self) -> int:
+        """Flush the sink and return how many bytes the file has."""
+        if not self.sink.closed:
+            self.sink.flush()
+        return os.fstat(self.descriptor).st_size
+
+    def read(self, length: int, start: int = 0) -> bytes:
+        """Return at most `length` bytes from `start` on, of what was flushed."""
+        with storage_errors(str(self.location)):
+            return os.pread(self.descriptor, length, start)
+
+    def write_at(self, start: int, data: bytes) -> None:
+        """Write all of `data` at a place; from several threads, but not beside the sink."""
+        with storage_errors(str(self.location)):
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(self.descriptor, view, start)
+                view, start = view[written:], start + written
+
+
+@dataclass(frozen=True, slots=True)
+class FileCache:
+    """Local copies of remote files, bounded in bytes and shared by processes.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the copies are; made at the first use, readable by this user only. It may be deleted at any time.
+    limit_bytes : int
+        How many bytes are kept at most, at least 0. A larger file is mapped without being kept. Files that are
+        being downloaded or uploaded come on top.
+
+    Raises
+    ------
+    InvalidInputError
+        If `limit_bytes` is negative.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> cache = FileCache(Path(tempfile.mkdtemp()), limit_bytes=1 << 20)
+    >>> def fetch(file: LocalFile) -> None:
+    ...     print("fetched")
+    ...     _ = file.sink.write(b"abc")
+    >>> cache.open("s3://bucket/a version 1", 3, fetch).to_pybytes()
+    fetched
+    b'abc'
+    >>> cache.open("s3://bucket/a version 1", 3, fetch).to_pybytes()
+    b'abc'
+    """
+
+    folder: Path
+    limit_bytes: int = _DEFAULT_BYTES
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes < 0:
+            raise InvalidInputError(f"the size of a cache must be at least 0 bytes, got {self.limit_bytes}")
+
+    def open(self, identity: str, size: int, fetch: Callable[[LocalFile], None]) -> pa.Buffer:
+        """Return a file as a memory map, from a copy or by fetching it.
+
+        Parameters
+        ----------
+        identity
+            What the content depends on; whatever changes it must change this text.
+        size
+            How many bytes the file has.
+        fetch
+            Writes the content into a local file.
+
+        Raises
+        ------
+        StorageFullError
+            If there is no room for the copy on the local disk.
+        StorageError
+            If the folder cannot be used, or `fetch` wrote another number of bytes.
+        """
+        location = self.folder / _name(identity)
+        found = self._mapped(location, size)
+        if found is not None:
+            return found
+        with self.new_file(identity) as file:
+            fetch(file)
+            got = file.finish()
+            if got != size:
+                raise StorageError(identity, f"got {got} bytes, expected {size}")
+            with storage_errors(str(file.location)):
+                buffer = _map(file.location)
+                self._keep(file, buffer, location)
+            return buffer
+
+    def adopt(self, identity: str, size: int, file: LocalFile) -> None:
+        """Keep a file that was filled elsewhere, here for an upload, as the copy of what it became."""
+        if file.finish() == size:
+            with storage_errors(str(file.location)):
+                self._keep(file, _map(file.location), self.folder / _name(identity))
+
+    @contextmanager
+    def new_file(self, path: str) -> Iterator[LocalFile]:
+        """Return a new empty file in the folder, in a block; `path` is what errors of writing it name."""
+        with storage_errors(str(self.folder)):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            location, descriptor = self._locked_file()
+        sink = io.BufferedWriter(CheckedFile(descriptor, path), WRITE_BUFFER_BYTES)
+        try:
+            yield LocalFile(location, descriptor, sink)
+        finally:
+            # What a failed write left in the buffer is not wanted any more.
+            with suppress(OSError):
+                sink.close()
+            with suppress(OSError):
+                location.unlink()
+            os.close(descriptor)
+
+    def _locked_file(self) -> tuple[Path, int]:
+        """A new file and its descriptor, locked: the lock goes with the process and tells that the file is in use."""
+        while True:
+            location = self.folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
+            descriptor = os.open(location, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # Before the lock was held, another process could take the file for one that was left behind.
+                if os.fstat(descriptor).st_nlink:
+                    return location, descriptor
+            except OSError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def _keep(self, file: LocalFile, content: pa.Buffer, location: Path) -> None:
+        size = content.size + _CHECKSUM_BYTES
+        if size > self.limit_bytes:
+            return
+        os.pwrite(file.descriptor, _checksum(content), content.size)
+        lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._make_room(size, location.name)
+            file.location.replace(location)
+        finally:
+            os.close(lock)
+
+    def _make_room(self, size: int, replaced: str) -> None:
+        """Remove the least recently used copies until `size` more bytes fit, and files whose process died."""
+        kept = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.name.startswith(_TEMPORARY):
+                        _remove_if_abandoned(Path(entry.path))
+                    elif entry.name not in (_LOCK, replaced):
+                        status = entry.stat()
+                        kept.append((status.st_mtime_ns, status.st_size, entry.path))
+        total = size + sum(item[1] for item in kept)
+        for _, bytes, path in sorted(kept):
+            if total <= self.limit_bytes:
+                break
+            Path(path).unlink(missing_ok=True)
+            total -= bytes
+
+    def _mapped(self, location: Path, size: int) -> pa.Buffer | None:
+        """The content of a copy, None if there is none; a damaged one is removed."""
+        try:
+            buffer = _map(location)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(str(location), str(error)) from error
+        if buffer.size == size + _CHECKSUM_BYTES:
+            content = buffer.slice(0, size)
+            if buffer.slice(size).to_pybytes() == _checksum(content):
+                with suppress(OSError):
+                    os.utime(location)
+                return content
+        _log.warning("the local copy %s is damaged; it is fetched again", location)
+        with storage_errors(str(location)):
+            location.unlink(missing_ok=True)
+        return None
+
+
+def _name(identity: str) -> str:
+    # Cryptographic: a name that two files share would give one the content of the other.
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _checksum(content: pa.Buffer) -> bytes:
+    return xxhash.xxh3_128_digest(memoryview(content))
+
+
+def _map(location: Path) -> pa.Buffer:
+    with pa.memory_map(str(location)) as mapped:
+        return mapped.read_buffer()
+
+
+def _remove_if_abandoned(location: Path) -> None:
+    """Remove a temporary file whose process is gone, which nobody holds the lock of."""
+    descriptor = os.open(location, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        location.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

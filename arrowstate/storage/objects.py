@@ -1,0 +1,372 @@
+"""A storage in a bucket of S3 or Google Cloud Storage, or a container of Azure.
+
+A commit is one request that creates an object only if there is none. Its error says nothing about its
+outcome: the answer can be lost after the object was made, and the request that is repeated then, by
+this module or by the HTTP client without telling, finds its own object in the way. So after any error
+the object is read and the commit id in it decides. A file is
+filled on the local disk and uploaded, with the same condition, when its block ends. Reads that map a
+file go through a local cache of copies.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+
+from arrowstate.errors import (
+    ArrowStateError,
+    CommitUnknownError,
+    CorruptDataError,
+    InvalidInputError,
+    MissingFileError,
+    StorageError,
+    StorageFullError,
+    UnsupportedStorageError,
+)
+from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
+from arrowstate.storage.cache import FileCache, LocalFile, default_cache_folder
+from arrowstate.storage.clients import PART_BYTES, Failure, classify, describe, make_client, upload_options
+from arrowstate.storage.parallel import in_parallel
+from arrowstate.storage.retries import Retries, RetryBudget, RetryClock
+
+__all__ = ["ObjectStorage"]
+
+_AT_ONCE = 4
+_SINGLE_REQUEST_BYTES = 2 * PART_BYTES
+_NOT_IN_KEYS = frozenset("?#")
+"""Clients take what follows for a version of the object."""
+_KNOWN_TO_KEEP_CONDITIONS: set[tuple[str, ...]] = set()
+"""Protocol, bucket and endpoint of the services that were tried out."""
+_T = TypeVar("_T")
+
+
+class ObjectStorage:
+    """Objects under a URL; see `Storage` for what each method promises.
+
+    There are no folders: any prefix in a bucket that exists is an empty storage. A request that was cut off
+    can still arrive after its call has failed. For a commit that is `CommitUnknownError`; of `write_file` a
+    file can appear later that nothing refers to. A file that is in the way of `write_file` with the very same
+    content is taken for its own, whose answer was lost.
+
+    Parameters
+    ----------
+    url : str
+        `s3://bucket/prefix`, `gs://bucket/prefix` or `abfs://container/prefix`, without slashes at its end.
+    options : mapping, optional
+        Arguments of the fsspec filesystem: `s3fs.S3FileSystem`, `gcsfs.GCSFileSystem` or
+        `adlfs.AzureBlobFileSystem`. They are pickled with the storage and shown nowhere.
+    retries : RetryBudget, optional
+        How often and how long requests are repeated that fail for a moment.
+    cache : FileCache, optional
+        Where `open_buffer` keeps local copies, and where files are filled before their upload.
+    clock : RetryClock, optional
+        Time and chance of the retries. It is not pickled.
+
+    Raises
+    ------
+    MissingDependencyError
+        If the package of the filesystem is not installed.
+    InvalidInputError
+        If the URL has no bucket, or the options do not fit.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        retries: RetryBudget | None = None,
+        cache: FileCache | None = None,
+        clock: RetryClock | None = None,
+    ) -> None:
+        self._url = url
+        self._protocol, _, place = url.partition("://")
+        self._options = dict(options or {})
+        self._budget = retries or RetryBudget()
+        self._cache = cache or FileCache(default_cache_folder())
+        self._clock = clock or RetryClock()
+        bucket, _, prefix = place.partition("/")
+        # Azure's container@account: the account is an argument of the client.
+        self._root = "/".join(part for part in (bucket.partition("@")[0], prefix) if part) + "/"
+        if not bucket or _NOT_IN_KEYS & set(prefix):
+            raise InvalidInputError(f"a URL must name a bucket and a prefix without '?' and '#', got {url!r}")
+        self._client_lock = threading.Lock()
+        self._client: Any = make_client(self._protocol, url, self._options)
+        self._client_process = os.getpid()
+        services = (bucket, str(self._options.get("endpoint_url") or self._options.get("connection_string")))
+        self._service = (self._protocol, *services)
+
+    @property
+    def url(self) -> str:
+        """The URL without slashes at its end and without secrets."""
+        return self._url
+
+    @property
+    def files_at_once(self) -> int:
+        """How many files, or ranges of one file, `in_parallel` reads or writes at the same time."""
+        return _AT_ONCE
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `open_storage` takes as `storage_options` to open this storage again."""
+        return {
+            **self._options,
+            "retry_attempts": self._budget.attempts,
+            "retry_seconds": self._budget.seconds,
+            "cache_dir": str(self._cache.folder),
+            "cache_bytes": self._cache.limit_bytes,
+        }
+
+    def __repr__(self) -> str:
+        return f"ObjectStorage({self._url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(type(self), retries=self._budget, cache=self._cache)
+        return make, (self._url, self._options)
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """See `Storage.read`. It asks the service each time; a local copy is not used."""
+        check_range(start, length)
+        key = self._key(path)
+        if length == 0:
+            self._info(path, key)
+            return b""
+        return self._call(path, lambda: self._get(key, start, length))
+
+    def open_buffer(self, path: str) -> pa.Buffer:
+        """See `Storage.open_buffer`. The buffer is a local copy of the version that the service has now."""
+        key = self._key(path)
+        size, version = self._info(path, key)
+        return self._cache.open(f"{self._url}/{path} {version}", size, partial(self._download, path, key, size))
+
+    def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
+        """See `Storage.put_if_absent`. Before the first one it is tried out whether the service keeps the condition.
+
+        Raises
+        ------
+        UnsupportedStorageError
+            If it does not, as some services do; nothing was committed.
+        StorageError
+            If it cannot be tried, for instance without the permission to write; nothing was committed.
+        """
+        check_commit(data, commit_id)
+        key = self._key(path)
+        self._check_creates()
+        retries = self._retries()
+        while True:
+            try:
+                self._fs.pipe_file(key, data, mode="create")
+            except Exception as error:
+                outcome = self._whose(key, commit_id)
+                if outcome is not None:
+                    return outcome
+                # Not there now, but a request that was cut off may still arrive: only another attempt can tell. Not
+                # even a refusal can, for it may be the answer to the second of two requests that the client made.
+                if classify(error) not in (Failure.TRANSIENT, Failure.EXISTS) or not retries.again():
+                    raise CommitUnknownError(path, commit_id, describe(error, self._options)) from error
+            else:
+                return Outcome.WON
+
+    @contextmanager
+    def write_file(self, path: str) -> Iterator[BinaryIO]:
+        """See `Storage.write_file`. What is written stays on the local disk until the block ends."""
+        key = self._key(path)
+        with self._cache.new_file(path) as file:
+            yield file.sink
+            size = file.finish()
+            self._upload(path, key, file, size)
+            # Who wrote a file is likely to map it next. The file is there, with a local copy or without.
+            with suppress(ArrowStateError):
+                stored, version = self._info(path, key)
+                if stored == size:
+                    self._cache.adopt(f"{self._url}/{path} {version}", size, file)
+
+    def put_hint(self, path: str, data: bytes) -> None:
+        """See `Storage.put_hint`."""
+        key = self._key(path)
+        self._call(path, lambda: self._fs.pipe_file(key, bytes(data)))
+
+    def list(self, prefix: str) -> list[str]:
+        """See `Storage.list`."""
+        folder, _, rest = check_prefix(prefix).rpartition("/")
+        top = (self._root + folder).rstrip("/")
+
+        def find() -> list[str]:
+            try:
+                return list(self._fs.find(top, prefix=rest))
+            except FileNotFoundError:
+                return []
+
+        paths = [key.removeprefix(self._root) for key in self._call(prefix, find) if key.startswith(self._root)]
+        return sorted(path for path in paths if path.startswith(prefix) and _may_be_named(path))
+
+    def exists(self, path: str) -> bool:
+        """See `Storage.exists`."""
+        try:
+            self._info(path, self._key(path))
+        except MissingFileError:
+            return False
+        return True
+
+    def delete(self, path: str) -> None:
+        """See `Storage.delete`."""
+        key = self._key(path)
+        with suppress(MissingFileError):
+            self._call(path, lambda: self._fs.rm_file(key))
+
+    @property
+    def _fs(self) -> Any:
+        """The client of this process: its threads and connections do not survive a fork."""
+        if self._client_process != os.getpid():
+            with self._client_lock:
+                if self._client_process != os.getpid():
+                    self._client = make_client(self._protocol, self._url, self._options)
+                    self._client_process = os.getpid()
+        return self._client
+
+    def _key(self, path: str) -> str:
+        if _NOT_IN_KEYS & set(path):
+            raise CorruptDataError(path, "names with '?' or '#' are not possible in object storage")
+        return self._root + check_path(path)
+
+    def _retries(self) -> Retries:
+        return Retries(self._budget, self._clock)
+
+    def _call(self, path: str, request: Callable[[], _T], retries: Retries | None = None) -> _T:
+        """Make a request that may be repeated without harm."""
+        retries = retries or self._retries()
+        while True:
+            try:
+                return request()
+            except Exception as error:
+                if classify(error) is not Failure.TRANSIENT or not retries.again():
+                    raise self._translate(path, error) from error
+
+    def _translate(self, path: str, error: Exception) -> ArrowStateError:
+        if isinstance(error, ArrowStateError):
+            return error
+        failure = classify(error)
+        if failure is Failure.ABSENT:
+            return MissingFileError(self._url, path)
+        detail = describe(error, self._options)
+        return StorageFullError(path, detail) if failure is Failure.FULL else StorageError(path, detail)
+
+    def _get(self, key: str, start: int, length: int | None) -> bytes:
+        try:
+            return self._fs.cat_file(key, start=start or None, end=None if length is None else start + length)
+        except Exception as error:
+            if classify(error) is Failure.BEYOND_END:
+                return b""
+            raise
+
+    def _info(self, path: str, key: str, retries: Retries | None = None) -> tuple[int, str]:
+        """The size of a file and the version of its content."""
+        info = self._call(path, lambda: self._fs.info(key, refresh=True), retries)
+        if info["type"] != "file":
+            raise MissingFileError(self._url, path)
+        version = next((info[name] for name in ("ETag", "etag", "generation") if info.get(name)), None)
+        if version is None:
+            raise StorageError(path, "the service gives no ETag, by which versions of a file are told apart")
+        return int(info["size"]), f"{version} {info['size']}"
+
+    def _download(self, path: str, key: str, size: int, file: LocalFile) -> None:
+        """Fill a local file by ranges, several at a time; each is repeated on its own."""
+
+        def fetch(start: int) -> None:
+            length = min(PART_BYTES, size - start)
+            data = self._call(path, lambda: self._get(key, start, length))
+            if len(data) != length:
+                raise StorageError(path, f"got {len(data)} bytes from byte {start} on, expected {length}")
+            file.write_at(start, data)
+
+        in_parallel(self, fetch, range(0, size, PART_BYTES), name="download")
+
+    def _upload(self, path: str, key: str, file: LocalFile, size: int) -> None:
+        retries = self._retries()
+        while True:
+            try:
+                if size <= _SINGLE_REQUEST_BYTES:
+                    self._fs.pipe_file(key, file.read(size), mode="create")
+                else:
+                    self._fs.put_file(str(file.location), key, mode="create", **upload_options(self._protocol))
+                return
+            except Exception as error:
+                # The request may have made it although its answer was lost; then our own file is in the way.
+                if self._holds(path, key, file, size, retries):
+                    return
+                failure = classify(error)
+                if failure is Failure.EXISTS:
+                    raise StorageError(path, "there is a file under this name already") from error
+                if failure is not Failure.TRANSIENT or not retries.again():
+                    raise self._refused(path, error) from error
+
+    def _refused(self, path: str, error: Exception) -> ArrowStateError:
+        """The error of a write; what is absent then is the bucket."""
+        translated = self._translate(path, error)
+        return StorageError(path, "there is no such bucket") if isinstance(translated, MissingFileError) else translated
+
+    def _holds(self, path: str, key: str, file: LocalFile, size: int, retries: Retries) -> bool:
+        """Whether the storage has a file with the content of a local one."""
+        try:
+            if self._info(path, key, retries)[0] != size:
+                return False
+            return all(
+                self._call(path, partial(self._get, key, start, PART_BYTES), retries) == file.read(PART_BYTES, start)
+                for start in range(0, size, PART_BYTES)
+            )
+        except MissingFileError:
+            return False
+
+    def _whose(self, key: str, commit_id: str) -> Outcome | None:
+        """Whose commit is there; None if there is none or it cannot be read now."""
+        try:
+            body = self._fs.cat_file(key)
+        except Exception:  # noqa: BLE001
+            # Whatever it is: the caller tries again, and says "unknown" in the end.
+            return None
+        return Outcome.WON if is_ours(body, commit_id) else Outcome.LOST
+
+    def _check_creates(self) -> None:
+        """Try once in a process, on an object of its own, that the service refuses to replace one.
+
+        A store on a service that does it all the same would work until two writers meet.
+        """
+        if self._service in _KNOWN_TO_KEEP_CONDITIONS:
+            return
+        name = f".probe-{uuid.uuid4().hex}"
+        key = self._root + name
+
+        def create(body: bytes) -> None:
+            try:
+                self._fs.pipe_file(key, body, mode="create")
+            except Exception as error:
+                # After a lost answer the object in the way may be our own: what it holds decides, not the error.
+                if classify(error) is not Failure.EXISTS:
+                    raise
+
+        try:
+            try:
+                self._call(name, partial(create, b"first"))
+                self._call(name, partial(create, b"second"))
+                body = self._call(name, partial(self._get, key, 0, None))
+            finally:
+                with suppress(ArrowStateError):
+                    self._call(name, lambda: self._fs.rm_file(key))
+        except MissingFileError as error:
+            raise self._refused(name, error) from error
+        if body != b"first":
+            reason = "it replaces an object although it was told not to, and two writers would overwrite each other"
+            raise UnsupportedStorageError(self._url, self._protocol, ("services with conditional writes",), reason)
+        _KNOWN_TO_KEEP_CONDITIONS.add(self._service)
+
+
+def _may_be_named(path: str) -> bool:
+    """Whether an object is a file of a storage, and no marker of a folder or unfinished file."""
+    return all(component and not component.startswith(".") for component in path.split("/"))

@@ -1,0 +1,59 @@
+"""Errors of the local file system as errors of this project, for local storages and for local copies of remote ones."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from arrowstate.errors import ArrowStateError, StorageError, StorageFullError
+
+__all__ = ["NO_LINKS", "NO_ROOM", "WRITE_BUFFER_BYTES", "CheckedFile", "storage_errors", "translate"]
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+WRITE_BUFFER_BYTES = 1 << 20
+
+
+class CheckedFile(io.FileIO):
+    """A file whose writes raise the errors of this project, at the call that failed; closing it leaves the descriptor.
+
+    Parameters
+    ----------
+    descriptor : int
+        Open for writing.
+    path : str
+        What the errors name.
+    """
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        """Write, or raise StorageFullError or StorageError."""
+        with storage_errors(self._path):
+            return super().write(data)
+
+
+@contextmanager
+def storage_errors(path: str) -> Iterator[None]:
+    """Turn an OSError into the error of this project that fits; others pass."""
+    try:
+        yield
+    except ArrowStateError:
+        raise
+    except OSError as error:
+        raise translate(path, error) from error
+
+
+def translate(path: str, error: OSError) -> ArrowStateError:
+    """Return the error of this project for an error of the file system."""
+    detail = error.strerror or str(error)
+    if error.errno in NO_ROOM:
+        return StorageFullError(path, detail)
+    if error.errno in NO_LINKS and error.filename2 is not None:
+        return StorageError(path, f"{detail}: the file system must have hard links, on which commits rest")
+    return StorageError(path, detail)

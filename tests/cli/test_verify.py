@@ -1,0 +1,285 @@
+"""`arrowstate verify` and `arrowstate repair`, and going back to the newest checkpoint that is whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+
+import arrowstate
+from arrowstate import CheckpointNotFoundError, CorruptDataError
+from arrowstate.cli import main
+from arrowstate.query.recent import forget_checkpoints
+from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.references import ReferenceReader
+from arrowstate_formats.documents import LogEntryDocument, decode, encode
+
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """Checkpoints 2, 3 and 4 with a data file and a file of operator state each."""
+    store = arrowstate.open_store(tmp_path_factory.mktemp("verify") / "store", create=True)
+    with store.writer() as writer:
+        for start in range(3):
+            backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+            backend.state(TOTAL).add_batch(pa.array(range(3000)), pa.array(range(start, start + 3000)))
+            offsets = arrowstate.OperatorStateBackend()
+            offsets.state(OFFSETS).update(list(range(start, start + 5000)))
+            writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
+    return Path(store.url)
+
+
+@pytest.fixture
+def folder(pristine, tmp_path):
+    forget_open_files()
+    forget_checkpoints()
+    return Path(shutil.copytree(pristine, tmp_path / "store"))
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def data_file(folder, checkpoint, state="total"):
+    operator = arrowstate.open_store(folder).snapshot(checkpoint).entry.operators[0]
+    if state == "offsets":
+        return folder / operator.operator_states[0].parts[0].path
+    storage = arrowstate.open_store(folder).storage
+    (path,) = (path for path in ReferenceReader(storage).files([operator]) if f"/{state}/" in path)
+    return folder / path
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def grow(path):
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def entry(folder, number):
+    return folder / f"log/{number:020d}.json"
+
+
+@pytest.mark.parametrize("deep", [[], ["--deep"]])
+def test_a_whole_store_has_no_problem(folder, capsys, deep):
+    before = files(folder)
+
+    code, out, _ = run(capsys, "verify", folder, *deep)
+
+    assert code == 0
+    assert "no problem found" in out
+    assert out.count("yes") == 3
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize("harm", [cut, grow, Path.unlink])
+@pytest.mark.parametrize("state", ["total", "offsets"])
+def test_a_file_that_is_gone_or_has_another_size_is_found_without_reading_it(folder, capsys, harm, state):
+    path = data_file(folder, 3, state)
+    harm(path)
+
+    code, out, _ = run(capsys, "verify", folder, "--json")
+
+    found = json.loads(out)
+    assert code == 1
+    assert {item["checkpoint_id"]: item["ok"] for item in found["checkpoints"]} == {4: True, 3: False, 2: True}
+    assert str(path.relative_to(folder)) in found["checkpoints"][1]["problems"][0]
+    assert found["newest_whole"] == 4
+
+
+@pytest.mark.parametrize("state", ["total", "offsets"])
+def test_a_flipped_bit_is_found_by_a_deep_look(folder, capsys, state):
+    flip(data_file(folder, 3, state))
+
+    assert run(capsys, "verify", folder)[0] == 0
+    code, out, _ = run(capsys, "verify", folder, "--deep")
+
+    assert code == 1
+    assert "PROBLEM   checkpoint 3: data/op/" in out
+
+
+@pytest.mark.parametrize(
+    ("harm", "number", "problem"),
+    [
+        (flip, 3, "is damaged"),
+        (Path.unlink, 3, "00000000000000000003.json: the log entry is missing"),
+        (Path.unlink, 2, "00000000000000000002.json: the log entry is missing"),
+    ],
+)
+def test_a_damaged_log_is_found(folder, capsys, harm, number, problem):
+    harm(entry(folder, number))
+
+    code, out, _ = run(capsys, "verify", folder, "--json")
+
+    assert code == 1
+    assert problem in json.loads(out)["log_problems"][0]
+    assert [item["checkpoint_id"] for item in json.loads(out)["checkpoints"]] == [
+        checkpoint for checkpoint in (4, 3, 2) if checkpoint != number
+    ]
+
+
+def test_an_entry_that_another_history_was_written_after_is_found(folder, capsys, tmp_path):
+    path = entry(folder, 3)
+    path.write_bytes(encode(replace(decode(path.read_bytes(), LogEntryDocument), watermark=5)))
+
+    code, out, _ = run(capsys, "verify", folder, "--json")
+
+    assert code == 1
+    assert "written after other bytes" in json.loads(out)["log_problems"][0]
+    assert [item["checkpoint_id"] for item in json.loads(out)["checkpoints"]] == [4, 2]
+
+
+def test_a_log_whose_first_entry_is_gone_is_found(folder, capsys):
+    arrowstate.open_store(folder).collect(arrowstate.RetentionPolicy(count=2)).apply()
+    entry(folder, 3).unlink()
+
+    code, out, _ = run(capsys, "verify", folder)
+
+    assert code == 1
+    assert "log/00000000000000000003.json: the log entry is missing" in out
+
+
+def test_a_tag_whose_checkpoint_is_gone_is_found(folder, capsys):
+    store = arrowstate.open_store(folder)
+    store.tag("gold", 2)
+    store.collect().apply()
+    entry(folder, 2).unlink()
+
+    code, out, _ = run(capsys, "verify", folder)
+
+    assert code == 1
+    assert "tags/gold.json: tag 'gold' holds checkpoint 2, which is gone" in out
+
+
+def test_repair_proposes_the_newest_whole_checkpoint_and_changes_nothing(folder, capsys):
+    flip(data_file(folder, 4))
+    before = files(folder)
+
+    code, out, _ = run(capsys, "repair", folder)
+
+    assert code == 1
+    assert "PROPOSAL  checkpoint 3 is the newest that is whole" in out
+    assert "store.snapshot(3)" in out
+    assert files(folder) == before
+
+
+def test_what_repair_proposes_for_a_damaged_log_works(folder, capsys, tmp_path):
+    flip(entry(folder, 4))
+    with pytest.raises(CorruptDataError):
+        arrowstate.open_store(folder).latest()
+
+    code, out, _ = run(capsys, "repair", folder, "--json")
+    proposal = json.loads(out)["proposals"][0]
+    assert code == 1
+    assert f"arrowstate savepoint {folder} NEW_FOLDER --checkpoint 3" in proposal
+
+    assert run(capsys, "savepoint", folder, tmp_path / "new", "--checkpoint", 3)[0] == 0
+    again = arrowstate.open_store(tmp_path / "new").latest()
+    assert sum(again.to_arrow("op.total")["total"].to_pylist()) == sum(range(1, 3001))
+
+
+def test_repair_of_a_whole_store_has_nothing_to_propose(folder, capsys):
+    code, out, _ = run(capsys, "repair", folder)
+
+    assert code == 0
+    assert "nothing to repair" in out
+
+
+def test_repair_says_so_where_nothing_is_whole(folder, capsys):
+    for checkpoint in (2, 3, 4):
+        flip(data_file(folder, checkpoint))
+
+    code, out, _ = run(capsys, "repair", folder)
+
+    assert code == 1
+    assert "no checkpoint is whole" in out
+
+
+def test_going_back_is_loud(folder):
+    flip(data_file(folder, 4))
+    cut(data_file(folder, 3))
+    store = arrowstate.open_store(folder)
+
+    with pytest.warns(RuntimeWarning) as caught:
+        snapshot = store.latest_whole()
+
+    assert snapshot.checkpoint_id == 2
+    texts = [str(warning.message) for warning in caught]
+    assert any("checkpoint 4: data/op/total/" in text for text in texts)
+    assert any("checkpoint 3: data/op/total/" in text for text in texts)
+
+
+def test_the_newest_whole_checkpoint_is_the_newest_without_a_word_if_nothing_is_damaged(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        assert arrowstate.open_store(folder).latest_whole().checkpoint_id == 4
+
+
+def test_a_damaged_newest_entry_is_passed_over_loudly(folder):
+    flip(entry(folder, 4))
+
+    with pytest.warns(RuntimeWarning, match="log/00000000000000000004.json is damaged"):
+        assert arrowstate.open_store(folder).latest_whole().checkpoint_id == 3
+
+
+def test_without_a_whole_checkpoint_there_is_nothing_to_go_back_to(folder, tmp_path):
+    for checkpoint in (2, 3, 4):
+        cut(data_file(folder, checkpoint))
+
+    with pytest.raises(CorruptDataError, match="no checkpoint is whole: checkpoint 4"):
+        arrowstate.open_store(folder).latest_whole(deep=False)
+    with pytest.raises(CheckpointNotFoundError):
+        arrowstate.open_store(tmp_path / "empty", create=True).latest_whole()
+
+
+def test_a_snapshot_looks_at_itself(folder):
+    snapshot = arrowstate.open_store(folder).snapshot(3)
+    assert snapshot.verify().ok
+    assert (snapshot.verify(deep=True).rows, snapshot.verify().files) == (8000, 2)
+
+    flip(data_file(folder, 3))
+
+    assert snapshot.verify().ok
+    assert not snapshot.verify(deep=True).ok
+
+
+def test_neighbours_whose_hashes_are_further_apart_than_int64_reaches_are_in_order(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    key = pa.schema([("user", pa.string()), ("device", pa.string())])
+    keys = pa.table({"user": ["ann", "ann"], "device": ["pc", "tv"]})
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
+    backend.state(TOTAL).add_batch(keys, [3, 4])
+    entries = backend.state(arrowstate.MapStateDescriptor("entries", pa.int64(), pa.int64()))
+    entries.put_batch(keys.take([0] * 50), list(range(50)), list(range(50)))
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"op": [backend]})
+    hashes, entry_hashes = (
+        snapshot.to_arrow(f"op.{state}", columns=[column]).column(0).to_pylist()
+        for state, column in (("total", "_key_hash"), ("entries", "_entry_hash"))
+    )
+
+    assert max(hashes) - min(hashes) >= 1 << 63
+    assert entry_hashes == sorted(entry_hashes)
+    assert store.verify(deep=True).problems == []
