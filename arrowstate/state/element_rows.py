@@ -167,7 +167,6 @@ class _ElementFold(_ElementRow[Folding], ABC):
     @abstractmethod
     def _put(self, place: Any, value: Any) -> None:
         """Merge something into what is in a place."""
-        raise NotImplementedError
 
     def _stage(
         self, keys: KeyBatch, places: Sequence[Any], values: pa.Array, rows: Sequence[int], timestamps: pa.Array | None

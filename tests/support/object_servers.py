@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class Objects:
             return version
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler, ABC):
     protocol_version = "HTTP/1.1"
     objects: Objects
 
@@ -125,11 +126,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.answer(206, body[start:stop], Content_Range=f"bytes {start}-{stop - 1}/{len(body)}", **headers)
 
+    @abstractmethod
     def refuse(self, status: int, code: str) -> None:
-        raise NotImplementedError
+        """Answer with an error of the service."""
 
+    @abstractmethod
     def handle_verb(self) -> None:
-        raise NotImplementedError
+        """Answer a request of any verb."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("do_"):
