@@ -3,14 +3,20 @@
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
+from arrowstate.coordinator.coordination import CheckpointOptions
+from arrowstate.coordinator.driver import CheckpointCoordinator, CheckpointProgress, PendingCheckpoint
 from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.errors import (
     ArrowStateError,
+    CheckpointAbortedError,
+    CheckpointCancelledError,
     CheckpointNotFoundError,
+    CheckpointsStoppedError,
     CollectedError,
     CommitUnknownError,
     CorruptDataError,
     FencedError,
+    FileTooLargeError,
     FormatVersionError,
     IncompatibleStateError,
     InvalidInputError,
@@ -55,12 +61,19 @@ __all__ = [
     "AggregatingStateDescriptor",
     "ArrowStateError",
     "BroadcastStateDescriptor",
+    "CheckpointAbortedError",
+    "CheckpointCancelledError",
+    "CheckpointCoordinator",
     "CheckpointNotFoundError",
+    "CheckpointOptions",
+    "CheckpointProgress",
+    "CheckpointsStoppedError",
     "CollectedError",
     "CommitUnknownError",
     "CorruptDataError",
     "CountDistinct",
     "FencedError",
+    "FileTooLargeError",
     "FormatVersionError",
     "IncompatibleStateError",
     "InvalidInputError",
@@ -79,6 +92,7 @@ __all__ = [
     "OperatorListStateDescriptor",
     "OperatorNotFoundError",
     "OperatorStateBackend",
+    "PendingCheckpoint",
     "ProcessElementError",
     "Quantiles",
     "QueryConflictError",

@@ -11,9 +11,12 @@ choose another name, id or place          `NotFoundError` and its kinds
 mend the argument or the data given       `InvalidInputError` and its kinds
 migrate the state, or declare it as it is `IncompatibleStateError`
 stop this writer                          `FencedError`, `QueryConflictError`
+wait for the next checkpoint              `CheckpointAbortedError`
+mend the cause, take checkpoints anew     `CheckpointsStoppedError`
 open the store again, then look           `CommitUnknownError`
 make room or mend the storage, try again  `StorageFullError`, `StorageError`
 try again, files are written anew         `CollectedError`
+wait for the next checkpoint              `CheckpointCancelledError`
 use another checkpoint or a copy          `CorruptDataError`
 install something                         `FormatVersionError`, `MissingDependencyError`
 ========================================  ====================================================
@@ -28,11 +31,15 @@ from arrowstate_formats.errors import ArrowStateError, CorruptDataError, FormatV
 
 __all__ = [
     "ArrowStateError",
+    "CheckpointAbortedError",
+    "CheckpointCancelledError",
     "CheckpointNotFoundError",
+    "CheckpointsStoppedError",
     "CollectedError",
     "CommitUnknownError",
     "CorruptDataError",
     "FencedError",
+    "FileTooLargeError",
     "FormatVersionError",
     "IncompatibleStateError",
     "InvalidInputError",
@@ -40,6 +47,7 @@ __all__ = [
     "KeyTypeError",
     "MissingDependencyError",
     "MissingFileError",
+    "NameTakenError",
     "NotFoundError",
     "NullKeyError",
     "OperatorNotFoundError",
@@ -537,6 +545,63 @@ restore the checkpoint folder of the query that belongs to this store
         )
 
 
+# Wait for the next checkpoint, or mend what keeps them from being made.
+
+
+class CheckpointAbortedError(ArrowStateError, RuntimeError):
+    """A checkpoint or savepoint ended without a commit; the store is as it was and the job may go on.
+
+    Attributes
+    ----------
+    checkpoint_id : int
+        Which.
+    status : str
+        How it ended: `declined`, `expired`, `subsumed`, `cancelled` or `failed`.
+    reason : str
+        Why.
+
+    Examples
+    --------
+    >>> print(CheckpointAbortedError(41, "expired", "not done after 600000 ms"))
+    checkpoint 41 expired: not done after 600000 ms; nothing of it was kept, the next one takes its place
+    """
+
+    def __init__(self, checkpoint_id: int, status: str, reason: str) -> None:
+        super().__init__(checkpoint_id, status, reason)
+        self.checkpoint_id = checkpoint_id
+        self.status = status
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"checkpoint {self.checkpoint_id} {self.status}: {self.reason}; nothing of it was kept, "
+            "the next one takes its place"
+        )
+
+
+class CheckpointsStoppedError(ArrowStateError, RuntimeError):
+    """A coordinator takes no more checkpoints, because too many have failed or it was closed.
+
+    Attributes
+    ----------
+    reason : str
+        Why.
+
+    Examples
+    --------
+    >>> print(CheckpointsStoppedError("1 checkpoints in a row failed, the last one: no room"))
+    no more checkpoints are taken: 1 checkpoints in a row failed, the last one: no room; mend that, then make a new \
+coordinator
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no more checkpoints are taken: {self.reason}; mend that, then make a new coordinator"
+
+
 # Open the store again, then look.
 
 
@@ -606,6 +671,41 @@ class StorageFullError(ArrowStateError, OSError):
         return type(self), (self.path, self.detail)
 
 
+class FileTooLargeError(StorageFullError):
+    """A state is larger than a file may be in a storage in memory.
+
+    Attributes
+    ----------
+    path : str
+        The file that was written.
+    file_bytes : int
+        Its size.
+    max_file_bytes : int
+        What the storage takes.
+
+    Examples
+    --------
+    >>> print(FileTooLargeError("data/counter/clicks/1.arrow", 6_000_000, 5_242_880))
+    no room to write data/counter/clicks/1.arrow: it has 6000000 bytes and a file in memory may have 5242880; nothing \
+was kept: use a folder or a bucket, or open the store with storage_options={'max_file_bytes': ...}, None for no limit
+    """
+
+    def __init__(self, path: str, file_bytes: int, max_file_bytes: int) -> None:
+        detail = f"it has {file_bytes} bytes and a file in memory may have {max_file_bytes}"
+        super().__init__(path, detail)
+        self.file_bytes = file_bytes
+        self.max_file_bytes = max_file_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"no room to write {self.path}: {self.detail}; nothing was kept: use a folder or a bucket, or open the "
+            "store with storage_options={'max_file_bytes': ...}, None for no limit"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.file_bytes, self.max_file_bytes)
+
+
 class StorageError(ArrowStateError, OSError):
     """The storage refused or failed a request for another reason: permissions, a device, a path that is a folder.
 
@@ -634,6 +734,27 @@ class StorageError(ArrowStateError, OSError):
         return type(self), (self.path, self.detail)
 
 
+class NameTakenError(StorageError, FileExistsError):
+    """A new file was written under a name that another file has; that one is as it was.
+
+    Attributes
+    ----------
+    path : str
+        The name.
+
+    Examples
+    --------
+    >>> print(NameTakenError("data/counter/clicks/1.arrow"))
+    data/counter/clicks/1.arrow: there is a file under this name already
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "there is a file under this name already")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,)
+
+
 class CollectedError(StorageError):
     """Files that a new checkpoint would refer to were collected as garbage, or are being; nothing was committed.
 
@@ -658,6 +779,34 @@ class CollectedError(StorageError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.paths,)
+
+
+# Wait for the next checkpoint.
+
+
+class CheckpointCancelledError(ArrowStateError, RuntimeError):
+    """A checkpoint was cancelled while its files were written; they are deleted, and nothing was committed.
+
+    Attributes
+    ----------
+    checkpoint_id : int or None
+        The checkpoint, None where it has no id yet.
+
+    Examples
+    --------
+    >>> print(CheckpointCancelledError(42))
+    checkpoint 42 was cancelled and its files are deleted; its changes are part of the next one
+    >>> print(CheckpointCancelledError())
+    the checkpoint was cancelled and its files are deleted; its changes are part of the next one
+    """
+
+    def __init__(self, checkpoint_id: int | None = None) -> None:
+        super().__init__(checkpoint_id)
+        self.checkpoint_id = checkpoint_id
+
+    def __str__(self) -> str:
+        which = "the checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
+        return f"{which} was cancelled and its files are deleted; its changes are part of the next one"
 
 
 # Install something.

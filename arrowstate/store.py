@@ -23,7 +23,10 @@ from arrowstate.coordinator.collection import (
     apply_collection,
     plan_collection,
 )
+from arrowstate.coordinator.coordination import CheckpointOptions
+from arrowstate.coordinator.driver import CheckpointCoordinator
 from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, CheckpointLease
+from arrowstate.coordinator.protocol import Kind
 from arrowstate.coordinator.recovery import StoreVerification, checked_checkpoints, proposals, verify_store
 from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.coordinator.writer import CheckpointWriter
@@ -239,9 +242,10 @@ class Collection:
 class StoreWriter:
     """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block."""
 
-    def __init__(self, store: StateStore, writer: CheckpointWriter) -> None:
+    def __init__(self, store: StateStore, writer: CheckpointWriter, *, clock_ms: Callable[[], int]) -> None:
         self._store = store
         self._writer = writer
+        self._clock_ms = clock_ms
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -278,6 +282,41 @@ class StoreWriter:
         return self._store.snapshot_of(entry)
 
     checkpoint.__doc__ = CheckpointWriter.checkpoint.__doc__
+
+    def coordinator(
+        self,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
+        options: CheckpointOptions | None = None,
+        format: RunFormat = "arrow",
+        allow_dropped_state: bool = False,
+        on_complete: Callable[[int, Kind], None] | None = None,
+        on_abort: Callable[[int, Kind, str], None] | None = None,
+    ) -> CheckpointCoordinator[Snapshot]:
+        """Return what takes checkpoints of these backends while they are in use; see `CheckpointCoordinator`.
+
+        Parameters
+        ----------
+        operators, operator_states, format, allow_dropped_state
+            As for `checkpoint`.
+        options
+            When checkpoints are taken, and when one is given up.
+        on_complete, on_abort
+            Called when a checkpoint or savepoint was committed, and when one ended without.
+        """
+        return CheckpointCoordinator(
+            self._store,
+            self._writer,
+            operators,
+            operator_states=operator_states,
+            options=options,
+            format=format,
+            allow_dropped_state=allow_dropped_state,
+            on_complete=on_complete,
+            on_abort=on_abort,
+            clock_ms=self._clock_ms,
+        )
 
 
 class StateStore:
@@ -343,7 +382,7 @@ class StateStore:
         writer = CheckpointWriter(
             self.storage, self.store_id, clock_ms=self._clock_ms, new_id=self._new_id, properties=properties
         )
-        return StoreWriter(self, writer)
+        return StoreWriter(self, writer, clock_ms=self._clock_ms)
 
     def show(self, checkpoint: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.

@@ -3,11 +3,16 @@
 A writer opens by committing a fence entry with an epoch one above the newest. Each commit takes the next
 number of the log. Whoever finds that number taken was fenced by a newer writer and stops; nothing that it
 wrote is referenced. Specification: formats/spec/manifests-and-log.md.
+
+A checkpoint has three steps: freeze, write each part, commit. `checkpoint` takes them one after the other; the
+`CheckpointCoordinator` writes parts in the background, several checkpoints at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,25 +21,39 @@ from msgspec.structs import replace
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.coordinator.freezing import FrozenCheckpoint, Part, check_nothing_dropped, freeze_checkpoint
 from arrowstate.errors import CollectedError, FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.snapshot.boundary import NewReferences
-from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
-from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
+from arrowstate.snapshot.log import CommitLog, CommittedEntry, newest_id, next_checkpoint, next_fence
+from arrowstate.snapshot.operator import write_operator_states
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import ReferenceReader, operator_state_files, run_files
-from arrowstate.snapshot.writing import (
-    FrozenSubtask,
-    WrittenSubtask,
-    delete_quietly,
-    operator_document,
-    write_subtask,
-)
+from arrowstate.snapshot.writing import WrittenSubtask, delete_quietly, operator_document, write_subtask
 from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
-from arrowstate_formats.names import check_operator_uid
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    OperatorStateDocument,
+    SubtaskStatisticsDocument,
+)
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["CheckpointWriter"]
+__all__ = ["CheckpointAttempt", "CheckpointWriter", "WrittenPart"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A part of a checkpoint whose files are written, ready to be named in a log entry."""
+
+    subtask: WrittenSubtask | None
+    "Keyed state."
+    operator_states: Sequence[OperatorStateDocument]
+    "Operator state."
+    paths: Sequence[str]
+    "The files written for it."
+    references: frozenset[str]
+    "All files that it refers to."
+    statistics: SubtaskStatisticsDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +67,20 @@ class _Needs:
     "An entry committed before the first of them was written."
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointAttempt:
+    """A checkpoint that was frozen and is not committed yet."""
+
+    frozen: FrozenCheckpoint
+    base: LogEntryDocument
+    "The newest entry when it was frozen; what did not change since is not written again."
+    started_at_ms: int
+
+
 class CheckpointWriter:
     """Commits checkpoints to a store; only the newest writer of a store may.
+
+    Parts may be written by several threads at once; commits wait for each other.
 
     Parameters
     ----------
@@ -77,12 +108,18 @@ class CheckpointWriter:
         self._log = CommitLog(storage)
         self._clock_ms = clock_ms
         self._new_id = new_id
+        self._lock = threading.Lock()
         self._fenced_by: int | None = None
         # The files of its last checkpoint, which no collection takes while that is the newest entry.
         self._held: set[str] = set()
         # Files that a collection took or may take: nothing refers to them again.
         self._condemned: set[str] = set()
         self._newest = self._take_fence(dict(properties or {}))
+
+    @property
+    def newest_id(self) -> int:
+        """An id that no checkpoint of the store is above, as far as this writer knows."""
+        return newest_id(self._newest)
 
     @property
     def epoch(self) -> int:
@@ -137,89 +174,193 @@ class CheckpointWriter:
             If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
             committed the number after it.
         """
+        attempt = self.freeze(operators, operator_states=operator_states, allow_dropped_state=allow_dropped_state)
+        written: list[WrittenPart] = []
+        try:
+            # One by one, so that those before a failure are known.
+            written.extend(self.write(attempt, part, format=format) for part in attempt.frozen.parts)
+        except BaseException:
+            self.discard(written)
+            raise
+        try:
+            return self.commit_parts(attempt, written, properties=properties, watermark=watermark)
+        except (FencedError, InvalidInputError, StorageFullError, StorageError):
+            # After anything else, an interrupt for one, the entry may be there and refer to the files.
+            self.discard(written)
+            raise
+
+    def freeze(
+        self,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
+        allow_dropped_state: bool = False,
+    ) -> CheckpointAttempt:
+        """Freeze the backends: the first step of a checkpoint, which neither reads nor writes a file.
+
+        Arguments and errors as for `checkpoint`. What the backends are given from now on is not part of it.
+        """
         self._check_not_fenced()
         started_at_ms = self._clock_ms()
-        frozen = {
-            check_operator_uid(uid): [backend.freeze() for backend in backends] for uid, backends in operators.items()
-        }
-        for uid, subtasks in frozen.items():
-            _check_subtasks(uid, subtasks)
-        frozen_operators = {
-            check_operator_uid(uid): [backend.freeze() for backend in backends]
-            for uid, backends in (operator_states or {}).items()
-        }
-        for uid, parts in frozen_operators.items():
-            _check_operator_states(uid, parts, frozen.get(uid))
-        before = {operator.uid: operator for operator in self._newest.document.operators}
+        frozen = freeze_checkpoint(operators, operator_states or {})
+        base = self._newest.document
         if not allow_dropped_state:
-            _check_nothing_dropped(before, frozen, frozen_operators)
-        if watermark is None:
-            marks = [subtask.watermark for subtasks in frozen.values() for subtask in subtasks]
-            known = [mark for mark in marks if mark is not None]
-            watermark = min(known) if known and len(known) == len(marks) else None
-        written: list[WrittenSubtask] = []
+            check_nothing_dropped(base.operators, frozen)
+        return CheckpointAttempt(frozen, base, started_at_ms)
+
+    def write(
+        self,
+        attempt: CheckpointAttempt,
+        part: Part,
+        *,
+        format: RunFormat = "arrow",
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> WrittenPart:
+        """Write one part of a checkpoint, except for what the store has.
+
+        Raises
+        ------
+        CheckpointCancelledError
+            When `cancelled` returned true, which is asked before each file; what was written is deleted.
+        InvalidInputError
+            If the subtasks differ in their operator states.
+        StorageFullError, StorageError
+            If a file cannot be written; what was written before is deleted.
+        """
+        began = time.perf_counter_ns()
+        before = next((operator for operator in attempt.base.operators if operator.uid == part.operator), None)
+        if part.subtask is None:
+            return self._write_operator_states(attempt, part, before, cancelled, began)
+        previous = before.subtasks[part.subtask] if before and part.subtask < len(before.subtasks) else None
+        if previous is not None and previous.manifest.path in self._condemned:
+            previous = None
+        result = write_subtask(
+            self._storage,
+            self._store_id,
+            part.operator,
+            part.subtask,
+            attempt.frozen.operators[part.operator][part.subtask],
+            format=format,
+            new_id=self._new_id,
+            previous=previous,
+            cancelled=cancelled,
+        )
+        statistics = SubtaskStatisticsDocument(
+            operator=part.operator,
+            subtask=part.subtask,
+            sync_us=attempt.frozen.sync_us[part],
+            async_us=(time.perf_counter_ns() - began) // 1000,
+            bytes_written=result.bytes_written,
+            bytes_total=result.bytes_total,
+            files_written=len(result.paths),
+        )
+        return WrittenPart(result, (), result.paths, result.references, statistics)
+
+    def _write_operator_states(
+        self,
+        attempt: CheckpointAttempt,
+        part: Part,
+        before: OperatorDocument | None,
+        cancelled: Callable[[], bool],
+        began: int,
+    ) -> WrittenPart:
+        if before is not None and not self._condemned.isdisjoint(operator_state_files(before.operator_states)):
+            before = None
         paths: list[str] = []
-        needed: set[str] = set()
-        based_on = self._newest.document.number
         try:
-            documents: dict[str, OperatorDocument] = {}
-            for uid, subtasks in frozen.items():
-                previous = before[uid].subtasks if uid in before else []
-                reusable = [item if item.manifest.path not in self._condemned else None for item in previous]
-                of_operator = []
-                for number, subtask in enumerate(subtasks):
-                    result = write_subtask(
-                        self._storage,
-                        self._store_id,
-                        uid,
-                        number,
-                        subtask,
-                        format=format,
-                        new_id=self._new_id,
-                        previous=reusable[number] if number < len(reusable) else None,
-                    )
-                    needed.update(result.references)
-                    written.append(result)
-                    of_operator.append(result.document)
-                states = [state.document for state in subtasks[0].states]
-                documents[uid] = operator_document(
-                    uid, subtasks[0].key, subtasks[0].max_parallelism, states, of_operator
-                )
-            for uid, parts in frozen_operators.items():
-                operator = before.get(uid)
-                if operator and not self._condemned.isdisjoint(operator_state_files(operator.operator_states)):
-                    operator = None
-                of_subtasks = write_operator_states(
-                    self._storage, uid, parts, new_id=self._new_id, paths=paths, previous=operator
-                )
-                needed.update(operator_state_files(of_subtasks))
-                document = documents.get(uid)
-                if document is not None:
-                    documents[uid] = replace(document, operator_states=of_subtasks)
-                elif of_subtasks:
-                    documents[uid] = OperatorDocument(
-                        uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=of_subtasks
-                    )
+            states = write_operator_states(
+                self._storage,
+                part.operator,
+                attempt.frozen.operator_states[part.operator],
+                new_id=self._new_id,
+                paths=paths,
+                previous=before,
+                cancelled=cancelled,
+            )
         except BaseException:
-            _delete(self._storage, written, paths)
+            delete_quietly(self._storage, paths)
             raise
+        pieces = {piece.xxh3_128: piece.bytes for state in states for piece in state.parts}
+        known = {piece.xxh3_128 for state in (before.operator_states if before else ()) for piece in state.parts}
+        statistics = SubtaskStatisticsDocument(
+            operator=part.operator,
+            subtask=None,
+            sync_us=attempt.frozen.sync_us[part],
+            async_us=(time.perf_counter_ns() - began) // 1000,
+            bytes_written=sum(size for digest, size in pieces.items() if digest not in known),
+            bytes_total=sum(pieces.values()),
+            files_written=len(paths),
+        )
+        return WrittenPart(None, states, paths, frozenset(operator_state_files(states)), statistics)
+
+    def discard(self, written: Iterable[WrittenPart]) -> None:
+        """Delete what was written for a checkpoint that no log entry names, and will not."""
+        for part in written:
+            delete_quietly(self._storage, part.paths)
+
+    def commit_parts(
+        self,
+        attempt: CheckpointAttempt,
+        written: Sequence[WrittenPart],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        checkpoint_id: int | None = None,
+    ) -> LogEntryDocument:
+        """Commit a checkpoint all of whose parts are written; errors as for `checkpoint`.
+
+        The files stay whatever happens: after `FencedError`, `InvalidInputError`, `StorageError` and
+        `StorageFullError` they can be discarded, since nothing refers to them and will.
+
+        Parameters
+        ----------
+        attempt, written
+            What was frozen, and its parts in the order of `attempt.frozen.parts`.
+        properties, watermark
+            As for `checkpoint`.
+        checkpoint_id
+            The id, which must be above those of all checkpoints; by default the number of the entry, if that is.
+        """
+        frozen = attempt.frozen
+        documents = {
+            uid: operator_document(
+                uid,
+                subtasks[0].key,
+                subtasks[0].max_parallelism,
+                [state.document for state in subtasks[0].states],
+                [part.subtask.document for part in written if part.subtask and part.statistics.operator == uid],
+            )
+            for uid, subtasks in frozen.operators.items()
+        }
+        for part in written:
+            uid = part.statistics.operator
+            if uid in documents and part.operator_states:
+                documents[uid] = replace(documents[uid], operator_states=list(part.operator_states))
+            elif part.operator_states:
+                documents[uid] = OperatorDocument(
+                    uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=[*part.operator_states]
+                )
+        needs = _Needs(
+            {path for part in written for path in part.references},
+            {path for part in written for path in part.paths},
+            attempt.base.number,
+        )
         try:
-            fresh = {path for result in written for path in result.paths}.union(paths)
             entry = self._commit(
                 list(documents.values()),
-                _Needs(needed, fresh, based_on),
+                needs,
                 properties=properties,
-                watermark=watermark,
-                started_at_ms=started_at_ms,
+                watermark=frozen.watermark if watermark is None else watermark,
+                started_at_ms=attempt.started_at_ms,
+                checkpoint_id=checkpoint_id,
+                statistics=[part.statistics for part in written],
             )
-        except (FencedError, InvalidInputError, StorageFullError, StorageError) as error:
-            if isinstance(error, CollectedError):
-                self._forget(frozen, set(error.paths))
-            # After anything else, an interrupt for one, the entry may be there and refer to the files.
-            _delete(self._storage, written, paths)
+        except CollectedError as error:
+            self._forget(frozen, set(error.paths))
             raise
-        for result in written:
-            result.committed(self._storage, self._store_id)
+        for part in written:
+            if part.subtask is not None:
+                part.subtask.committed(self._storage, self._store_id)
         return entry
 
     def commit(
@@ -262,17 +403,29 @@ class CheckpointWriter:
         properties: Mapping[str, Any] | None,
         watermark: int | None,
         started_at_ms: int,
+        checkpoint_id: int | None = None,
+        statistics: Sequence[SubtaskStatisticsDocument] = (),
     ) -> LogEntryDocument:
+        with self._lock:
+            return self._append(
+                operators,
+                needs,
+                properties=properties or {},
+                watermark=watermark,
+                started_at_ms=started_at_ms,
+                checkpoint_id=checkpoint_id,
+                statistics=statistics,
+            )
+
+    def _append(self, operators: Sequence[OperatorDocument], needs: _Needs, **fields: Any) -> LogEntryDocument:
         while True:
             self._check_not_fenced()
             entry = next_checkpoint(
                 self._newest,
                 operators,
                 commit_id=self._new_id(),
-                started_at_ms=started_at_ms,
                 now_ms=self._clock_ms(),
-                watermark=watermark,
-                properties=properties or {},
+                **fields,
             )
             references = NewReferences(
                 needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
@@ -290,11 +443,11 @@ class CheckpointWriter:
             else:
                 self._fenced_by = newest.document.writer_epoch
 
-    def _forget(self, frozen: Mapping[str, Sequence[FrozenSubtask]], paths: set[str]) -> None:
+    def _forget(self, frozen: FrozenCheckpoint, paths: set[str]) -> None:
         """Let the next attempt write anew what is in files that are gone."""
         self._condemned |= paths
         store = store_key(self._storage, self._store_id)
-        for subtask in chain.from_iterable(frozen.values()):
+        for subtask in chain.from_iterable(frozen.operators.values()):
             for run in chain.from_iterable(state.table.runs for state in subtask.states):
                 stored = run.run.stored.get(store)
                 if stored is not None and not paths.isdisjoint(run_files(stored[0])):
@@ -313,92 +466,3 @@ class CheckpointWriter:
             committed = self._log.append(fence)
             if committed is not None:
                 return committed
-
-
-def _delete(storage: Storage, written: Sequence[WrittenSubtask], paths: Sequence[str]) -> None:
-    delete_quietly(storage, [*(path for result in written for path in result.paths), *paths])
-
-
-def _check_operator_states(
-    uid: str, parts: Sequence[Sequence[FrozenOperatorState]], keyed: Sequence[FrozenSubtask] | None
-) -> None:
-    if not parts:
-        raise InvalidInputError(f"operator {uid!r} has no operator state backend; pass one per subtask")
-    if keyed is None:
-        return
-    if len(keyed) != len(parts):
-        raise InvalidInputError(
-            f"operator {uid!r} has {len(keyed)} backends of keyed state and {len(parts)} of operator state; "
-            "pass one of each per subtask"
-        )
-    names = {state.document.name.lower() for state in keyed[0].states}
-    for state in parts[0]:
-        if state.descriptor.name.lower() in names:
-            raise InvalidInputError(
-                f"operator {uid!r} has a keyed state and an operator state named {state.descriptor.name!r}; rename one"
-            )
-
-
-def _check_nothing_dropped(
-    before: Mapping[str, OperatorDocument],
-    keyed: Mapping[str, Sequence[FrozenSubtask]],
-    operators: Mapping[str, Sequence[Sequence[FrozenOperatorState]]],
-) -> None:
-    gone = {uid for uid, operator in before.items() if operator.subtasks and uid not in keyed}
-    gone |= {uid for uid in before if uid not in keyed and uid not in operators}
-    if gone:
-        raise InvalidInputError(
-            f"the checkpoint would drop the state of {', '.join(sorted(gone))}; "
-            "pass these operators too, or allow_dropped_state=True"
-        )
-    for uid, operator in before.items():
-        if uid in keyed:
-            states = {state.document.name for state in keyed[uid][0].states}
-            lost = [state.name for state in operator.states if state.name not in states]
-            if lost:
-                raise InvalidInputError(
-                    f"the checkpoint would drop the state {', '.join(lost)} of {uid}; restore the backends from the "
-                    "checkpoint before, or pass allow_dropped_state=True"
-                )
-        had = [state.name for state in operator.operator_states]
-        have = {state.descriptor.name for part in operators.get(uid, ()) for state in part}
-        lost = [name for name in had if name not in have]
-        if lost:
-            raise InvalidInputError(
-                f"the checkpoint would drop the operator state {', '.join(lost)} of {uid}; pass its restored "
-                "OperatorStateBackends as operator_states, or allow_dropped_state=True"
-            )
-
-
-def _check_subtasks(uid: str, subtasks: Sequence[FrozenSubtask]) -> None:
-    if not subtasks:
-        raise InvalidInputError(f"operator {uid!r} has no backend; pass one per subtask")
-    first = subtasks[0]
-    following = 0
-    for number, subtask in enumerate(subtasks):
-        if subtask.key != first.key or subtask.max_parallelism != first.max_parallelism:
-            names = [[field.name for field in item.key] for item in (subtask, first)]
-            raise InvalidInputError(
-                f"the subtasks of operator {uid!r} must have one key and one max parallelism; subtask {number} has "
-                f"{names[0]} and {subtask.max_parallelism}, subtask 0 has {names[1]} and {first.max_parallelism}"
-            )
-        if [state.document for state in subtask.states] != [state.document for state in first.states]:
-            names = [
-                [f"{state.document.name} (version {state.document.schema_version})" for state in item.states]
-                for item in (first, subtask)
-            ]
-            raise InvalidInputError(
-                f"the subtasks of operator {uid!r} must have the same states, declared alike, in the same order; "
-                f"subtask 0 has {', '.join(names[0])}, subtask {number} has {', '.join(names[1])}"
-            )
-        if subtask.key_groups.start != following:
-            raise InvalidInputError(
-                f"the subtasks of operator {uid!r} must cover each key group once, in order: subtask {number} starts "
-                f"at key group {subtask.key_groups.start}, expected {following}"
-            )
-        following = subtask.key_groups.end + 1
-    if following != first.max_parallelism:
-        raise InvalidInputError(
-            f"the subtasks of operator {uid!r} must cover the key groups 0 to {first.max_parallelism - 1}; "
-            f"they end at {following - 1}"
-        )

@@ -1,6 +1,7 @@
 """How states are named: `<operator uid>.<state>` in Python, a schema per operator and a view per state in SQL.
 
-DuckDB does not tell names apart by case, and keeps a few schema names for itself. Where two uids, or two states of
+DuckDB does not tell names apart by case, and keeps a few schema names for itself, as `arrowstate` is kept for the
+history of the store. Where two uids, or two states of
 one operator, differ in nothing else, or a uid is one of these names, the later one gets `~2` at the end of its SQL
 name (`~3` and so on).
 """
@@ -14,7 +15,7 @@ from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNot
 from arrowstate.snapshot.reading import states_of
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["SqlName", "quoted", "resolve", "sql_names"]
+__all__ = ["HISTORY_NAMES", "HISTORY_SCHEMA", "SqlName", "quoted", "resolve", "sql_names"]
 
 
 def resolve(entry: LogEntryDocument, reference: str | tuple[str, str]) -> tuple[str, str]:
@@ -53,7 +54,11 @@ def resolve(entry: LogEntryDocument, reference: str | tuple[str, str]) -> tuple[
     raise StateNotFoundError(name, names, None, entry.checkpoint_id)
 
 
-_RESERVED_SCHEMAS = ("information_schema", "memory", "pg_catalog", "system", "temp")
+HISTORY_SCHEMA = "arrowstate"
+"""The schema of the tables that hold the history of the store."""
+HISTORY_NAMES = tuple(f"{HISTORY_SCHEMA}.{table}" for table in ("checkpoints", "subtasks"))
+"""One name for each of them, as `SqlName.relation` is for a state."""
+_RESERVED_SCHEMAS = (HISTORY_SCHEMA, "information_schema", "memory", "pg_catalog", "system", "temp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class SqlName:
 def sql_names(entry: LogEntryDocument) -> list[SqlName]:
     """Return the SQL name of each state of a checkpoint."""
     names = []
-    taken: set[str] = set()
+    taken = set(HISTORY_NAMES)
     schemas = _distinct((operator.uid for operator in entry.operators), set(_RESERVED_SCHEMAS))
     for operator in entry.operators:
         schema = schemas[operator.uid]

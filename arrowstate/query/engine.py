@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from arrowstate.query.catalog import SqlName, quoted
+from arrowstate.query.catalog import HISTORY_NAMES, HISTORY_SCHEMA, SqlName, quoted
 from arrowstate.query.dataset import ScanStatistics, StateDataset
+from arrowstate.query.history import HistoryDataset
 from arrowstate.query.recent import Recent
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
+from arrowstate.storage.base import Storage
 
 if TYPE_CHECKING:
     import duckdb
@@ -23,9 +25,13 @@ __all__ = ["Database", "databases"]
 
 
 class Database:
-    """The states of one checkpoint as a DuckDB database. `readers` are in the order of `names`."""
+    """The states of one checkpoint, and the history of its store, as a DuckDB database.
 
-    def __init__(self, names: Sequence[SqlName], readers: Mapping[SqlName, StateReader]) -> None:
+    `readers` are in the order of `names`.
+    """
+
+    def __init__(self, storage: Storage, names: Sequence[SqlName], readers: Mapping[SqlName, StateReader]) -> None:
+        self.storage = storage
         self.names = names
         self.readers = readers
         self._lock = threading.Lock()
@@ -36,8 +42,8 @@ class Database:
         with self._lock:
             if self._root is None:
                 self._root = self.connect(on_scan)
-                for name in self.names:
-                    self._root.unregister(name.relation)
+                for relation in (*(name.relation for name in self.names), *HISTORY_NAMES):
+                    self._root.unregister(relation)
             cursor = self._root.cursor()
         self._register(cursor, on_scan)
         return cursor
@@ -54,11 +60,17 @@ class Database:
             view = f"{quoted(name.schema)}.{quoted(name.view)}"
             query = f"select {', '.join(columns)} from {quoted(name.relation)}"  # noqa: S608 (names are quoted)
             connection.execute(f"create view {view} as {query}")
+        connection.execute(f"create schema {HISTORY_SCHEMA}")
+        for relation in HISTORY_NAMES:
+            query = f"select * from {quoted(relation)}"  # noqa: S608 (the names are ours)
+            connection.execute(f"create view {relation} as {query}")
         return connection
 
     def _register(self, connection: duckdb.DuckDBPyConnection, on_scan: Callable[[ScanStatistics], None]) -> None:
         for name in self.names:
             connection.register(name.relation, StateDataset(self.readers[name], on_scan))
+        for relation in HISTORY_NAMES:
+            connection.register(relation, HistoryDataset(self.storage, relation))
 
 
 databases: Recent[Database] = Recent(4)

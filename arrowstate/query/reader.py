@@ -213,6 +213,11 @@ class SnapshotReader:
         `"page-views".clicks`. Where a filter limits all key columns to values (`=`, `in`), only these keys are
         looked up; filters on `_key_group` and on columns leave out what they exclude.
 
+        `arrowstate.checkpoints` holds the checkpoints of the store, with times, sizes and properties, and
+        `arrowstate.subtasks` the same of each subtask: `triggered_at` and `committed_at` in UTC, `sync_us`, `async_us`
+        and `alignment_us` in microseconds (in `checkpoints` those of the slowest subtask), `bytes_written` and
+        `files_written` for the checkpoint, and `bytes_total` of all that it refers to; null where nobody measured.
+
         Parameters
         ----------
         query
@@ -264,7 +269,8 @@ class SnapshotReader:
         """Return a new DuckDB connection, in memory, with a schema per operator and a view per state.
 
         The views are those of `sql`. Besides, the name of operator and state together, in quotes as in
-        `"counter.clicks"`, holds all columns, `_key_hash` too; `show tables` lists these names.
+        `"counter.clicks"`, holds all columns, `_key_hash` too; `show tables` lists these names, and the two tables of
+        the schema `arrowstate`.
         """
         return self._database.connect(self._scans.append)
 
@@ -296,7 +302,7 @@ class SnapshotReader:
 
         def make() -> Database:
             names = sql_names(self.entry)
-            return Database(names, {name: self._reader(name.uid, name.state) for name in names})
+            return Database(self.storage, names, {name: self._reader(name.uid, name.state) for name in names})
 
         return databases.get(self._identity, make)
 

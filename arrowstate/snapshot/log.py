@@ -31,6 +31,7 @@ from arrowstate_formats.documents import (
     OperatorDocument,
     ParentDocument,
     StoreDocument,
+    SubtaskStatisticsDocument,
     decode,
     encode,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "CommitLog",
     "CommittedEntry",
     "create_store",
+    "newest_id",
     "next_checkpoint",
     "next_fence",
     "open_store_document",
@@ -131,7 +133,18 @@ def next_fence(
         watermark=document.watermark if document else None,
         properties=dict(properties),
         operators=document.operators if document else [],
+        last_checkpoint_id=newest_id(newest) if newest else None,
     )
+
+
+def newest_id(newest: CommittedEntry) -> int:
+    """Return an id that no checkpoint up to this entry is above.
+
+    A fence repeats the id of the checkpoint before it; where it does not, ids are the numbers of their entries.
+    """
+    document = newest.document
+    known = document.last_checkpoint_id if document.checkpoint_id is None else document.checkpoint_id
+    return document.number if known is None else known
 
 
 def next_checkpoint(
@@ -143,21 +156,29 @@ def next_checkpoint(
     now_ms: int,
     watermark: int | None,
     properties: Mapping[str, Any],
+    checkpoint_id: int | None = None,
+    statistics: Sequence[SubtaskStatisticsDocument] = (),
 ) -> LogEntryDocument:
-    """Return the checkpoint that the writer of the newest entry commits after it; its id is its number."""
+    """Return the checkpoint that the writer of the newest entry commits after it.
+
+    Its id is the one given, or the number of the entry where that is above all ids before it.
+    """
     number = newest.document.number + 1
+    if checkpoint_id is None:
+        checkpoint_id = max(number, newest_id(newest) + 1)
     return LogEntryDocument(
         number=number,
         parent=newest.as_parent,
         commit_id=commit_id,
         writer_epoch=newest.document.writer_epoch,
         kind="checkpoint",
-        checkpoint_id=number,
+        checkpoint_id=checkpoint_id,
         started_at_ms=started_at_ms,
         committed_at_ms=now_ms,
         watermark=watermark,
         properties=dict(properties),
         operators=list(operators),
+        statistics=list(statistics),
     )
 
 

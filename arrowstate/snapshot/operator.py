@@ -5,7 +5,7 @@ Specification: formats/spec/operator-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,6 +18,8 @@ from arrowstate.schema.operator_state import (
     operator_state_schema,
 )
 from arrowstate.snapshot.reading import find_operator
+from arrowstate.snapshot.streams import CheckpointStreamFactory, never
+from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import (
@@ -26,7 +28,6 @@ from arrowstate_formats.documents import (
     OperatorPartDocument,
     OperatorStateDocument,
     decode_inline,
-    encode_inline,
 )
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
@@ -51,18 +52,21 @@ def write_operator_states(
     new_id: Callable[[], str],
     paths: list[str],
     previous: OperatorDocument | None = None,
+    cancelled: Callable[[], bool] = never,
 ) -> list[OperatorStateDocument]:
     """Write the operator states of all subtasks, and add the files written to `paths`.
 
     A part equal to one written before, by another subtask or for the operator in the entry before (`previous`), is
-    referred to again.
+    referred to again. `cancelled` is asked before each part and before a file is made durable.
 
     Raises
     ------
     InvalidInputError
         If the subtasks differ in their states.
+    CheckpointCancelledError
+        If `cancelled` returned true; what was written before is deleted.
     StorageFullError, StorageError
-        If a file cannot be written.
+        If a file cannot be written; what was written before is deleted.
     """
     declared = [state.descriptor for state in subtasks[0]]
     for number, subtask in enumerate(subtasks):
@@ -75,61 +79,70 @@ def write_operator_states(
                 f"the subtasks of operator {uid!r} must declare the same operator states in the same order; subtask 0 "
                 f"has {names[0]}; subtask {number} has {names[1]}"
             )
+    streams = CheckpointStreamFactory(storage, inline_bytes=INLINE_BYTES, new_id=new_id, cancelled=cancelled)
     out = []
-    for place, descriptor in enumerate(declared):
-        known = {
-            (part.bytes, part.xxh3_128): part
-            for state in (previous.operator_states if previous is not None else ())
-            if state.name == descriptor.name
-            for part in state.parts
-        }
-        parts = []
-        for subtask in subtasks:
-            part = _write_part(storage, f"data/{uid}/{descriptor.name}", subtask[place].batch, known, new_id, paths)
-            known[part.bytes, part.xxh3_128] = part
-            parts.append(part)
-        key_type = descriptor.key_type if isinstance(descriptor, BroadcastStateDescriptor) else None
-        out.append(
-            OperatorStateDocument(
-                name=descriptor.name,
-                kind=descriptor.kind,
-                value_type=type_to_json(descriptor.type),
-                key_type=None if key_type is None else type_to_json(key_type),
-                parts=parts,
+    try:
+        for place, descriptor in enumerate(declared):
+            known = {
+                (part.bytes, part.xxh3_128): part
+                for state in (previous.operator_states if previous is not None else ())
+                if state.name == descriptor.name
+                for part in state.parts
+            }
+            batches = (subtask[place].batch for subtask in subtasks)
+            parts = _write_parts(streams, f"data/{uid}/{descriptor.name}", batches, known)
+            key_type = descriptor.key_type if isinstance(descriptor, BroadcastStateDescriptor) else None
+            out.append(
+                OperatorStateDocument(
+                    name=descriptor.name,
+                    kind=descriptor.kind,
+                    value_type=type_to_json(descriptor.type),
+                    key_type=None if key_type is None else type_to_json(key_type),
+                    parts=parts,
+                )
             )
-        )
+    except BaseException:
+        delete_quietly(storage, streams.paths)
+        raise
+    paths += streams.paths
     return out
 
 
+def _write_parts(
+    streams: CheckpointStreamFactory,
+    folder: str,
+    batches: Iterable[pa.RecordBatch],
+    known: dict[tuple[int, str], OperatorPartDocument],
+) -> list[OperatorPartDocument]:
+    """Write one part per batch; of equal ones, those that are known already too, one serves for all."""
+    parts = []
+    for batch in batches:
+        part = _write_part(streams, folder, batch, known)
+        known[part.bytes, part.xxh3_128] = part
+        parts.append(part)
+    return parts
+
+
 def _write_part(
-    storage: Storage,
+    streams: CheckpointStreamFactory,
     folder: str,
     batch: pa.RecordBatch,
-    known: dict[tuple[int, str], OperatorPartDocument],
-    new_id: Callable[[], str],
-    paths: list[str],
+    known: Mapping[tuple[int, str], OperatorPartDocument],
 ) -> OperatorPartDocument:
     if not batch.num_rows:
         return OperatorPartDocument(rows=0, bytes=0, xxh3_128=checksum(b""))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    data = sink.getvalue().to_pybytes()
+    data = sink.getvalue()
     digest = checksum(data)
-    have = known.get((len(data), digest))
+    have = known.get((data.size, digest))
     if have is not None:
         return have
-    path = None if len(data) < INLINE_BYTES else f"{folder}/{new_id()}.arrow"
-    if path is not None:
-        _put(storage, path, data, paths)
-    inline = encode_inline(data) if path is None else None
-    return OperatorPartDocument(rows=batch.num_rows, path=path, inline=inline, bytes=len(data), xxh3_128=digest)
-
-
-def _put(storage: Storage, path: str, data: bytes, paths: list[str]) -> None:
-    with storage.write_file(path) as sink:
-        sink.write(data)
-    paths.append(path)
+    handle = streams.put(folder, "arrow", data, xxh3_128=digest)
+    return OperatorPartDocument(
+        rows=batch.num_rows, path=handle.path, inline=handle.inline, bytes=handle.size_bytes, xxh3_128=digest
+    )
 
 
 def read_part(storage: Storage, document: OperatorStateDocument, number: int) -> pa.RecordBatch:
@@ -181,15 +194,11 @@ def copy_operator_states(
     CorruptDataError
         If a part cannot be read.
     """
+    streams = CheckpointStreamFactory(target, inline_bytes=INLINE_BYTES, new_id=new_id, paths=paths)
     out = []
     for document in operator.operator_states:
-        known: dict[tuple[int, str], OperatorPartDocument] = {}
-        parts = []
-        for number in range(len(document.parts)):
-            batch = read_part(storage, document, number)
-            part = _write_part(target, f"data/{operator.uid}/{document.name}", batch, known, new_id, paths)
-            known[part.bytes, part.xxh3_128] = part
-            parts.append(part)
+        batches = (read_part(storage, document, number) for number in range(len(document.parts)))
+        parts = _write_parts(streams, f"data/{operator.uid}/{document.name}", batches, {})
         out.append(
             OperatorStateDocument(
                 name=document.name,

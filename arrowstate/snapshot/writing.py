@@ -7,13 +7,10 @@ it leaves files that no log entry names. Specification: formats/spec/manifests-a
 from __future__ import annotations
 
 import array
-import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +19,7 @@ from pyroaring import BitMap
 
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import manifest_files
+from arrowstate.snapshot.streams import CheckpointStreamFactory, StreamStateHandle, never
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.table import kernels
@@ -40,7 +38,6 @@ from arrowstate_formats.documents import (
     StateRunsDocument,
     SubtaskDocument,
     encode,
-    encode_inline,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.run_files import (
@@ -102,6 +99,13 @@ class WrittenSubtask:
     bytes_written: int
     references: frozenset[str] = frozenset()
     "All files that it refers to, the manifest too."
+    bytes_total: int = 0
+    "The size of all that it refers to, whether in files or inline, the manifest too; at least `bytes_written`."
+
+    @property
+    def files_written(self) -> int:
+        """How many files were written for it; what is small is inline and has none."""
+        return len(self.paths)
 
     def committed(self, storage: Storage, store_id: str) -> None:
         """Note that the store has these runs now, so that the next checkpoint need not write them."""
@@ -122,32 +126,25 @@ class RunWriter:
     inline_bytes: int = INLINE_BYTES
     paths: list[str] = field(default_factory=list)
     bytes_written: int = 0
+    cancelled: Callable[[], bool] = never
 
     def write(self, frozen: FrozenRun, schema: pa.Schema, schema_version: int) -> tuple[RunDocument, int]:
         """Write a run with all its rows in the current schema; return its document, and run row minus file row."""
         run = frozen.run
         batches = list(self._batches(run)) or _no_rows(schema)
         id = self.new_id()
-        path: str | None = f"{self.folder}/{id}.{self.format}"
-        inline = None
-        assert path is not None
-        if sum(batch.nbytes for batch in batches) < self.inline_bytes:
-            buffer = io.BytesIO()
-            written = write_run(batches, self.format, buffer)
-            if written.bytes < self.inline_bytes:
-                inline, path = encode_inline(buffer.getvalue()), None
-            else:
-                self._put(path, buffer.getvalue())
-        else:
-            with self._file(path) as sink:
-                written = write_run(batches, self.format, sink)
-        self.bytes_written += written.bytes
+        # The run is checksummed while it is encoded, each batch and the whole.
+        with self._streams().create(self.folder, self.format, id=id, hashing=False) as stream:
+            written = write_run(batches, self.format, stream)
+            handle = stream.close_and_get_handle(written.xxh3_128)
+        assert handle is not None, "a file of any format has a header"
+        self.bytes_written += handle.size_bytes
         document = RunDocument(
             id=id,
             format=self.format,
-            path=path,
-            inline=inline,
-            bytes=written.bytes,
+            path=handle.path,
+            inline=handle.inline,
+            bytes=handle.size_bytes,
             rows=run.rows,
             first_row=0,
             last_row=run.rows,
@@ -191,16 +188,13 @@ class RunWriter:
             return None
         dead = kernels.live_rows(~frozen.live, 0, rows) + (frozen.run.first_row - shift)
         data = BitMap(array.array("I", dead.astype(np.uint32).tobytes())).serialize()
-        path = None if len(data) < self.inline_bytes else f"{self.folder}/{self.new_id()}.roaring"
-        if path is not None:
-            self._put(path, data)
-        self.bytes_written += len(data)
+        handle = self._put("roaring", data)
         return DeletionVectorDocument(
-            path=path,
-            inline=encode_inline(data) if path is None else None,
-            bytes=len(data),
+            path=handle.path,
+            inline=handle.inline,
+            bytes=handle.size_bytes,
             dead_rows=int(dead.size),
-            xxh3_128=checksum(data),
+            xxh3_128=handle.xxh3_128,
         )
 
     def _directory(self, run: Run, id: str) -> DirectoryDocument | None:
@@ -211,20 +205,26 @@ class RunWriter:
             # It covers the file that this run is a slice of.
             directory = Directory.build(run.segments)
         data = write_directory(directory.base - (1 << 63), directory.shift, directory.offsets)
-        path = f"{self.folder}/{id}.directory"
-        self._put(path, data)
-        self.bytes_written += len(data)
-        return DirectoryDocument(path=path, bytes=len(data), xxh3_128=checksum(data))
+        # Only a file can be mapped.
+        handle = self._put("directory", data, id=id, inline_bytes=0)
+        assert handle.path is not None
+        return DirectoryDocument(path=handle.path, bytes=handle.size_bytes, xxh3_128=handle.xxh3_128)
 
-    def _put(self, path: str, data: bytes) -> None:
-        with self._file(path) as sink:
-            sink.write(data)
+    def _put(
+        self, suffix: str, data: bytes, *, id: str | None = None, inline_bytes: int | None = None
+    ) -> StreamStateHandle:
+        handle = self._streams(inline_bytes).put(self.folder, suffix, data, id=id)
+        self.bytes_written += handle.size_bytes
+        return handle
 
-    @contextmanager
-    def _file(self, path: str) -> Iterator[BinaryIO]:
-        with self.storage.write_file(path) as sink:
-            yield sink
-        self.paths.append(path)
+    def _streams(self, inline_bytes: int | None = None) -> CheckpointStreamFactory:
+        return CheckpointStreamFactory(
+            self.storage,
+            inline_bytes=self.inline_bytes if inline_bytes is None else inline_bytes,
+            new_id=self.new_id,
+            cancelled=self.cancelled,
+            paths=self.paths,
+        )
 
 
 def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
@@ -262,6 +262,7 @@ def write_subtask(
     format: RunFormat,
     new_id: Callable[[], str],
     previous: SubtaskDocument | None = None,
+    cancelled: Callable[[], bool] = never,
 ) -> WrittenSubtask:
     """Write what the store lacks of a subtask's state, and its manifest.
 
@@ -279,9 +280,14 @@ def write_subtask(
         Returns a fresh, unique name at each call.
     previous
         The subtask in the entry before; its manifest is used again if nothing changed.
+    cancelled
+        Asked before each file, between the record batches of a run and before a file is made durable; from several
+        threads where the storage takes several files at a time.
 
     Raises
     ------
+    CheckpointCancelledError
+        If `cancelled` returned true; what was written before is deleted.
     StorageFullError, StorageError
         If a file cannot be written; what was written before is deleted.
     """
@@ -292,7 +298,9 @@ def write_subtask(
     try:
         for state in frozen.states:
             folder = f"data/{uid}/{state.document.name}"
-            make = partial(RunWriter, storage, folder, frozen.max_parallelism, format, new_id, paths=paths)
+            make = partial(
+                RunWriter, storage, folder, frozen.max_parallelism, format, new_id, paths=paths, cancelled=cancelled
+            )
             written = in_parallel(
                 storage,
                 partial(_write_run, make, state, store_key(storage, store_id)),
@@ -304,7 +312,9 @@ def write_subtask(
             bytes_written += sum(item.bytes_written for item in written)
         key_groups = (frozen.key_groups.start, frozen.key_groups.end)
         manifest = ManifestDocument(operator=uid, key_groups=key_groups, states=states)
-        handle = write_manifest(storage, manifest, new_id, paths, previous.manifest if previous else None)
+        handle = write_manifest(
+            storage, manifest, new_id, paths, previous.manifest if previous else None, cancelled=cancelled
+        )
         if previous is None or handle is not previous.manifest:
             bytes_written += handle.bytes
     except BaseException:
@@ -318,7 +328,14 @@ def write_subtask(
         watermark=frozen.watermark,
     )
     references = frozenset(manifest_files(manifest)) | ({handle.path} if handle.path is not None else frozenset())
-    return WrittenSubtask(document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written, references)
+    bytes_total = handle.bytes + sum(_run_bytes(run) for state in states for run in state.runs)
+    return WrittenSubtask(
+        document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written, references, bytes_total
+    )
+
+
+def _run_bytes(run: RunDocument) -> int:
+    return sum(item.bytes for item in (run, run.deletion_vector, run.directory) if item is not None)
 
 
 def write_manifest(
@@ -327,19 +344,19 @@ def write_manifest(
     new_id: Callable[[], str],
     paths: list[str],
     previous: ManifestHandle | None = None,
+    *,
+    cancelled: Callable[[], bool] = never,
 ) -> ManifestHandle:
     """Write a manifest, inline if it is small, and add its path to `paths`; an equal previous one is used again."""
     data = encode(manifest)
     digest = checksum(data)
     if previous is not None and (previous.bytes, previous.xxh3_128) == (len(data), digest):
         return previous
-    if len(data) < INLINE_BYTES:
-        return ManifestHandle(inline=encode_inline(data), bytes=len(data), xxh3_128=digest)
-    path = f"manifests/{new_id()}.json"
-    with storage.write_file(path) as sink:
-        sink.write(data)
-    paths.append(path)
-    return ManifestHandle(path=path, bytes=len(data), xxh3_128=digest)
+    streams = CheckpointStreamFactory(
+        storage, inline_bytes=INLINE_BYTES, new_id=new_id, cancelled=cancelled, paths=paths
+    )
+    written = streams.put("manifests", "json", data, xxh3_128=digest)
+    return ManifestHandle(path=written.path, inline=written.inline, bytes=written.size_bytes, xxh3_128=digest)
 
 
 def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:

@@ -105,7 +105,7 @@ class Storage(Protocol):
         ------
         StorageFullError
             If there is no room, raised by a write of the file or by the end of the block.
-        StorageError
+        NameTakenError
             At the end of the block, if there is a file under this name already; it is left as it was. A storage
             that is reached over a network may take a file with the same content for the one it wrote.
         """

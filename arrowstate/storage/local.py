@@ -25,6 +25,7 @@ from arrowstate.errors import (
     CommitUnknownError,
     CorruptDataError,
     MissingFileError,
+    NameTakenError,
     StorageError,
     StoreNotFoundError,
 )
@@ -130,7 +131,7 @@ class LocalStorage:
             try:
                 os.link(new.temporary, new.location)
             except FileExistsError as error:
-                raise StorageError(path, "there is a file under this name already") from error
+                raise NameTakenError(path) from error
             except OSError as error:
                 raise translate(path, error) from error
             try:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from arrowstate.errors import MissingFileError, StorageError, StoreNotFoundError
+from arrowstate.errors import MissingFileError, NameTakenError, StoreNotFoundError
 from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
 
 __all__ = ["MemoryStorage", "clear_memory_storage"]
@@ -92,7 +92,7 @@ class MemoryStorage:
         yield file
         with _LOCK:
             if key in _FILES:
-                raise StorageError(path, "there is a file under this name already")
+                raise NameTakenError(path)
             _FILES[key] = file.getvalue()
 
     def put_hint(self, path: str, data: bytes) -> None:

@@ -26,6 +26,7 @@ from arrowstate.errors import (
     CorruptDataError,
     InvalidInputError,
     MissingFileError,
+    NameTakenError,
     StorageError,
     StorageFullError,
     UnsupportedStorageError,
@@ -303,7 +304,7 @@ class ObjectStorage:
                     return
                 failure = classify(error)
                 if failure is Failure.EXISTS:
-                    raise StorageError(path, "there is a file under this name already") from error
+                    raise NameTakenError(path) from error
                 if failure is not Failure.TRANSIENT or not retries.again():
                     raise self._refused(path, error) from error
 

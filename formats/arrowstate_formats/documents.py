@@ -48,8 +48,10 @@ __all__ = [
     "StateRunsDocument",
     "StoreDocument",
     "SubtaskDocument",
+    "SubtaskStatisticsDocument",
     "TagDocument",
     "TimeToLiveDocument",
+    "check_json",
     "decode",
     "decode_inline",
     "encode",
@@ -388,6 +390,26 @@ class ParentDocument(Document, frozen=True, kw_only=True):
     xxh3_128: Checksum
 
 
+class SubtaskStatisticsDocument(Document, frozen=True, kw_only=True):
+    """What it took to write one subtask of a checkpoint; `subtask` is null for the operator state of all subtasks.
+
+    Times are in microseconds, and null where nobody measured them. `bytes_total` is what the part refers to, and
+    `bytes_written` and `files_written` what of that was written for this checkpoint.
+    """
+
+    operator: str
+    subtask: Count | None
+    sync_us: Count | None = None
+    async_us: Count | None = None
+    alignment_us: Count | None = None
+    bytes_written: Count
+    bytes_total: Count
+    files_written: Count
+
+    def __post_init__(self) -> None:
+        check_operator_uid(self.operator)
+
+
 class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
     """`log/<20 digits>.json`: one commit. The newest entry alone tells the state of the store."""
 
@@ -402,6 +424,8 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
     watermark: int | None = None
     properties: dict[str, Any] = {}
     operators: list[OperatorDocument]
+    last_checkpoint_id: Count | None = None
+    statistics: list[SubtaskStatisticsDocument] = []
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.parent.number != self.number - 1:
@@ -477,7 +501,7 @@ def encode(document: Document) -> bytes:
     b'{\\n  "number": 3,\\n'
     """
     if isinstance(document, LogEntryDocument):
-        _check_json("properties", document.properties)
+        check_json("properties", document.properties)
     try:
         data = msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
     except (TypeError, ValueError, OverflowError) as error:
@@ -581,7 +605,7 @@ def _check_key_groups(key_groups: tuple[int, int]) -> None:
         raise ValueError(f"key groups {key_groups[0]} to {key_groups[1]} are empty")
 
 
-def _check_json(where: str, value: object) -> None:
+def check_json(where: str, value: object) -> None:
     """Refuse what the JSON encoder would quietly change: NaN to null, dates and bytes to text."""
     if value is None or isinstance(value, (str, bool)):
         return
@@ -591,13 +615,13 @@ def _check_json(where: str, value: object) -> None:
         return
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _check_json(f"{where}[{index}]", item)
+            check_json(f"{where}[{index}]", item)
         return
     if isinstance(value, dict):
         for name, item in value.items():
             if not isinstance(name, str):
                 raise InvalidInputError(f"{where} must have text as names, got {name!r}")
-            _check_json(f"{where}.{name}", item)
+            check_json(f"{where}.{name}", item)
         return
     raise InvalidInputError(
         f"{where} must be null, a boolean, a text, a 64-bit integer, a finite number, a list or an object, "

@@ -1,0 +1,168 @@
+"""What a checkpoint consists of at the moment it is taken, and the rules it must obey.
+
+Freezing is the synchronous part of a checkpoint: no row is copied and nothing is written. Everything else may happen
+later and in other threads, while the job goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.errors import InvalidInputError
+from arrowstate.snapshot.operator import FrozenOperatorState
+from arrowstate.snapshot.writing import FrozenSubtask
+from arrowstate_formats.documents import OperatorDocument
+from arrowstate_formats.names import check_operator_uid
+
+__all__ = ["FrozenCheckpoint", "Part", "check_nothing_dropped", "freeze_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """One of the pieces that a checkpoint is written in."""
+
+    operator: str
+    "The uid."
+    subtask: int | None
+    "Whose keyed state it is; None for the operator state of all subtasks."
+
+    def __str__(self) -> str:
+        return f"operator state of {self.operator}" if self.subtask is None else f"{self.operator}[{self.subtask}]"
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenCheckpoint:
+    """The state of all operators at one moment."""
+
+    operators: Mapping[str, Sequence[FrozenSubtask]]
+    operator_states: Mapping[str, Sequence[Sequence[FrozenOperatorState]]]
+    watermark: int | None
+    "The lowest of the subtasks, None if one has none."
+    sync_us: Mapping[Part, int]
+    "How long the job stood still for each part, in microseconds."
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The pieces to write, in the order of the operators."""
+        return tuple(self.sync_us)
+
+
+def freeze_checkpoint(
+    operators: Mapping[str, Sequence[KeyedStateBackend]],
+    operator_states: Mapping[str, Sequence[OperatorStateBackend]],
+) -> FrozenCheckpoint:
+    """Freeze all backends; to be called where they are written to, between two batches.
+
+    Raises
+    ------
+    InvalidInputError
+        If subtasks do not cover each key group once, differ in key, states or max parallelism, there is none, or a
+        keyed state and an operator state of one operator share a name.
+    """
+    sync_us: dict[Part, int] = {}
+    keyed: dict[str, list[FrozenSubtask]] = {}
+    for uid, backends in operators.items():
+        keyed[check_operator_uid(uid)] = []
+        for number, backend in enumerate(backends):
+            began = time.perf_counter_ns()
+            keyed[uid].append(backend.freeze())
+            sync_us[Part(uid, number)] = (time.perf_counter_ns() - began) // 1000
+        _check_subtasks(uid, keyed[uid])
+    own: dict[str, list[tuple[FrozenOperatorState, ...]]] = {}
+    for uid, parts in operator_states.items():
+        began = time.perf_counter_ns()
+        own[check_operator_uid(uid)] = [part.freeze() for part in parts]
+        sync_us[Part(uid, None)] = (time.perf_counter_ns() - began) // 1000
+        _check_operator_states(uid, own[uid], keyed.get(uid))
+    marks = [subtask.watermark for subtasks in keyed.values() for subtask in subtasks]
+    known = [mark for mark in marks if mark is not None]
+    watermark = min(known) if known and len(known) == len(marks) else None
+    return FrozenCheckpoint(keyed, own, watermark, sync_us)
+
+
+def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenCheckpoint) -> None:
+    """Refuse a checkpoint that lacks operators or states of the one before it."""
+    keyed, own = frozen.operators, frozen.operator_states
+    gone = {operator.uid for operator in before if operator.subtasks and operator.uid not in keyed}
+    gone |= {operator.uid for operator in before if operator.uid not in keyed and operator.uid not in own}
+    if gone:
+        raise InvalidInputError(
+            f"the checkpoint would drop the state of {', '.join(sorted(gone))}; "
+            "pass these operators too, or allow_dropped_state=True"
+        )
+    for operator in before:
+        uid = operator.uid
+        if uid in keyed:
+            states = {state.document.name for state in keyed[uid][0].states}
+            lost = [state.name for state in operator.states if state.name not in states]
+            if lost:
+                raise InvalidInputError(
+                    f"the checkpoint would drop the state {', '.join(lost)} of {uid}; restore the backends from the "
+                    "checkpoint before, or pass allow_dropped_state=True"
+                )
+        had = [state.name for state in operator.operator_states]
+        have = {state.descriptor.name for part in own.get(uid, ()) for state in part}
+        lost = [name for name in had if name not in have]
+        if lost:
+            raise InvalidInputError(
+                f"the checkpoint would drop the operator state {', '.join(lost)} of {uid}; pass its restored "
+                "OperatorStateBackends as operator_states, or allow_dropped_state=True"
+            )
+
+
+def _check_operator_states(
+    uid: str, parts: Sequence[Sequence[FrozenOperatorState]], keyed: Sequence[FrozenSubtask] | None
+) -> None:
+    if not parts:
+        raise InvalidInputError(f"operator {uid!r} has no operator state backend; pass one per subtask")
+    if keyed is None:
+        return
+    if len(keyed) != len(parts):
+        raise InvalidInputError(
+            f"operator {uid!r} has {len(keyed)} backends of keyed state and {len(parts)} of operator state; "
+            "pass one of each per subtask"
+        )
+    names = {state.document.name.lower() for state in keyed[0].states}
+    for state in parts[0]:
+        if state.descriptor.name.lower() in names:
+            raise InvalidInputError(
+                f"operator {uid!r} has a keyed state and an operator state named {state.descriptor.name!r}; rename one"
+            )
+
+
+def _check_subtasks(uid: str, subtasks: Sequence[FrozenSubtask]) -> None:
+    if not subtasks:
+        raise InvalidInputError(f"operator {uid!r} has no backend; pass one per subtask")
+    first = subtasks[0]
+    following = 0
+    for number, subtask in enumerate(subtasks):
+        if subtask.key != first.key or subtask.max_parallelism != first.max_parallelism:
+            names = [[field.name for field in item.key] for item in (subtask, first)]
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must have one key and one max parallelism; subtask {number} has "
+                f"{names[0]} and {subtask.max_parallelism}, subtask 0 has {names[1]} and {first.max_parallelism}"
+            )
+        if [state.document for state in subtask.states] != [state.document for state in first.states]:
+            names = [
+                [f"{state.document.name} (version {state.document.schema_version})" for state in item.states]
+                for item in (first, subtask)
+            ]
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must have the same states, declared alike, in the same order; "
+                f"subtask 0 has {', '.join(names[0])}, subtask {number} has {', '.join(names[1])}"
+            )
+        if subtask.key_groups.start != following:
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must cover each key group once, in order: subtask {number} starts "
+                f"at key group {subtask.key_groups.start}, expected {following}"
+            )
+        following = subtask.key_groups.end + 1
+    if following != first.max_parallelism:
+        raise InvalidInputError(
+            f"the subtasks of operator {uid!r} must cover the key groups 0 to {first.max_parallelism - 1}; "
+            f"they end at {following - 1}"
+        )

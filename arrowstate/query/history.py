@@ -1,0 +1,135 @@
+"""The checkpoints of a store as tables: `arrowstate.checkpoints` and `arrowstate.subtasks` in SQL.
+
+What the rows say stands in the log entries, so they are read when a query asks for them, and are those of the log at
+that time, whichever checkpoint the query runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from arrowstate.query.catalog import HISTORY_NAMES
+from arrowstate.query.dataset import Scan
+from arrowstate.snapshot.log import CommitLog
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
+
+__all__ = ["HISTORY_TABLES", "HistoryDataset"]
+
+Rows = Callable[[LogEntryDocument], Iterator[dict[str, Any]]]
+
+_WRITTEN = [
+    pa.field("sync_us", pa.int64()),
+    pa.field("async_us", pa.int64()),
+    pa.field("alignment_us", pa.int64()),
+    pa.field("bytes_written", pa.int64()),
+    pa.field("bytes_total", pa.int64()),
+    pa.field("files_written", pa.int64()),
+]
+
+_CHECKPOINTS = pa.schema(
+    [
+        pa.field("checkpoint_id", pa.int64(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("writer_epoch", pa.int64(), nullable=False),
+        pa.field("triggered_at", pa.timestamp("ms"), nullable=False),
+        pa.field("committed_at", pa.timestamp("ms"), nullable=False),
+        pa.field("duration_ms", pa.int64(), nullable=False),
+        *_WRITTEN,
+        pa.field("subtasks", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("watermark", pa.int64()),
+        pa.field("properties", pa.string(), nullable=False),
+    ]
+)
+
+_SUBTASKS = pa.schema(
+    [
+        pa.field("checkpoint_id", pa.int64(), nullable=False),
+        pa.field("operator", pa.string(), nullable=False),
+        pa.field("subtask", pa.int64()),
+        pa.field("first_key_group", pa.int64()),
+        pa.field("last_key_group", pa.int64()),
+        pa.field("rows", pa.int64()),
+        *_WRITTEN,
+    ]
+)
+
+
+def _checkpoint(entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+    """A checkpoint: times of its slowest part, sizes of all together, null where nobody measured."""
+    subtasks = [subtask for operator in entry.operators for subtask in operator.subtasks]
+    yield {
+        "checkpoint_id": entry.checkpoint_id,
+        "number": entry.number,
+        "kind": entry.kind,
+        "writer_epoch": entry.writer_epoch,
+        "triggered_at": entry.started_at_ms,
+        "committed_at": entry.committed_at_ms,
+        "duration_ms": entry.committed_at_ms - entry.started_at_ms,
+        **{name: _known(max, entry.statistics, name) for name in ("sync_us", "async_us", "alignment_us")},
+        **{name: _known(sum, entry.statistics, name) for name in ("bytes_written", "bytes_total", "files_written")},
+        "subtasks": len(subtasks),
+        "rows": sum(sum(subtask.live_rows.values()) for subtask in subtasks),
+        "watermark": entry.watermark,
+        "properties": msgspec.json.encode(entry.properties).decode(),
+    }
+
+
+def _known(of: Callable[[Iterable[int]], int], items: Sequence[SubtaskStatisticsDocument], name: str) -> int | None:
+    values = [getattr(item, name) for item in items]
+    return of(values) if values and None not in values else None
+
+
+def _subtasks(entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+    """The subtasks of a checkpoint, and the operator state of an operator as one without a number."""
+    written = {(item.operator, item.subtask): msgspec.structs.asdict(item) for item in entry.statistics}
+    for operator in entry.operators:
+        for subtask in operator.subtasks:
+            yield {
+                **written.pop((operator.uid, subtask.subtask), {}),
+                "checkpoint_id": entry.checkpoint_id,
+                "operator": operator.uid,
+                "subtask": subtask.subtask,
+                "first_key_group": subtask.key_groups[0],
+                "last_key_group": subtask.key_groups[1],
+                "rows": sum(subtask.live_rows.values()),
+            }
+    for rest in written.values():
+        yield {**rest, "checkpoint_id": entry.checkpoint_id}
+
+
+HISTORY_TABLES: dict[str, tuple[pa.Schema, Rows]] = dict(
+    zip(HISTORY_NAMES, [(_CHECKPOINTS, _checkpoint), (_SUBTASKS, _subtasks)], strict=True)
+)
+"""By name the columns of a table, and its rows for one log entry."""
+
+
+class HistoryDataset(ds.InMemoryDataset):  # type: ignore[misc]
+    """One of `HISTORY_TABLES`, for engines that read pyarrow datasets; oldest checkpoint first."""
+
+    def __init__(self, storage: Storage, table: str) -> None:
+        self._storage = storage
+        self._columns, self._rows = HISTORY_TABLES[table]
+        super().__init__(self._columns.empty_table())
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scan:
+        """Return a scan of these columns in the rows that pass the filter."""
+        wanted = list(self._columns.names if columns is None else columns)
+        schema = pa.schema([self._columns.field(name) for name in wanted])
+        return Scan(schema, self._batches(wanted, filter))
+
+    def _batches(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        entries = [*CommitLog(self._storage).backwards()][::-1]
+        rows = [row for entry in entries for row in self._rows(entry)]
+        table = pa.Table.from_pylist(rows, schema=self._columns)
+        if filter is not None:
+            table = table.filter(filter)
+        yield from table.select(columns).to_batches()
