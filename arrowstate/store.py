@@ -677,8 +677,8 @@ def open_store(
     create
         Make a store where there is none; the place must be empty then. A bucket is not made.
     storage_options
-        Credentials, endpoints and limits of object storages, as in `arrowstate.storage.open_storage`. Most of them
-        can come from the environment instead.
+        Credentials, endpoints and limits of object storages, `max_file_bytes` of `memory://`, as in
+        `arrowstate.storage.open_storage`. Most of them can come from the environment instead.
 
     Raises
     ------

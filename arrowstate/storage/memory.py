@@ -1,7 +1,8 @@
 """A storage in the memory of this process, for tests and for trying things out.
 
 All files live in one mapping from absolute path to bytes, so that a store and a savepoint in a
-folder of it see each other as they would on disk. Another process has a mapping of its own.
+folder of it see each other as they would on disk. Another process has a mapping of its own. A file has a largest
+size, because a state that is kept twice in the memory of its job should not be large.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from arrowstate.errors import MissingFileError, NameTakenError, StoreNotFoundError
+from arrowstate.errors import FileTooLargeError, InvalidInputError, MissingFileError, NameTakenError, StoreNotFoundError
 from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
 
-__all__ = ["MemoryStorage", "clear_memory_storage"]
+__all__ = ["MAX_FILE_BYTES", "MemoryStorage", "clear_memory_storage"]
+
+MAX_FILE_BYTES = 5_242_880
+"""The largest file by default: 5 MiB."""
 
 _LOCK = threading.Lock()
 _FILES: dict[str, bytes] = {}
@@ -33,11 +38,16 @@ class MemoryStorage:
         `memory://` and a path of any depth; slashes at the end do not count.
     create : bool, default False
         Take a folder that does not exist for an empty one.
+    max_file_bytes : int or None, default 5,242,880
+        The size of the largest file that `write_file` takes, at least 1; None is no limit. It is a setting of this
+        object: another one of the same URL reads what this one wrote, and has a limit of its own.
 
     Raises
     ------
     StoreNotFoundError
         If nothing was ever made under the URL in this process and `create` is false.
+    InvalidInputError
+        If `max_file_bytes` is no number of bytes.
 
     Examples
     --------
@@ -48,7 +58,12 @@ class MemoryStorage:
     <Outcome.LOST: 'lost'>
     """
 
-    def __init__(self, url: str, *, create: bool = False) -> None:
+    def __init__(self, url: str, *, create: bool = False, max_file_bytes: int | None = MAX_FILE_BYTES) -> None:
+        if max_file_bytes is not None and (type(max_file_bytes) is not int or max_file_bytes < 1):
+            raise InvalidInputError(
+                f"max_file_bytes must be a number of bytes of at least 1, or None for no limit, got {max_file_bytes!r}"
+            )
+        self._max_file_bytes = max_file_bytes
         self._folder = _folder(url)
         self._url = f"memory://{self._folder.removesuffix('/')}"
         with _LOCK:
@@ -62,11 +77,16 @@ class MemoryStorage:
         """The URL without slashes at its end."""
         return self._url
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `open_storage` takes as `storage_options` to open this storage again."""
+        return {"max_file_bytes": self._max_file_bytes}
+
     def __repr__(self) -> str:
         return f"MemoryStorage({self._url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._url,)
+        return partial(type(self), **self.options), (self._url,)
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """See `Storage.read`."""
@@ -86,10 +106,18 @@ class MemoryStorage:
 
     @contextmanager
     def write_file(self, path: str) -> Iterator[BinaryIO]:
-        """See `Storage.write_file`."""
+        """See `Storage.write_file`.
+
+        Raises
+        ------
+        FileTooLargeError
+            At the end of the block, if the file is larger than a file may be.
+        """
         key = self._key(path)
-        file = _KeptOpen()
+        file = _KeptOpen(self._max_file_bytes)
         yield file
+        if self._max_file_bytes is not None and file.size_bytes > self._max_file_bytes:
+            raise FileTooLargeError(path, file.size_bytes, self._max_file_bytes)
         with _LOCK:
             if key in _FILES:
                 raise NameTakenError(path)
@@ -130,8 +158,32 @@ class MemoryStorage:
         return body
 
 
-class _KeptOpen(io.BytesIO):
-    """Bytes that a writer may close without losing them: the end of the block decides, as on disk."""
+class _KeptOpen(io.RawIOBase, BinaryIO):
+    """Bytes that a writer may close without losing them: the end of the block decides, as on disk.
+
+    Past the limit they are counted and no longer kept, so that a refusal can say how large the file is.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._kept = io.BytesIO()
+        self.size_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        size = memoryview(data).nbytes
+        self.size_bytes += size
+        if self._limit is None or self.size_bytes <= self._limit:
+            self._kept.write(data)
+        return size
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def getvalue(self) -> bytes:
+        return self._kept.getvalue()
 
     def close(self) -> None:
         pass

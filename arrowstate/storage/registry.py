@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -37,6 +37,8 @@ _OBJECTS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "abfs", "a
 """The spellings of the protocols of object storages."""
 
 _OWN_OPTIONS = frozenset({"retry_attempts", "retry_seconds", "cache_dir", "cache_bytes"})
+
+_MEMORY_OPTIONS = frozenset({"max_file_bytes"})
 
 _NO_CREATE = "it cannot create a file only if there is none, and two writers would overwrite each other"
 _REASONS = dict.fromkeys(
@@ -69,9 +71,10 @@ def open_storage(
     create : bool, default False
         Make the folder, with its parents, where there is none. A bucket is not made, and needs no folders.
     storage_options : mapping, optional
-        For object storages: what their fsspec filesystem takes, for instance `key`, `secret` and
-        `endpoint_url` for S3. What is not given comes from the environment, as for every tool of the
-        service. Four more are for arrowstate: `retry_attempts` (at least 1, default 8) and `retry_seconds`
+        For `memory://`: `max_file_bytes`, the size of the largest file that is written, at least 1 (default
+        5,242,880); None is no limit. For object storages: what their fsspec filesystem takes, for instance
+        `key`, `secret` and `endpoint_url` for S3. What is not given comes from the environment, as for every
+        tool of the service. Four more are for arrowstate: `retry_attempts` (at least 1, default 8) and `retry_seconds`
         (default 60) bound how often and how long a request is repeated; `cache_dir` (default: the user's
         cache folder) is where files are kept that were read, at most `cache_bytes` of them (default 10 GiB).
 
@@ -103,15 +106,13 @@ def open_storage(
     protocol = (match[1] or match[2]).lower() if match else None
     if protocol in _OBJECTS and "::" not in given:
         return _open_objects(_OBJECTS[protocol], given, storage_options or {})
-    if storage_options:
-        raise InvalidInputError(
-            f"only object storages take storage options, got {', '.join(sorted(storage_options))} for "
-            f"{_without_password(given)}"
-        )
+    if protocol == "memory" and "::" not in given:
+        options = storage_options or {}
+        _refuse_options(given, options.keys() - _MEMORY_OPTIONS, "a storage in memory takes only max_file_bytes")
+        return MemoryStorage(given, create=create, **options)
+    _refuse_options(given, (storage_options or {}).keys(), "only memory and object storages take storage options")
     if protocol is None:
         return LocalStorage(Path(given).expanduser(), create=create)
-    if protocol == "memory" and "::" not in given:
-        return MemoryStorage(given, create=create)
     if protocol == "file" and "::" not in given:
         parts = urlsplit(given)
         if parts.netloc not in ("", "localhost"):
@@ -125,18 +126,23 @@ def options_beside(storage: Storage, url_or_path: str | os.PathLike[str]) -> dic
 
     Examples
     --------
-    >>> options_beside(open_storage("memory://jobs/clicks", create=True), "/data/savepoint") is None
+    >>> storage = open_storage("memory://jobs/clicks", create=True)
+    >>> options_beside(storage, "/data/savepoint") is None
     True
+    >>> options_beside(storage, "memory://jobs/savepoint")
+    {'max_file_bytes': 5242880}
     """
-    if not isinstance(storage, ObjectStorage) or not isinstance(url_or_path, str):
+    if not isinstance(storage, ObjectStorage | MemoryStorage) or not isinstance(url_or_path, str):
         return None
     match = _PROTOCOL.match(url_or_path)
-    protocol = _OBJECTS.get((match[1] or match[2]).lower()) if match else None
-    return storage.options if protocol == storage.url.partition("://")[0] else None
+    protocol = (match[1] or match[2]).lower() if match else ""
+    return storage.options if _OBJECTS.get(protocol, protocol) == storage.url.partition("://")[0] else None
 
 
 def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Storage:
     parts = urlsplit(given)
+    # A client would take it and do nothing.
+    _refuse_options(given, options.keys() & _MEMORY_OPTIONS, "only a storage in memory takes max_file_bytes")
     user, at, _ = parts.netloc.rpartition("@")
     if ":" in user or (at and protocol != "abfs") or parts.query or parts.fragment:
         # It may hold a key or a signature, so it is not shown; and a URL is written to logs and plans.
@@ -157,6 +163,11 @@ def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Stor
         raise InvalidInputError(f"retry_attempts, retry_seconds and cache_bytes are numbers, got {own}") from error
     others = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
     return ObjectStorage(url, others, retries=budget, cache=cache)
+
+
+def _refuse_options(given: str, names: Iterable[str], allowed: str) -> None:
+    if names := sorted(names):
+        raise InvalidInputError(f"{allowed}, got {', '.join(names)} for {_without_password(given)}")
 
 
 def _without_password(url: str) -> str:

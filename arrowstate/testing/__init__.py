@@ -14,6 +14,7 @@ backend. Needs pytest.
 | `TimerSuite`, `TimerFiringSuite` | timers as a set; in which order they fire |
 | `OperatorStateSuite` | split lists, union lists, broadcast state |
 | `SchemaEvolutionSuite`, `KeyEvolutionSuite` | types that change after a restore; keys that do |
+| `CheckpointStreamSuite` | what snapshots are written through, on any storage: needs a fixture `storage` |
 
 ```python
 import pytest
@@ -42,6 +43,7 @@ from arrowstate.testing.maps import MapStateSuite
 from arrowstate.testing.namespaces import NamespaceSuite
 from arrowstate.testing.operator_state import OperatorStateSuite
 from arrowstate.testing.single import ReducingStateSuite, ValueStateSuite
+from arrowstate.testing.streams import CheckpointStreamSuite
 from arrowstate.testing.suite import KeyedStateSuite
 from arrowstate.testing.time_to_live import TimeToLiveSuite
 from arrowstate.testing.timers import TimerSuite
@@ -51,6 +53,7 @@ __all__ = [
     "DEPLOYMENTS",
     "PLAIN_KEYS",
     "AggregatingStateSuite",
+    "CheckpointStreamSuite",
     "Clock",
     "Deployment",
     "EveryKindSuite",

@@ -12,7 +12,7 @@ import pytest
 from arrowstate import FencedError, KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, open_store
 from arrowstate.snapshot import writing
 from arrowstate.snapshot.reading import forget_open_files, read_manifest
-from arrowstate.snapshot.writing import operator_document, write_subtask
+from arrowstate.snapshot.writing import RunWriter, operator_document, write_subtask
 from arrowstate.store import new_id
 from arrowstate.table.merging import MergePolicy
 
@@ -70,6 +70,16 @@ def test_the_next_checkpoint_writes_the_new_rows_and_marks_the_old_ones_dead(sto
     assert (old.deletion_vector, again.deletion_vector.dead_rows, again.live_rows) == (None, 1000, 99_000)
     assert (added.rows, added.live_rows) == (1000, 1000)
     assert read(second).equals(counts.state(TOTAL).get_batch(EVERY))
+
+
+def test_a_directory_is_a_file_however_small_it_is_because_it_is_mapped(store, files, counts):
+    writer = RunWriter(store.storage, "data/op/total", 128, "arrow", new_id, inline_bytes=1 << 30)
+    ((state,), _) = counts.freeze().states, files.new()
+
+    document, _ = writer.write(state.table.runs[0], state.table.schema, 1)
+
+    assert document.path is None
+    assert files.new() == [document.directory.path] == [f"data/op/total/{document.id}.directory"]
 
 
 def test_an_unchanged_checkpoint_writes_no_data_and_uses_its_manifests_again(store, files, counts):

@@ -676,10 +676,18 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, url, pac
     assert f"arrowstate[{caught.value.extra}]" in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["memory://x", "/tmp/x", "file:///tmp/x"])
-def test_options_that_would_have_no_effect_are_refused(url):
-    with pytest.raises(InvalidInputError, match="only object storages"):
-        open_storage(url, create=True, storage_options={"key": "hidden"})
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("/tmp/x", {"key": "hidden"}, "only memory and object storages take storage options, got key for /tmp/x"),
+        ("file:///tmp/x", {"max_file_bytes": 5}, "only memory and object storages .*, got max_file_bytes for"),
+        ("memory://x", {"max_file_bytes": 5, "key": "hidden"}, "memory takes only max_file_bytes, got key for memory"),
+        ("s3://bucket/x", {"max_file_bytes": 5}, "only a storage in memory takes max_file_bytes, got max_file_bytes"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(url, options, message):
+    with pytest.raises(InvalidInputError, match=message):
+        open_storage(url, create=True, storage_options=options)
 
 
 @pytest.mark.parametrize(

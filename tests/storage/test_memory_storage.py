@@ -1,0 +1,168 @@
+"""A storage in memory: what is kept twice in the memory of a job has a largest size."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+import uuid
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from arrowstate import (
+    FileTooLargeError,
+    KeyedStateBackend,
+    OperatorListStateDescriptor,
+    OperatorStateBackend,
+    ReducingStateDescriptor,
+    StorageFullError,
+    open_store,
+)
+from arrowstate.errors import InvalidInputError
+from arrowstate.storage import clear_memory_storage, open_storage, options_beside
+
+TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+OFFSETS = OperatorListStateDescriptor("offsets", pa.string())
+FIVE_MIB = 5_242_880
+KEYS = pa.array(range(400_000))
+VALUES = pa.array(np.random.default_rng(1).integers(-(2**62), 2**62, len(KEYS)))
+
+
+@pytest.fixture
+def url():
+    url = f"memory://{uuid.uuid4().hex}"
+    yield url
+    clear_memory_storage(url)
+
+
+@pytest.fixture
+def large():
+    """A backend whose run is too large for memory in any format."""
+    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend.state(TOTAL).add_batch(KEYS, VALUES)
+    return backend
+
+
+@pytest.fixture
+def small():
+    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend.state(TOTAL).add_batch(KEYS[:5000], KEYS[:5000])
+    return backend
+
+
+def write(storage, path, *pieces):
+    with storage.write_file(path) as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def test_a_file_of_five_mebibytes_is_taken_and_one_with_a_byte_more_is_refused_with_both_numbers(url):
+    storage = open_storage(url, create=True)
+    body = b"x" * FIVE_MIB
+    write(storage, "most", body[:1000], body[1000:])
+
+    with pytest.raises(FileTooLargeError, match=r"5242881 bytes .* 5242880.*a folder or a bucket.*max_file_bytes") as e:
+        write(storage, "more", body[:1000], body[1000:], b"x")
+
+    assert (e.value.path, e.value.file_bytes, e.value.max_file_bytes) == ("more", FIVE_MIB + 1, FIVE_MIB)
+    assert storage.list("") == ["most"]
+    assert storage.read("most") == body
+    write(storage, "more", body)
+
+
+@pytest.mark.parametrize(("limit", "size"), [(3, 3), (None, FIVE_MIB + 1)])
+def test_the_largest_file_is_an_option(url, limit, size):
+    storage = open_storage(url, create=True, storage_options={"max_file_bytes": limit})
+
+    write(storage, "a", b"x" * size)
+    if limit is not None:
+        with pytest.raises(FileTooLargeError):
+            write(storage, "b", b"x" * (limit + 1))
+
+    assert storage.list("") == ["a"]
+
+
+def test_a_file_that_is_refused_takes_no_more_memory_than_the_largest_one(url):
+    storage = open_storage(url, create=True, storage_options={"max_file_bytes": 1_000_000})
+    piece = b"x" * 100_000
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileTooLargeError, match="100000000 bytes"):
+            write(storage, "a", *[piece] * 1000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most < 3_000_000
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "5", True])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(url, value):
+    with pytest.raises(InvalidInputError, match="max_file_bytes must be a number of bytes"):
+        open_storage(url, create=True, storage_options={"max_file_bytes": value})
+
+    assert open_storage(url, create=True).list("") == []
+
+
+def test_a_limit_goes_with_the_storage_and_not_with_the_url(url):
+    storage = open_storage(url, create=True, storage_options={"max_file_bytes": None})
+    write(storage, "a", b"x" * (FIVE_MIB + 1))
+
+    pickled = pickle.loads(pickle.dumps(storage))
+    reopened = open_storage(url)
+
+    assert (pickled.url, pickled.options) == (url, {"max_file_bytes": None})
+    assert options_beside(storage, f"{url}/beside") == {"max_file_bytes": None}
+    assert options_beside(storage, "s3://bucket/x") is None
+    assert reopened.options == {"max_file_bytes": FIVE_MIB}
+    assert len(reopened.read("a")) == FIVE_MIB + 1
+    write(pickled, "b", b"x" * (FIVE_MIB + 1))
+    with pytest.raises(FileTooLargeError):
+        write(reopened, "c", b"x" * (FIVE_MIB + 1))
+
+
+def test_a_state_too_large_for_memory_fails_its_checkpoint_and_nothing_else(url, large, small):
+    store = open_store(url, create=True)
+    with store.writer() as writer:
+        before = store.storage.list("")
+
+        with pytest.raises(StorageFullError, match=r"data/large/total/.* it has \d{7,} bytes .* may have 5242880"):
+            writer.checkpoint({"small": [small], "large": [large]})
+
+        assert store.storage.list("") == before
+        assert large.state(TOTAL).get_batch(KEYS).equals(VALUES)
+        assert (
+            writer.checkpoint({"small": [small]})
+            .restore("small")
+            .state(TOTAL)
+            .get_batch(KEYS[:5000])
+            .equals(KEYS[:5000])
+        )
+
+
+def test_an_operator_state_too_large_for_memory_fails_its_checkpoint_and_nothing_else(url, small):
+    backend = OperatorStateBackend()
+    backend.state(OFFSETS).update(["x" * 1000] * 6000)
+    store = open_store(url, create=True)
+    with store.writer() as writer:
+        before = store.storage.list("")
+
+        with pytest.raises(FileTooLargeError, match="data/source/offsets/"):
+            writer.checkpoint({"small": [small]}, operator_states={"source": [backend]})
+
+        assert store.storage.list("") == before
+        assert backend.state(OFFSETS).get() == ["x" * 1000] * 6000
+
+
+def test_a_store_in_memory_without_a_limit_takes_any_state_and_its_savepoint(url, large):
+    store = open_store(url, create=True, storage_options={"max_file_bytes": None})
+    with store.writer() as writer:
+        writer.checkpoint({"op": [large]})
+    savepoint = store.savepoint("copy")
+
+    (file,) = (path for path in savepoint.storage.list("data/") if path.endswith(".parquet"))
+    assert len(savepoint.storage.read(file)) > FIVE_MIB
+    for snapshot in (open_store(url).latest(), savepoint):
+        assert snapshot.restore("op").state(TOTAL).get_batch(KEYS).equals(VALUES)
