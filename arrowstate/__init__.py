@@ -4,7 +4,9 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
 from arrowstate.coordinator.coordination import CheckpointOptions
+from arrowstate.coordinator.disposal import dispose_savepoint
 from arrowstate.coordinator.driver import CheckpointCoordinator, CheckpointProgress, PendingCheckpoint
+from arrowstate.coordinator.importing import ClaimMode
 from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.errors import (
     ArrowStateError,
@@ -68,6 +70,7 @@ __all__ = [
     "CheckpointOptions",
     "CheckpointProgress",
     "CheckpointsStoppedError",
+    "ClaimMode",
     "CollectedError",
     "CommitUnknownError",
     "CorruptDataError",
@@ -116,6 +119,7 @@ __all__ = [
     "Variance",
     "__version__",
     "default_max_parallelism",
+    "dispose_savepoint",
     "key_group_range",
     "key_groups",
     "key_hash",

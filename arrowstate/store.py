@@ -24,7 +24,9 @@ from arrowstate.coordinator.collection import (
     plan_collection,
 )
 from arrowstate.coordinator.coordination import CheckpointOptions
-from arrowstate.coordinator.driver import CheckpointCoordinator
+from arrowstate.coordinator.disposal import dispose_savepoint
+from arrowstate.coordinator.driver import CheckpointCoordinator, StoreSide
+from arrowstate.coordinator.importing import ClaimMode, import_checkpoint
 from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.coordinator.protocol import Kind
 from arrowstate.coordinator.recovery import StoreVerification, checked_checkpoints, proposals, verify_store
@@ -242,10 +244,9 @@ class Collection:
 class StoreWriter:
     """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block."""
 
-    def __init__(self, store: StateStore, writer: CheckpointWriter, *, clock_ms: Callable[[], int]) -> None:
-        self._store = store
+    def __init__(self, writer: CheckpointWriter, side: StoreSide[Snapshot]) -> None:
         self._writer = writer
-        self._clock_ms = clock_ms
+        self._side = side
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -279,7 +280,7 @@ class StoreWriter:
             format=format,
             allow_dropped_state=allow_dropped_state,
         )
-        return self._store.snapshot_of(entry)
+        return self._side.snapshot_of(entry)
 
     checkpoint.__doc__ = CheckpointWriter.checkpoint.__doc__
 
@@ -306,7 +307,7 @@ class StoreWriter:
             Called when a checkpoint or savepoint was committed, and when one ended without.
         """
         return CheckpointCoordinator(
-            self._store,
+            self._side,
             self._writer,
             operators,
             operator_states=operator_states,
@@ -315,7 +316,6 @@ class StoreWriter:
             allow_dropped_state=allow_dropped_state,
             on_complete=on_complete,
             on_abort=on_abort,
-            clock_ms=self._clock_ms,
         )
 
 
@@ -382,7 +382,14 @@ class StateStore:
         writer = CheckpointWriter(
             self.storage, self.store_id, clock_ms=self._clock_ms, new_id=self._new_id, properties=properties
         )
-        return StoreWriter(self, writer, clock_ms=self._clock_ms)
+        side = StoreSide(
+            snapshot_of=self.snapshot_of,
+            savepoint_of=lambda target, entry: Snapshot(target, open_store_document(target).store_id, entry),
+            open_place=lambda place, options: self._open_beside(self._savepoint_place(place), options, create=True),
+            clock_ms=self._clock_ms,
+            new_id=self._new_id,
+        )
+        return StoreWriter(writer, side)
 
     def show(self, checkpoint: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.
@@ -420,10 +427,11 @@ class StateStore:
         name_or_path: str | Path,
         *,
         checkpoint: int | None = None,
+        format: RunFormat = "parquet",
         progress: Callable[[int, int], None] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Snapshot:
-        """Write a checkpoint as a self-contained folder of plain Parquet files without dead rows.
+        """Write a checkpoint as a self-contained folder without dead rows: one file per state and subtask.
 
         Parameters
         ----------
@@ -431,8 +439,10 @@ class StateStore:
             A name, for the folder `savepoints/<name>` of this store; or a path or URL (with a `/`).
         checkpoint
             The checkpoint to write, the newest by default.
+        format
+            The format of the run files.
         progress
-            Called with (files written, files to write) after each file.
+            Called with (states of subtasks written, states of subtasks to write) after each of them.
         storage_options
             As in `open_store`; by default those of this store for a place in the same object storage.
 
@@ -446,7 +456,9 @@ class StateStore:
         CheckpointNotFoundError
             If there is no such checkpoint.
         InvalidInputError
-            If the place holds files already.
+            If the place holds files already, or there is no such format.
+        CorruptDataError
+            If the checkpoint cannot be read; nothing is left at the place.
         StorageFullError, StorageError
             If it cannot be written; nothing is left there.
 
@@ -462,21 +474,109 @@ class StateStore:
         [{'user': 'ann', 'city': 'Rome'}]
         """
         snapshot = self.latest() if checkpoint is None else self.snapshot(checkpoint)
-        place = str(name_or_path)
-        if "/" not in place:
-            place = f"{self.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
-        options = options_beside(self.storage, place) if storage_options is None else storage_options
-        target = open_storage(place, create=True, storage_options=options)
+        target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
         entry = write_savepoint(
             self.storage,
             self.store_id,
             snapshot.entry,
             target,
+            format=format,
             new_id=self._new_id,
             clock_ms=self._clock_ms,
             progress=progress,
         )
         return Snapshot(target, open_store_document(target).store_id, entry)
+
+    def import_savepoint(
+        self,
+        source: str | Path | Snapshot,
+        *,
+        claim_mode: ClaimMode = ClaimMode.NO_CLAIM,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Snapshot:
+        """Bring a savepoint, or a checkpoint of another store, into this store as its newest checkpoint.
+
+        Its files are copied, and every byte compared with its checksum. Then every writer opened before is fenced, and
+        the checkpoint is committed under an id above all of this store, with its properties and watermark. Nothing
+        refers to the source afterwards. The fence before the checkpoint has the property `imported_from`.
+
+        Parameters
+        ----------
+        source
+            A name, for the folder `savepoints/<name>` of this store; a path or URL (with a `/`), whose newest
+            checkpoint is taken; or a snapshot of another store, to be leased if it may be collected meanwhile.
+        claim_mode
+            `NO_CLAIM` only reads the source. `CLAIM` disposes of it once the import is committed, as
+            `dispose_savepoint` does; a source that is not only a savepoint is refused.
+        storage_options
+            As in `open_store`; by default those of this store for a place in the same object storage.
+        progress
+            Called with (files copied, files to copy) after each file, one call at a time.
+
+        Raises
+        ------
+        StoreNotFoundError, CheckpointNotFoundError
+            If there is no savepoint there.
+        InvalidInputError
+            If it is a checkpoint of this very store, or may not be claimed; nothing was changed.
+        CorruptDataError
+            If the source is damaged; nothing was changed, and nobody fenced.
+        FencedError, CollectedError, StorageFullError, StorageError
+            If it could not be copied, or another writer or a collection came in between; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed; the source stays.
+
+        Warns
+        -----
+        RuntimeWarning
+            If it was committed, and a claimed savepoint could not be disposed of.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> old = arrowstate.open_store("memory://import-example/old", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with old.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]}, properties={"offset": 42})
+        >>> place = old.savepoint("move").storage.url
+        >>> new = arrowstate.open_store("memory://import-example/new", create=True)
+        >>> imported = new.import_savepoint(place, claim_mode=arrowstate.ClaimMode.CLAIM)
+        >>> imported.properties, imported.to_arrow("people.city").to_pylist()
+        ({'offset': 42}, [{'user': 'ann', 'city': 'Rome'}])
+        """
+        if not isinstance(source, Snapshot):
+            storage = self._open_beside(self._savepoint_place(source), storage_options)
+            source = StateStore(storage, open_store_document(storage).store_id).latest()
+        entry = import_checkpoint(
+            self.storage,
+            self.store_id,
+            source.storage,
+            source.store_id,
+            source.entry,
+            claim_mode=claim_mode,
+            clock_ms=self._clock_ms,
+            new_id=self._new_id,
+            progress=progress,
+        )
+        return self.snapshot_of(entry)
+
+    def dispose_savepoint(
+        self, name_or_path: str | Path, *, storage_options: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]:
+        """Delete a savepoint, named as in `savepoint`; see `arrowstate.dispose_savepoint`."""
+        place = self._savepoint_place(name_or_path)
+        options = options_beside(self.storage, place) if storage_options is None else storage_options
+        return dispose_savepoint(place, storage_options=options, clock_ms=self._clock_ms)
+
+    def _savepoint_place(self, name_or_path: str | Path) -> str:
+        place = str(name_or_path)
+        return place if "/" in place else f"{self.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
+
+    def _open_beside(self, place: str, storage_options: Mapping[str, Any] | None, *, create: bool = False) -> Storage:
+        options = options_beside(self.storage, place) if storage_options is None else storage_options
+        return open_storage(place, create=create, storage_options=options)
 
     def tag(self, name: str, checkpoint: int | None = None) -> None:
         """Keep a checkpoint, the newest by default, until the tag is removed.
@@ -636,14 +736,21 @@ class StateStore:
             If there are checkpoints, and none is whole.
         CheckpointNotFoundError
             If there is none.
+        StorageError
+            If something could not be looked at before a whole checkpoint was found, here because the storage failed:
+            it may be whole. So does every other error that tells of no damage, such as a missing package.
         """
         log = verify_log(self.storage)
+        for failure in log.failures:
+            raise failure
         problems = list(log.problems)
         for item in checked_checkpoints(self.storage, self.store_id, log.checkpoints, deep=deep):
             if item.verification.ok:
                 for problem in problems:
                     warnings.warn(f"{self.url}: {problem}", RuntimeWarning, stacklevel=2)
                 return self.snapshot_of(item.entry.document)
+            for failure in item.verification.failures:
+                raise failure
             problems += [f"checkpoint {item.checkpoint_id}: {problem}" for problem in item.verification.problems]
         if problems:
             raise CorruptDataError(self.url, f"no checkpoint is whole: {'; '.join(problems[:5])}")

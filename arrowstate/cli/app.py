@@ -10,10 +10,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 from arrowstate.cli import check, gc, listing, savepoint, sql, verify
 from arrowstate.coordinator.collection import DEFAULT_GRACE_MS
 from arrowstate.errors import ArrowStateError
+from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["main", "make_parser"]
 
@@ -41,8 +43,33 @@ def make_parser() -> argparse.ArgumentParser:
     queried.add_argument("query", metavar="QUERY", help="one SELECT; a table is called OPERATOR.STATE")
     queried.add_argument("--csv", action="store_true", help="print the result as CSV")
 
-    saved = _command(commands, "savepoint", "write a checkpoint as a folder of plain Parquet files", savepoint.write)
+    saved = _command(
+        commands, "savepoint", "write a checkpoint as a folder of its own, of plain Parquet files", savepoint.write
+    )
     saved.add_argument("place", metavar="NAME_OR_PATH", help="a name, or with a / the path of a new folder")
+    saved.add_argument(
+        "--format",
+        choices=get_args(RunFormat),
+        default="parquet",
+        help="the format of the run files (default: %(default)s)",
+    )
+
+    imported = _command(
+        commands,
+        "import",
+        "bring a savepoint, or the newest checkpoint of another store, into a store",
+        savepoint.bring_in,
+        checkpoint=False,
+    )
+    imported.add_argument(
+        "place", metavar="NAME_OR_PATH", help="a name, or with a / the path or URL of a savepoint or a store"
+    )
+    imported.add_argument(
+        "--claim", action="store_true", help="dispose of the savepoint after that; by default it stays as it is"
+    )
+
+    disposed = _command(commands, "dispose", "delete a savepoint", savepoint.delete, checkpoint=False, store=False)
+    disposed.add_argument("place", metavar="PLACE", help="folder or URL of the savepoint")
 
     checked = _command(
         commands, "restore-check", "restore a checkpoint for trial and verify every checksum", check.restore_check
@@ -102,7 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}")
             return 0
         if options.command is None:
-            parser.error("a command is missing: list, show, sql, savepoint, restore-check, verify, repair, gc or demo")
+            parser.error(
+                "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, repair, gc "
+                "or demo"
+            )
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except SystemExit as stop:
@@ -125,12 +155,14 @@ def _command(
     run: Callable[[argparse.Namespace], int],
     *,
     checkpoint: bool = True,
+    store: bool = True,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name, help=help, description=help[0].upper() + help[1:] + ".", formatter_class=_formatter
     )
     parser.set_defaults(run=run)
-    parser.add_argument("store", metavar="STORE", help="folder or URL of the store")
+    if store:
+        parser.add_argument("store", metavar="STORE", help="folder or URL of the store")
     if checkpoint:
         parser.add_argument("--checkpoint", type=int, metavar="N", help="the checkpoint; the newest by default")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -11,14 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.coordinator.coordination import CheckpointOptions, CheckpointRecord, Coordination
+from arrowstate.coordinator.disposal import dispose
 from arrowstate.coordinator.freezing import Part
 from arrowstate.coordinator.protocol import (
     Abort,
@@ -43,6 +46,7 @@ from arrowstate.coordinator.protocol import (
 )
 from arrowstate.coordinator.writer import CheckpointAttempt, CheckpointWriter, WrittenPart
 from arrowstate.errors import (
+    ArrowStateError,
     CheckpointAbortedError,
     CheckpointCancelledError,
     CheckpointsStoppedError,
@@ -52,22 +56,31 @@ from arrowstate.errors import (
     StorageError,
     StorageFullError,
 )
+from arrowstate.snapshot.savepoint import write_frozen_savepoint
+from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, check_json
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["CheckpointCoordinator", "CheckpointProgress", "PendingCheckpoint"]
+__all__ = ["CheckpointCoordinator", "CheckpointProgress", "PendingCheckpoint", "StoreSide"]
 
 SnapshotT = TypeVar("SnapshotT")
-_Made = TypeVar("_Made", covariant=True)
 
 _LONGEST_WAIT_S = 0.2
 """How long a waiting thread looks away from the clock."""
 
 
-class SnapshotMaker(Protocol[_Made]):
-    """Makes what a caller gets out of what was committed."""
+@dataclass(frozen=True, slots=True)
+class StoreSide(Generic[SnapshotT]):
+    """What the driver needs of the store that it takes checkpoints to."""
 
-    def snapshot_of(self, entry: LogEntryDocument, /) -> _Made: ...
+    snapshot_of: Callable[[LogEntryDocument], SnapshotT]
+    "Makes what a caller gets out of what was committed."
+    savepoint_of: Callable[[Storage, LogEntryDocument], SnapshotT]
+    "The same of a savepoint."
+    open_place: Callable[[str | Path, Mapping[str, Any] | None], Storage]
+    "Opens where a savepoint goes, given its name or path, and storage options."
+    clock_ms: Callable[[], int]
+    new_id: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,8 @@ class _Flight(Generic[SnapshotT]):
     "None until the backends are frozen."
     properties: Mapping[str, Any] | None = None
     watermark: int | None = None
+    target: Storage | None = None
+    "Where a savepoint goes."
     cancelled: threading.Event = field(default_factory=threading.Event)
     committed: SnapshotT | None = None
     cause: BaseException | None = None
@@ -188,7 +203,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
 
     def __init__(
         self,
-        store: SnapshotMaker[SnapshotT],
+        store: StoreSide[SnapshotT],
         writer: CheckpointWriter,
         operators: Mapping[str, Sequence[KeyedStateBackend]],
         *,
@@ -198,7 +213,6 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         allow_dropped_state: bool = False,
         on_complete: Callable[[int, Kind], None] | None = None,
         on_abort: Callable[[int, Kind, str], None] | None = None,
-        clock_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._writer = writer
@@ -208,7 +222,8 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._allow_dropped_state = allow_dropped_state
         self._on_complete = on_complete
         self._on_abort = on_abort
-        self._clock_ms = clock_ms
+        self._clock_ms = store.clock_ms
+        self._new_id = store.new_id
         self._options = options or CheckpointOptions()
         self._parts = [Part(uid, number) for uid, each in self._operators.items() for number in range(len(each))]
         self._parts += [Part(uid, None) for uid in self._operator_states]
@@ -285,6 +300,34 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         """
         return self._begin(Border(self._clock_ms()), properties, watermark)
 
+    def trigger_savepoint(
+        self,
+        name_or_path: str | Path,
+        *,
+        format: RunFormat = "parquet",
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> PendingCheckpoint[SnapshotT]:
+        """Take a savepoint of the backends as they are now, beside the checkpoints, and return while it is written.
+
+        Parameters
+        ----------
+        name_or_path, format, storage_options
+            As in `StateStore.savepoint`.
+        properties, watermark
+            As for `trigger`.
+
+        Raises
+        ------
+        InvalidInputError, FencedError, CommitUnknownError, CheckpointsStoppedError
+            As for `trigger`; that the place holds files is found out later, and told by the result.
+        """
+        target = self._store.open_place(name_or_path, storage_options)
+        pending = self._begin(Trigger(self._clock_ms(), "savepoint"), properties, watermark, target, format)
+        assert pending is not None, "savepoints do not wait for room"
+        return pending
+
     def cancel(self, reason: str = "cancelled by the job", *, checkpoint_id: int | None = None) -> None:
         """Give up a checkpoint, or all that are in flight; what is being committed already goes on."""
         self._feed(Cancel(self._clock_ms(), reason, checkpoint_id))
@@ -321,7 +364,12 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         return CheckpointProgress(record.status.value, len(record.acknowledged), len(self._parts), written)
 
     def _begin(
-        self, event: Trigger | Border, properties: Mapping[str, Any] | None, watermark: int | None
+        self,
+        event: Trigger | Border,
+        properties: Mapping[str, Any] | None,
+        watermark: int | None,
+        target: Storage | None = None,
+        format: RunFormat | None = None,
     ) -> PendingCheckpoint[SnapshotT] | None:
         self._tell_listeners()
         if self._failure is not None:
@@ -331,15 +379,13 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         check_json("properties", properties)
         for action in self._feed(event):
             if isinstance(action, Start):
-                return self._start(action, properties, watermark)
+                flight = self._flights[action.checkpoint_id]
+                flight.properties, flight.watermark, flight.target = properties, watermark, target
+                return self._start(action, flight, format or self._format)
         return None
 
-    def _start(
-        self, action: Start, properties: Mapping[str, Any] | None, watermark: int | None
-    ) -> PendingCheckpoint[SnapshotT]:
+    def _start(self, action: Start, flight: _Flight[SnapshotT], format: RunFormat) -> PendingCheckpoint[SnapshotT]:
         id = action.checkpoint_id
-        flight = self._flights[id]
-        flight.properties, flight.watermark = properties, watermark
         try:
             flight.attempt = self._writer.freeze(
                 self._operators, operator_states=self._operator_states, allow_dropped_state=self._allow_dropped_state
@@ -347,21 +393,62 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         except BaseException as error:
             self.cancel(f"the backends could not be frozen: {error}", checkpoint_id=id)
             raise
-        for part in self._parts:
-            write = partial(
-                self._writer.write, flight.attempt, part, format=self._format, cancelled=flight.cancelled.is_set
+        cancelled = flight.cancelled.is_set
+        if flight.target is not None:
+            frozen = flight.attempt.frozen
+            save = partial(
+                write_frozen_savepoint,
+                flight.target,
+                frozen.operators,
+                frozen.operator_states,
+                checkpoint_id=id,
+                properties=flight.properties or {},
+                watermark=frozen.watermark if flight.watermark is None else flight.watermark,
+                format=format,
+                new_id=self._new_id,
+                clock_ms=self._clock_ms,
+                cancelled=cancelled,
             )
-            self._writers.submit(write).add_done_callback(partial(self._written, id, flight, part))
+            self._writers.submit(save).add_done_callback(partial(self._saved, id, flight))
+        else:
+            for part in self._parts:
+                write = partial(self._writer.write, flight.attempt, part, format=format, cancelled=cancelled)
+                self._writers.submit(write).add_done_callback(partial(self._written, id, flight, part))
         return PendingCheckpoint(self, id, action.kind, flight)
+
+    def _saved(self, id: int, flight: _Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
+        """A savepoint is written as a whole, and then there: its subtasks have nothing left to commit."""
+        first, *others = self._parts
+        error = future.exception()
+        if error is None:
+            assert flight.target is not None
+            flight.committed = self._store.savepoint_of(flight.target, future.result())
+            self._feed(Acknowledge(self._clock_ms(), id, first, flight.target))
+            for part in others:
+                self._feed(Acknowledge(self._clock_ms(), id, part, None))
+        else:
+            self._failed(id, flight, first, error)
 
     def _written(self, id: int, flight: _Flight[SnapshotT], part: Part, future: Future[WrittenPart]) -> None:
         error = future.exception()
         if error is None:
             written = future.result()
             self._feed(Acknowledge(self._clock_ms(), id, part, written, written.statistics))
-        elif not isinstance(error, CheckpointCancelledError):
+        else:
+            self._failed(id, flight, part, error)
+
+    def _failed(self, id: int, flight: _Flight[SnapshotT], part: Part, error: BaseException) -> None:
+        if not isinstance(error, CheckpointCancelledError):
             flight.cause = flight.cause or error
             self._feed(Decline(self._clock_ms(), id, part, f"{type(error).__name__}: {error}"))
+
+    def _discard(self, handle: WrittenPart | Storage | None) -> None:
+        if isinstance(handle, WrittenPart):
+            self._writer.discard([handle])
+        elif handle is not None:
+            # It is whole, and nobody was told of it: one that cannot be deleted does no harm.
+            with suppress(ArrowStateError):
+                dispose(handle, now_ms=self._clock_ms())
 
     def _commit(self, action: Commit) -> None:
         flight = self._flights[action.checkpoint_id]
@@ -404,10 +491,12 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         match action:
             case Start(id):
                 self._flights[id] = _Flight()
+            case Commit(id, "savepoint"):
+                self._finisher.submit(self._feed, CommitWon(self._clock_ms(), id))
             case Commit():
                 self._commit(action)
             case Discard(_, _, handle):
-                self._finisher.submit(self._writer.discard, [handle])
+                self._finisher.submit(self._discard, handle)
             case Complete(id, kind):
                 flight = self._flights.pop(id)
                 flight.outcome = flight.committed

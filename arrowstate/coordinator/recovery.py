@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from arrowstate.errors import ArrowStateError
 from arrowstate.snapshot.log import CommittedEntry
 from arrowstate.snapshot.verification import LogCheck, Verification, verify_checkpoint, verify_log
 from arrowstate.storage.base import Storage
@@ -48,6 +49,11 @@ class StoreVerification:
         ]
 
     @property
+    def failures(self) -> list[ArrowStateError]:
+        """Why some of the problems may be none of the store, see `Verification`."""
+        return self.log.failures + [failure for item in self.checkpoints for failure in item.verification.failures]
+
+    @property
     def newest_whole(self) -> CheckedCheckpoint | None:
         """The newest checkpoint without a problem."""
         return next((item for item in self.checkpoints if item.verification.ok), None)
@@ -80,6 +86,8 @@ def proposals(found: StoreVerification, url: str) -> list[str]:
     """Return what would work, most important first; empty if nothing is damaged."""
     if not found.problems:
         return []
+    if found.failures:
+        return [f"not everything could be looked at ({found.failures[0]}); mend that first, then look again"]
     whole = found.newest_whole
     if whole is None:
         return [

@@ -31,7 +31,7 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
-__all__ = ["FrozenOperatorState", "copy_operator_states", "operator_state_table", "read_part", "write_operator_states"]
+__all__ = ["FrozenOperatorState", "operator_state_table", "read_part", "write_operator_states"]
 
 _SUBTASK_COLUMN = "_subtask"
 
@@ -182,33 +182,6 @@ def _bytes_of(storage: Storage, part: OperatorPartDocument, path: str) -> bytes:
     if len(data) != part.bytes or checksum(data) != part.xxh3_128:
         raise CorruptDataError(path, "the operator state does not match its checksum")
     return data
-
-
-def copy_operator_states(
-    storage: Storage, operator: OperatorDocument, target: Storage, *, new_id: Callable[[], str], paths: list[str]
-) -> list[OperatorStateDocument]:
-    """Write the operator states of an operator to another store, and add the files written to `paths`.
-
-    Raises
-    ------
-    CorruptDataError
-        If a part cannot be read.
-    """
-    streams = CheckpointStreamFactory(target, inline_bytes=INLINE_BYTES, new_id=new_id, paths=paths)
-    out = []
-    for document in operator.operator_states:
-        batches = (read_part(storage, document, number) for number in range(len(document.parts)))
-        parts = _write_parts(streams, f"data/{operator.uid}/{document.name}", batches, {})
-        out.append(
-            OperatorStateDocument(
-                name=document.name,
-                kind=document.kind,
-                value_type=document.value_type,
-                key_type=document.key_type,
-                parts=parts,
-            )
-        )
-    return out
 
 
 def operator_state_table(storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> pa.Table:

@@ -17,6 +17,7 @@ from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputErr
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.boundary import path_of
+from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.log import CommitLog, CommittedEntry
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.pins import read_pins
@@ -26,7 +27,6 @@ from arrowstate.table.run import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
-from arrowstate_formats.run_files import checksum
 
 __all__ = ["LogCheck", "Verification", "first_key_column", "noting", "verify_checkpoint", "verify_log"]
 
@@ -42,6 +42,9 @@ class Verification:
     rows: int = 0
     "Rows of the runs that were read, dead ones included; 0 unless deep."
     problems: list[str] = field(default_factory=list)
+    failures: list[ArrowStateError] = field(default_factory=list)
+    """Why some of these are problems of whoever looked, such as a storage that does not answer or a package that is not
+    installed: what could not be looked at may be whole."""
 
     @property
     def ok(self) -> bool:
@@ -57,6 +60,8 @@ class LogCheck:
     checkpoints: list[CommittedEntry] = field(default_factory=list)
     "Checkpoints and savepoints whose entries are whole, newest first; those that only pins keep are among them."
     problems: list[str] = field(default_factory=list)
+    failures: list[ArrowStateError] = field(default_factory=list)
+    "As in a `Verification`."
 
 
 def verify_log(storage: Storage) -> LogCheck:
@@ -67,7 +72,7 @@ def verify_log(storage: Storage) -> LogCheck:
     entries: dict[int, CommittedEntry] = {}
     numbers = log.numbers()
     for number in numbers:
-        with noting(check.problems, path_of(number)):
+        with noting(check.problems, path_of(number), check.failures):
             entry = log.get(number)
             if entry is not None:
                 entries[number] = entry
@@ -82,7 +87,7 @@ def verify_log(storage: Storage) -> LogCheck:
             check.problems.append(f"{path_of(number - 1)}: the entry after it was written after other bytes")
             broken.add(number - 1)
     held = set()
-    with noting(check.problems, "tags and leases"):
+    with noting(check.problems, "tags and leases", check.failures):
         for pin in read_pins(storage):
             entry = entries.get(pin.entry.number)
             if entry is not None and entry.as_parent == pin.entry:
@@ -125,14 +130,13 @@ def verify_checkpoint(
     seen: set[str] = set()
     for operator in entry.operators:
         for task in _tasks(storage, operator, found):
-            with noting(found.problems, task.run.path or task.run.id):
+            with noting(found.problems, task.run.path or task.run.id, found.failures):
                 _verify_run(storage, store_id, task, found, seen)
             advance()
         for state in operator.operator_states:
             for number, part in enumerate(state.parts):
-                with noting(
-                    found.problems, part.path or f"part {number} of operator state {operator.uid}.{state.name}"
-                ):
+                name = part.path or f"part {number} of operator state {operator.uid}.{state.name}"
+                with noting(found.problems, name, found.failures):
                     if part.path is not None and part.path not in seen:
                         seen.add(part.path)
                         _verify_file(storage, part.path, part.bytes, part.xxh3_128, deep=deep)
@@ -144,8 +148,8 @@ def verify_checkpoint(
 
 
 @contextmanager
-def noting(problems: list[str], what: str) -> Iterator[None]:
-    """Turn an error of the block into a problem, so that a look goes on."""
+def noting(problems: list[str], what: str, failures: list[ArrowStateError] | None = None) -> Iterator[None]:
+    """Turn an error of the block into a problem, so that a look goes on; `failures` gets those that are no damage."""
     try:
         yield
     except InvalidInputError:
@@ -154,6 +158,8 @@ def noting(problems: list[str], what: str) -> Iterator[None]:
     except ArrowStateError as error:
         text = str(error)
         problems.append(text if what in text else f"{what}: {text}")
+        if failures is not None and not isinstance(error, (CorruptDataError, MissingFileError)):
+            failures.append(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +176,7 @@ def _tasks(storage: Storage, operator: OperatorDocument, found: Verification) ->
     for subtask in operator.subtasks:
         runs: dict[str, list[RunDocument]] = {}
         place = f"the manifest of subtask {subtask.subtask} of operator {operator.uid}"
-        with noting(found.problems, place):
+        with noting(found.problems, place, found.failures):
             runs = subtask_runs(storage, operator, subtask)
         found.files += subtask.manifest.path is not None
         found.bytes += subtask.manifest.bytes
@@ -251,17 +257,14 @@ def first_key_column(layout: StateLayout) -> int:
 
 
 def _verify_file(storage: Storage, path: str, size: int, expected: str, *, deep: bool) -> None:
+    if deep:
+        # What is stored is read, and no copy of it that this host may have.
+        for _ in checked_pieces(storage, path, size, expected):
+            pass
+        return
     try:
-        if not deep:
-            # One byte more than the file has: exactly one byte comes back if it ends where it should.
-            if len(storage.read(path, max(size - 1, 0), 2)) != 1:
-                raise CorruptDataError(path, f"the file does not have {size} bytes")
-            return
-        buffer = storage.open_buffer(path)
+        # One byte more than the file has: exactly one byte comes back if it ends where it should.
+        if len(storage.read(path, max(size - 1, 0), 2)) != 1:
+            raise CorruptDataError(path, f"the file does not have {size} bytes")
     except MissingFileError:
         raise CorruptDataError(path, "the file is missing") from None
-    if buffer.size != size:
-        raise CorruptDataError(path, f"the file has {buffer.size} bytes, expected {size}")
-    found = checksum(buffer)
-    if found != expected:
-        raise CorruptDataError(path, f"the file has checksum {found}, expected {expected}")

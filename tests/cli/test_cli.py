@@ -353,3 +353,56 @@ def test_the_module_is_the_command_and_a_closed_pipe_is_no_error(store):
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait() == 0
+
+
+def test_savepoint_writes_the_format_asked_for(store, capsys, tmp_path):
+    found = run_json(capsys, "savepoint", store, tmp_path / "copy", "--format", "arrow")
+    code, out, _ = run(capsys, "savepoint", store, tmp_path / "text", "--format", "arrow")
+
+    assert (found["format"], found["rows"], found["files"]) == ("arrow", 30_010, 4)
+    assert sorted(path.suffix for path in (tmp_path / "copy" / "data").rglob("*.*")) == [".arrow"] * 4
+    assert code == 0
+    assert "30010 rows in Arrow files (4)" in out
+
+
+@pytest.mark.parametrize("claim", [[], ["--claim"]])
+def test_import_makes_a_savepoint_the_newest_checkpoint_and_claims_it_if_asked_to(store, capsys, tmp_path, claim):
+    run_json(capsys, "savepoint", store, tmp_path / "copy")
+    arrowstate.open_store(tmp_path / "new", create=True)
+
+    found = run_json(capsys, "import", tmp_path / "new", tmp_path / "copy", *claim)
+
+    assert (found["rows"], found["warnings"]) == (30_010, [])
+    assert [item["checkpoint_id"] for item in run_json(capsys, "list", tmp_path / "new")] == [found["checkpoint_id"]]
+    assert (tmp_path / "copy" / "arrowstate.json").exists() == (not claim)
+    total = run_json(capsys, "sql", tmp_path / "new", "select sum(clicks)::bigint as clicks from counter.clicks")
+    assert total == [{"clicks": 40_000}]
+
+
+def test_import_says_that_a_claimed_savepoint_is_still_there(store, capsys, tmp_path, monkeypatch):
+    run_json(capsys, "savepoint", store, tmp_path / "copy")
+    arrowstate.open_store(tmp_path / "new", create=True)
+
+    def refuse(storage, *, now_ms):
+        raise arrowstate.StorageError("arrowstate.json", "no answer")
+
+    monkeypatch.setattr("arrowstate.coordinator.importing.dispose", refuse)
+    code, out, _ = run(capsys, "import", tmp_path / "new", tmp_path / "copy", "--claim")
+
+    assert code == 1
+    assert "is now checkpoint 2 of" in out
+    assert "WARNING   checkpoint 2 was imported, but the savepoint that it claims could not be disposed of" in out
+
+
+def test_dispose_deletes_a_savepoint_and_refuses_a_store(store, capsys, tmp_path):
+    run_json(capsys, "savepoint", store, tmp_path / "copy")
+
+    refused, _, said = run(capsys, "dispose", store)
+    code, out, _ = run(capsys, "dispose", tmp_path / "copy")
+    again, _, missing = run(capsys, "dispose", tmp_path / "copy")
+
+    assert (refused, code, again) == (1, 0, 1)
+    assert "is no savepoint that can be disposed of: its log has 3 entries" in said
+    assert "is gone: 7 files deleted" in out
+    assert "no store" in missing
+    assert len(run_json(capsys, "list", store)) == 2

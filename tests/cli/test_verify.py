@@ -12,11 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 import arrowstate
-from arrowstate import CheckpointNotFoundError, CorruptDataError
+from arrowstate import CheckpointNotFoundError, CorruptDataError, FormatVersionError, StorageError
 from arrowstate.cli import main
+from arrowstate.coordinator.recovery import proposals
 from arrowstate.query.recent import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.store import StateStore
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
@@ -283,3 +285,94 @@ def test_neighbours_whose_hashes_are_further_apart_than_int64_reaches_are_in_ord
     assert max(hashes) - min(hashes) >= 1 << 63
     assert entry_hashes == sorted(entry_hashes)
     assert store.verify(deep=True).problems == []
+
+
+class Unreachable:
+    """A storage that does not answer when files of some prefix are read."""
+
+    def __init__(self, storage, *prefixes):
+        self._storage = storage
+        self._prefixes = prefixes
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+    def _answer(self, path):
+        if path.startswith(self._prefixes):
+            raise StorageError(path, "no answer")
+
+    def read(self, path, start=0, length=None):
+        self._answer(path)
+        return self._storage.read(path, start, length)
+
+    def open_buffer(self, path):
+        self._answer(path)
+        return self._storage.open_buffer(path)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    "prefix", ["data/op/total/", "data/op/offsets/", "log/00000000000000000004", "log/00000000000000000002", "tags/"]
+)
+def test_a_storage_that_does_not_answer_is_an_error_and_never_taken_for_damage(folder, prefix, deep):
+    store = arrowstate.open_store(folder)
+    store.tag("gold", 2)
+    unreachable = StateStore(Unreachable(store.storage, prefix), store.store_id)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(StorageError, match="no answer"):
+            unreachable.latest_whole(deep=deep)
+
+    found = unreachable.verify(deep=deep)
+    assert found.problems
+    assert all(isinstance(failure, StorageError) for failure in found.failures)
+    (proposal,) = proposals(found, store.url)
+    assert "mend that first" in proposal
+
+
+def test_damage_is_passed_over_although_the_storage_fails_for_what_is_older(folder):
+    flip(data_file(folder, 4))
+    store = arrowstate.open_store(folder)
+    older = str(data_file(folder, 2).relative_to(folder))
+
+    with pytest.warns(RuntimeWarning, match="checkpoint 4: data/op/total/"):
+        snapshot = StateStore(Unreachable(store.storage, older), store.store_id).latest_whole()
+
+    assert snapshot.checkpoint_id == 3
+
+
+def test_a_checkpoint_of_a_newer_version_is_no_damage_to_go_back_from(folder):
+    path = entry(folder, 4)
+    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', b'"format_version": 99', 1))
+
+    with pytest.raises(FormatVersionError, match="99"):
+        arrowstate.open_store(folder).latest_whole()
+
+
+class WithCopies:
+    """A storage that maps local copies, as one does that is reached over a network."""
+
+    def __init__(self, storage, copies):
+        self._storage = storage
+        self._copies = copies
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+    def open_buffer(self, path):
+        return self._copies.open_buffer(path)
+
+
+@pytest.mark.parametrize("state", ["total", "offsets"])
+def test_a_deep_look_reads_what_is_stored_and_no_copy_of_it(folder, pristine, state):
+    path = data_file(folder, 4, state)
+    flip(path)
+    store = arrowstate.open_store(folder)
+    copies = arrowstate.open_store(pristine).storage
+
+    (found, *older) = StateStore(WithCopies(store.storage, copies), store.store_id).verify(deep=True).checkpoints
+
+    assert not found.verification.ok
+    assert str(path.relative_to(folder)) in found.verification.problems[0]
+    assert all(item.verification.ok for item in older)

@@ -30,6 +30,7 @@ from arrowstate import (
 from arrowstate.snapshot.log import create_store, path_of
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage import open_storage
 from arrowstate.storage.base import Outcome
 
@@ -436,6 +437,64 @@ def test_a_result_that_is_not_there_yet_can_be_waited_for_with_a_limit(store, ga
         assert pending.progress().bytes_written > 0
 
 
+def test_a_savepoint_stands_beside_the_checkpoints_and_holds_its_own_moment(store, gate, tmp_path):
+    backend = backend_of()
+    add(backend)
+    with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
+        gate.hold()
+        before = checkpoints.trigger()
+        add(backend)
+        savepoint = checkpoints.trigger_savepoint(tmp_path / "saved", properties={"offset": 2})
+        add(backend)
+
+        saved = savepoint.result()
+
+        assert not before.done
+        assert (saved.entry.kind, saved.properties, total(saved)) == ("savepoint", {"offset": 2}, 2 * ROWS)
+        assert saved.checkpoint_id == savepoint.checkpoint_id == before.checkpoint_id + 1
+        gate.open.set()
+        assert total(before.result()) == ROWS
+        assert checkpoints.trigger().result().checkpoint_id > savepoint.checkpoint_id
+    assert [snapshot.entry.kind for snapshot in store.checkpoints()] == ["checkpoint", "checkpoint"]
+    assert total(open_store(tmp_path / "saved").latest()) == 2 * ROWS
+
+
+def test_a_savepoint_where_files_are_fails_alone_and_leaves_them(store, tmp_path):
+    backend = backend_of()
+    add(backend)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("keep me")
+    with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
+        with pytest.raises(CheckpointAbortedError, match="holds files") as caught:
+            checkpoints.trigger_savepoint(tmp_path / "full").result()
+        assert isinstance(caught.value.__cause__, InvalidInputError)
+        assert total(checkpoints.trigger().result()) == ROWS
+    assert [path.name for path in (tmp_path / "full").rglob("*")] == ["letter.txt"]
+
+
+def test_a_savepoint_that_was_whole_when_it_was_given_up_is_disposed_of(store, tmp_path, monkeypatch):
+    backend = backend_of()
+    add(backend)
+    written, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments, **options):
+        entry = write_frozen_savepoint(*arguments, **options)
+        written.set()
+        assert go_on.wait(60)
+        return entry
+
+    monkeypatch.setattr("arrowstate.coordinator.driver.write_frozen_savepoint", slow)
+    with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
+        savepoint = checkpoints.trigger_savepoint(tmp_path / "saved")
+        assert written.wait(60)
+        savepoint.cancel()
+        go_on.set()
+        with pytest.raises(CheckpointAbortedError, match="cancelled"):
+            savepoint.result()
+
+    assert [path for path in (tmp_path / "saved").rglob("*") if path.is_file()] == []
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_in_flight_a_committed_checkpoint_is_the_state_at_its_trigger(tmp_path, seed):
     draw = random.Random(seed)
@@ -455,7 +514,8 @@ def test_whatever_is_in_flight_a_committed_checkpoint_is_the_state_at_its_trigge
             for key in keys:
                 model[key] = model.get(key, 0) + 1
             if draw.random() < 0.4:
-                each = checkpoints.trigger()
+                place = tmp_path / f"saved-{len(pending)}"
+                each = checkpoints.trigger() if draw.random() < 0.8 else checkpoints.trigger_savepoint(place)
                 expected[each.checkpoint_id] = dict(model)
                 pending.append(each)
             if pending and draw.random() < 0.1:

@@ -17,11 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from arrowstate import (
+    CheckpointCancelledError,
     CheckpointNotFoundError,
+    CommitUnknownError,
     InvalidInputError,
     KeyedStateBackend,
+    OperatorListStateDescriptor,
+    OperatorStateBackend,
     ReducingStateDescriptor,
     StorageFullError,
+    TimeToLive,
     UnsupportedStorageError,
     ValueStateDescriptor,
     key_group_range,
@@ -29,9 +34,10 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.snapshot.reading import forget_open_files
-from arrowstate.snapshot.savepoint import write_savepoint
+from arrowstate.snapshot.savepoint import write_frozen_savepoint, write_savepoint
 from arrowstate.storage import open_storage
-from arrowstate.store import new_id
+from arrowstate.store import Snapshot, StateStore, new_id
+from arrowstate.table.merging import MergePolicy
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int32())])
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
@@ -367,3 +373,267 @@ def test_a_savepoint_of_a_large_state_has_row_groups_that_rescaled_readers_use(s
     assert pq.ParquetFile(io.BytesIO(path.read_bytes())).metadata.num_row_groups > 1
     parts = [savepoint.restore("op", parallelism=4, subtask=i) for i in range(4)]
     assert sum(len(part.state(TOTAL)) for part in parts) == 100_000
+
+
+def runs_of(folder):
+    """The run documents of a savepoint, from its files."""
+    (log,) = (Path(folder) / "log").iterdir()
+    for operator in json.loads(log.read_text())["operators"]:
+        for subtask in operator["subtasks"]:
+            handle = subtask["manifest"]
+            inline = handle["path"] is None
+            text = base64.b64decode(handle["inline"]) if inline else (Path(folder) / handle["path"]).read_bytes()
+            for state in json.loads(text)["states"]:
+                yield from state["runs"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_savepoint_in_any_format_has_one_file_a_state_and_subtask_and_all_its_rows(store, model, tmp_path, format):
+    savepoint = store.savepoint(tmp_path / "copy", format=format)
+
+    assert totals(savepoint) == model[1]
+    runs = list(runs_of(tmp_path / "copy"))
+    assert len(runs) == 7
+    for run in runs:
+        assert (run["format"], run["inline"], run["deletion_vector"]) == (format, None, None)
+        assert (run["first_row"], run["last_row"], run["live_rows"]) == (0, run["rows"], run["rows"])
+    assert {path.suffix for path in files_in(tmp_path / "copy" / "data")} == {f".{format}"}
+    assert len(files_in(tmp_path / "copy" / "data")) == 7
+
+
+@pytest.mark.parametrize(("format", "suffixes"), [("parquet", [".parquet"]), ("arrow", [".arrow", ".directory"])])
+def test_only_large_runs_in_arrow_have_a_directory(store, counts, tmp_path, format, suffixes):
+    with store.writer() as writer:
+        writer.checkpoint({"op": [counts]})
+
+    savepoint = store.savepoint(tmp_path / "copy", format=format)
+
+    assert sorted(path.suffix for path in files_in(tmp_path / "copy" / "data")) == suffixes
+    assert open_store(tmp_path / "copy").verify(deep=True).problems == []
+    assert savepoint.restore("op").state(TOTAL).get_batch(pa.array([7])).to_pylist() == [7]
+
+
+def test_an_unknown_format_is_refused_and_nothing_written(store, model, tmp_path):
+    with pytest.raises(InvalidInputError, match="'parquet'.* got 'csv'"):
+        store.savepoint(tmp_path / "copy", format="csv")
+
+    assert files_in(tmp_path / "copy") == []
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_job_that_starts_from_a_savepoint_in_a_new_store_never_needs_it_again(store, model, tmp_path, format):
+    offsets = OperatorStateBackend()
+    offsets.state(OperatorListStateDescriptor("offsets", pa.int64())).update(list(range(10_000)))
+    with store.writer() as writer:
+        backends = [store.latest().restore("op")]
+        writer.checkpoint({"op": backends}, operator_states={"op": [offsets]})
+    savepoint = store.savepoint(tmp_path / "copy", format=format)
+    other = open_store(tmp_path / "other", create=True)
+
+    backend, restored = savepoint.restore("op"), savepoint.restore_operator_state("op")
+    with other.writer() as writer:
+        first = writer.checkpoint({"op": [backend]}, operator_states={"op": [restored]})
+        backend.state(TOTAL).add_batch(keys_of([5000]), [7])
+        second = writer.checkpoint({"op": [backend]}, operator_states={"op": [restored]})
+    shutil.rmtree(tmp_path / "copy")
+    shutil.rmtree(store.url)
+    forget_open_files()
+
+    assert other.verify(deep=True).problems == []
+    assert totals(first) == model[1]
+    assert totals(second) == {**model[1], ("user 5000", 5000 % 7): 7}
+    parts = [second.restore("op", parallelism=3, subtask=number, max_parallelism=96) for number in range(3)]
+    assert sum(len(part.state(TOTAL)) for part in parts) == len(model[1]) + 1
+    assert second.operator_state("op", "offsets")["offsets"].to_pylist() == list(range(10_000))
+
+
+class Job:
+    """Two subtasks that change their state in every way, with a model of it."""
+
+    SEEN = ValueStateDescriptor("seen", pa.int64(), ttl=TimeToLive(100))
+    OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
+
+    def __init__(self):
+        self.now_ms = 0
+        self.backends = [
+            KeyedStateBackend(
+                key=KEY,
+                max_parallelism=128,
+                key_groups=key_group_range(128, parallelism=2, subtask=subtask),
+                merge_policy=MergePolicy(fan_in=2, first_tier_rows=64),
+                clock_ms=lambda: self.now_ms,
+            )
+            for subtask in range(2)
+        ]
+        self.offsets = [OperatorStateBackend() for _ in self.backends]
+        for backend in self.backends:
+            backend.state(EMPTY)
+            backend.state(self.SEEN)
+        self.total = {}
+        self.steps = 0
+
+    def step(self):
+        start = self.steps * 60
+        self.steps += 1
+        added, gone = range(start, start + 200), range(start + 20, start + 40)
+        for number in added:
+            self.total[(f"user {number}", number % 7)] = self.total.get((f"user {number}", number % 7), 0) + 1
+        for number in gone:
+            del self.total[(f"user {number}", number % 7)]
+        for backend, offsets in zip(self.backends, self.offsets, strict=True):
+            mine = own(backend, keys_of(added))
+            backend.state(TOTAL).add_batch(mine, [1] * len(mine))
+            backend.state(self.SEEN).update_batch(mine, [self.steps] * len(mine))
+            backend.state(TOTAL).clear_batch(own(backend, keys_of(gone)))
+            offsets.state(self.OFFSETS).add(self.steps)
+
+    def frozen(self):
+        return (
+            {"op": [backend.freeze() for backend in self.backends]},
+            {"op": [offsets.freeze() for offsets in self.offsets]},
+        )
+
+    def live(self):
+        parts = (backend.freeze().states for backend in self.backends)
+        tables = (state.table for part in parts for state in part if state.document.name == "total")
+        rows = (
+            row for table in tables for run in table.runs for batch in run.live_batches() for row in batch.to_pylist()
+        )
+        return {(row["user"], row["day"]): row["total"] for row in rows}
+
+
+def save(target, frozen, **options):
+    entry = write_frozen_savepoint(
+        target,
+        *frozen,
+        checkpoint_id=17,
+        properties={"offset": 3},
+        watermark=5,
+        new_id=new_id,
+        clock_ms=options.pop("clock_ms", lambda: 0),
+        **options,
+    )
+    return Snapshot(target, "frozen", entry)
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_savepoint_of_frozen_state_is_what_it_was_while_the_job_goes_on(tmp_path, format):
+    job = Job()
+    for _ in range(7):
+        job.step()
+    frozen, expected = job.frozen(), dict(job.total)
+
+    def go_on():
+        job.step()
+        return False
+
+    savepoint = save(open_storage(tmp_path / "copy", create=True), frozen, format=format, cancelled=go_on)
+
+    assert job.steps > 15, "the job did not go on"
+    assert job.live() == job.total != expected
+    assert totals(savepoint) == expected
+    assert savepoint.operator_state("op", "offsets")["offsets"].to_pylist() == [1, 2, 3, 4, 5, 6, 7] * 2
+    assert (savepoint.checkpoint_id, savepoint.properties, savepoint.entry.watermark) == (17, {"offset": 3}, 5)
+    assert open_store(tmp_path / "copy").verify(deep=True).problems == []
+    assert {run["format"] for run in runs_of(tmp_path / "copy")} == {format}
+
+
+def test_a_savepoint_that_leaves_out_expired_rows_takes_them_from_nobody_else(store, tmp_path):
+    job = Job()
+    job.step()
+    job.now_ms = 99
+    job.step()
+    frozen = job.frozen()
+    with store.writer() as writer:
+        before = writer.checkpoint({"op": job.backends})
+
+    savepoint = save(open_storage(tmp_path / "copy", create=True), frozen, clock_ms=lambda: 100)
+    again = save(open_storage(tmp_path / "again", create=True), frozen, clock_ms=lambda: 99)
+
+    assert savepoint.to_arrow("op.seen").num_rows == 200
+    assert again.to_arrow("op.seen").num_rows == 260
+    assert sum(len(backend.state(Job.SEEN)) for backend in job.backends) == 260
+    assert before.to_arrow("op.seen").num_rows == 260
+
+
+def test_the_same_state_gives_the_same_savepoint_whether_it_is_frozen_or_committed(store, tmp_path):
+    job = Job()
+    for _ in range(5):
+        job.step()
+    frozen = job.frozen()
+    with store.writer() as writer:
+        writer.checkpoint({"op": job.backends}, operator_states={"op": job.offsets})
+
+    from_frozen = save(open_storage(tmp_path / "frozen", create=True), frozen)
+    from_committed = StateStore(store.storage, store.store_id, clock_ms=lambda: 0).savepoint(tmp_path / "committed")
+
+    for name in ("op.total", "op.seen", "op.empty"):
+        assert from_frozen.to_arrow(name).equals(from_committed.to_arrow(name))
+    ours, theirs = from_frozen.entry.operators[0], from_committed.entry.operators[0]
+    assert (ours.key, ours.states, ours.operator_states) == (theirs.key, theirs.states, theirs.operator_states)
+    assert [task.live_rows for task in ours.subtasks] == [task.live_rows for task in theirs.subtasks]
+
+
+def test_a_savepoint_that_is_cancelled_before_any_of_its_files_leaves_nothing(tmp_path):
+    job = Job()
+    job.step()
+    frozen = job.frozen()
+    target = open_storage(tmp_path / "copy", create=True)
+
+    for asked in range(100):
+        answers = iter([False] * asked)
+        try:
+            savepoint = save(target, frozen, cancelled=lambda answers=answers: next(answers, True))
+            break
+        except CheckpointCancelledError:
+            assert files_in(tmp_path / "copy") == []
+
+    # 3 states of 2 subtasks, 2 manifests, the operator state, the log entry.
+    assert asked == 10
+    assert totals(savepoint) == job.total
+
+
+class LostAnswer:
+    """A storage that creates a file and cannot tell whether it did."""
+
+    def __init__(self, storage, path):
+        self._storage = storage
+        self._path = path
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+    def put_if_absent(self, path, data, commit_id):
+        outcome = self._storage.put_if_absent(path, data, commit_id)
+        if path.startswith(self._path):
+            raise CommitUnknownError(path, commit_id, "the answer was lost")
+        return outcome
+
+
+@pytest.mark.parametrize("path", ["log/", "arrowstate.json"])
+def test_a_savepoint_whose_end_nobody_can_tell_is_taken_away(tmp_path, path):
+    job = Job()
+    job.step()
+
+    with pytest.raises(CommitUnknownError):
+        save(LostAnswer(open_storage(tmp_path / "copy", create=True), path), job.frozen())
+
+    assert files_in(tmp_path / "copy") == []
+
+
+def test_savepoints_of_two_checkpoints_to_one_place_do_not_mix(store, model, tmp_path):
+    place = tmp_path / "copy"
+    target = Blind(open_storage(place, create=True))
+
+    def write(checkpoint, progress=None):
+        entry = store.snapshot(checkpoint).entry
+        arguments = {"new_id": new_id, "clock_ms": lambda: 0, "progress": progress}
+        write_savepoint(store.storage, store.store_id, entry, target, **arguments)
+
+    with pytest.raises(InvalidInputError, match="another savepoint"):
+        write(3, lambda done, total: write(2) if done == 3 else None)
+    forget_open_files()
+
+    assert totals(open_store(place).latest()) == model[0]
+    assert len(files_in(place / "log")) == 1
+    assert open_store(place).verify(deep=True).problems == []

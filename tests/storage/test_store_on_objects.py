@@ -14,7 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import FencedError, KeyedStateBackend, ReducingStateDescriptor, StoreNotFoundError, open_store
+from arrowstate import (
+    ClaimMode,
+    FencedError,
+    KeyedStateBackend,
+    ReducingStateDescriptor,
+    StoreNotFoundError,
+    open_store,
+)
 from arrowstate.errors import CorruptDataError, StorageError
 from arrowstate.snapshot.reading import forget_open_files
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, LOSE, REFUSE, faulty_proxy
@@ -244,3 +251,24 @@ def test_a_store_lives_through_a_network_that_fails_all_the_time(s3_endpoint, tm
         assert found == (expected(5), expected(5))
         assert numbers == list(range(numbers[0], numbers[0] + 5))
         assert next(count) > 20 * every
+
+
+def test_a_savepoint_goes_from_one_bucket_store_into_another_and_is_disposed_of(place, tmp_path):
+    url, options = place
+    store = open_store(url, create=True, storage_options=options)
+    backend = new_backend()
+    with store.writer() as writer:
+        checkpoint(writer, backend, 0)
+        checkpoint(writer, backend, 1)
+    savepoint = store.savepoint(f"{url}-saved", format="arrow")
+    other = open_store(f"{url}-other", create=True, storage_options=elsewhere(options, tmp_path))
+
+    imported = other.import_savepoint(savepoint.storage.url, claim_mode=ClaimMode.CLAIM)
+
+    assert savepoint.storage.list("") == []
+    assert clicks_in(imported) == expected(2)
+    assert other.verify(deep=True).problems == []
+    again = open_store(f"{url}-other", storage_options=elsewhere(options, tmp_path, "third"))
+    assert sum(len(again.latest().restore("counter", parallelism=2, subtask=i).state(CLICKS)) for i in range(2)) == len(
+        expected(2)
+    )
