@@ -27,7 +27,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from arrowstate_formats.errors import ArrowStateError, CorruptDataError, FormatVersionError, InvalidInputError
+from arrowstate_formats.errors import (
+    ArrowStateError,
+    CorruptDataError,
+    FormatVersionError,
+    InvalidInputError,
+    MissingDependencyError,
+)
 
 __all__ = [
     "ArrowStateError",
@@ -807,34 +813,3 @@ class CheckpointCancelledError(ArrowStateError, RuntimeError):
     def __str__(self) -> str:
         which = "the checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
         return f"{which} was cancelled and its files are deleted; its changes are part of the next one"
-
-
-# Install something.
-
-
-class MissingDependencyError(ArrowStateError, ImportError):
-    """A feature needs a package that is not installed.
-
-    Attributes
-    ----------
-    feature : str
-        What needs it.
-    package : str
-        The package that is missing.
-    extra : str
-        The extra of arrowstate that brings it.
-
-    Examples
-    --------
-    >>> print(MissingDependencyError("the Spark sink", "pyspark", "spark"))
-    the Spark sink needs the package pyspark: pip install 'arrowstate[spark]'
-    """
-
-    def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(feature, package, extra, name=package)
-        self.feature = feature
-        self.package = package
-        self.extra = extra
-
-    def __str__(self) -> str:
-        return f"{self.feature} needs the package {self.package}: pip install 'arrowstate[{self.extra}]'"

@@ -35,6 +35,8 @@ EXAMPLES = [
     errors.StorageError("data/1.arrow", "Permission denied"),
     errors.CollectedError(["data/1.arrow", "data/2.arrow"]),
     errors.NameTakenError("data/1.arrow"),
+    errors.CheckpointAbortedError(41, "expired", "not done after 600000 ms"),
+    errors.CheckpointsStoppedError("3 checkpoints in a row failed, the last one: no room"),
     errors.CheckpointCancelledError(42),
     errors.CheckpointCancelledError(),
     errors.CorruptDataError("log/7.json", "truncated"),

@@ -150,7 +150,8 @@ class CheckpointWriter:
         watermark
             Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
         format
-            The format of new run files: `arrow` (mapped by readers) or `parquet`.
+            The format of new run files: `arrow` (mapped by readers), `parquet`, or `lance` (needs the extra
+            `arrowstate[lance]`).
         allow_dropped_state
             Whether operators and states of the checkpoint before may be left out.
 

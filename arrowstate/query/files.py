@@ -2,7 +2,7 @@
 
 A part is what one subtask owns of one record batch or row group. Its hash range and its number of rows come
 from the manifest, so parts are chosen without opening a file. Opening an Arrow part gives views of the mapped
-file; of a Parquet part only the columns asked for are decoded.
+file; of a Parquet or Lance part only the columns asked for are decoded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import CorruptDataError
 from arrowstate.query.compaction import Picked, count_rows
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot import reading
@@ -22,7 +21,6 @@ from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate.table.run import HASH_COLUMN, Directory, Run, Segment, all_live, hashes_of
 from arrowstate_formats.documents import ColumnStatistics, RunDocument
-from arrowstate_formats.run_files import read_run
 
 __all__ = ["Part", "StoredRun"]
 
@@ -38,7 +36,6 @@ class StoredRun:
         self.document = document
         self._storage = storage
         self._schema, self.conversion = schemas.of_version(document.schema_version)
-        self._checked: set[int] = set()
 
     @property
     def rows(self) -> int:
@@ -88,24 +85,10 @@ class StoredRun:
                 yield Part(self, number, start_row, first, last, batch.min_hash, batch.max_hash)
 
     def read(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
-        """Return columns of one of the row groups of a Parquet file; the others are not decoded."""
+        """Return columns of one batch of a file that is decoded; the others are not."""
         if self.conversion is None:
-            return self._stored(number, columns)
-        return self.conversion.pick(self._stored(number, self.conversion.sources_of(columns)), columns)
-
-    def _stored(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
-        file = self.file
-        document = self.document
-        # The checksum covers all columns of the row group; once is enough, the pages have their own.
-        verify = number not in self._checked
-        batch = read_run(
-            file.buffer, "parquet", document.batches, [number], list(columns), verify=verify, path=file.path
-        )[0]
-        expected = pa.schema([self._schema.field(column) for column in columns])
-        if not batch.schema.equals(expected):
-            raise CorruptDataError(file.path, f"the columns are {batch.schema}, expected {expected}")
-        self._checked.add(number)
-        return batch
+            return self.file.read([number], columns)[0]
+        return self.conversion.pick(self.file.read([number], self.conversion.sources_of(columns))[0], columns)
 
     def run(self, parts: Sequence[Part]) -> Run:
         """Return the given parts, in hash order, as a run to look keys up in."""
@@ -123,7 +106,7 @@ class StoredRun:
 
 
 class Part:
-    """Consecutive rows of a run that lie in one record batch or row group."""
+    """Consecutive rows of a run that lie in one batch of its file."""
 
     __slots__ = ("_batch_row", "_first", "_live_rows", "_segment", "max_hash", "min_hash", "number", "rows", "run")
 

@@ -1,8 +1,8 @@
 """From storage to runs: manifests, run files, deletion vectors, directories, cut to a range of hashes.
 
 A file is opened once per process and stays mapped while it is used, and each record batch is compared with
-its checksum at its first use. Files are immutable, so what is kept can never be stale; live bits are made
-anew for each caller. Specification: formats/spec/run-files.md.
+its checksum at its first use; a Lance file, whose rows lie anywhere in it, is compared as a whole. Files are immutable,
+so what is kept can never be stale; live bits are made anew for each caller. Specification: formats/spec/run-files.md.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from arrowstate.errors import CorruptDataError, MissingFileError, OperatorNotFoundError, StateNotFoundError
+from arrowstate.errors import (
+    CorruptDataError,
+    MissingFileError,
+    OperatorNotFoundError,
+    StateNotFoundError,
+    StorageError,
+)
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
+from arrowstate.storage.posix import storage_errors
 from arrowstate.table import kernels
 from arrowstate.table.run import Directory, Run, Segment, all_live, hashes_of
 from arrowstate_formats.directory import read_directory
@@ -38,6 +46,7 @@ from arrowstate_formats.documents import (
     decode_inline,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
+from arrowstate_formats.lance_files import LocalCopy
 from arrowstate_formats.run_files import checksum, frame_checksum, read_run
 
 __all__ = [
@@ -269,27 +278,88 @@ class OpenFile:
     path: str
     buffer: pa.Buffer
     schema: pa.Schema
+    local_path: Path | None = None
+    "Where the file lies on the local file system, if it does."
     batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    checked: set[int] = field(default_factory=set)
+    "Batches whose checksums were compared."
     heap_bytes: int = 0
     loaded: Directory | None = None
+    copy: LocalCopy | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def batch(self, number: int) -> pa.RecordBatch:
         """Return one record batch; see `load`."""
         return self.load([number])[0]
 
     def load(self, numbers: Sequence[int]) -> list[pa.RecordBatch]:
-        """Return record batches with all their columns; a checksum is compared at the first use of its batch."""
+        """Return record batches with all their columns, and keep them."""
         missing = [number for number in numbers if number not in self.batches]
         if missing:
-            document = self.document
-            read = read_run(self.buffer, document.format, document.batches, missing, path=self.path)
-            for number, batch in zip(missing, read, strict=True):
-                if not batch.schema.equals(self.schema):
-                    raise CorruptDataError(self.path, f"the columns are {batch.schema}, expected {self.schema}")
+            for number, batch in zip(missing, self.read(missing), strict=True):
                 self.batches[number] = batch
-                if document.format != "arrow":
+                if self.document.format != "arrow":
                     self.heap_bytes += batch.nbytes
         return [self.batches[number] for number in numbers]
+
+    def read(self, numbers: Sequence[int], columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """Return record batches with some of their columns; a checksum is compared at the first use of its batch.
+
+        Raises
+        ------
+        CorruptDataError
+            If the bytes are damaged, or the columns are not those of the schema.
+        MissingDependencyError
+            If it is a Lance file and the package pylance is not installed.
+        StorageFullError, StorageError
+            If a local file that a Lance file is read from cannot be written or read.
+        """
+        if self.document.format != "lance":
+            return self._decoded(numbers, columns, None)
+        with self.lock:
+            location = self._location()
+            if not self.checked:
+                # The whole file is compared before its first row is read; others wait for it.
+                return self._decoded(numbers, columns, location)
+        return self._decoded(numbers, columns, location)
+
+    def _decoded(
+        self, numbers: Sequence[int], columns: Sequence[str] | None, location: Path | None
+    ) -> list[pa.RecordBatch]:
+        documents, run_format = self.document.batches, self.document.format
+        verify = not self.checked.issuperset(numbers)
+        try:
+            with storage_errors(str(location)):
+                batches = read_run(
+                    self.buffer,
+                    run_format,
+                    documents,
+                    numbers,
+                    columns,
+                    verify=verify,
+                    location=location,
+                    path=self.path,
+                )
+        except StorageError:
+            if location is not None and not location.exists():
+                raise CorruptDataError(self.path, "the file is missing") from None
+            raise
+        expected = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        for batch in batches:
+            if not batch.schema.equals(expected):
+                raise CorruptDataError(self.path, f"the columns are {batch.schema}, expected {expected}")
+        self.checked.update(range(len(documents)) if run_format == "lance" else numbers)
+        return batches
+
+    def _location(self) -> Path:
+        """Return where the file, or a copy of it, lies on the local file system."""
+        if self.local_path is not None:
+            return self.local_path
+        if self.copy is None:
+            with storage_errors(f"a temporary copy of {self.path}"):
+                self.copy = LocalCopy(self.buffer)
+            self.heap_bytes += self.buffer.size
+        return self.copy.path
 
     def directory(self, storage: Storage) -> Directory:
         """Return the directory that is stored beside the file."""
@@ -330,7 +400,9 @@ class _Files:
             buffer = storage.open_buffer(document.path)
         except MissingFileError:
             raise CorruptDataError(document.path, "the file is missing") from None
-        file = self._open(document.path, document, buffer, schema)
+        # Only a storage whose files lie on the local file system as they are has this.
+        locate = getattr(storage, "local_path", None)
+        file = self._open(document.path, document, buffer, schema, locate(document.path) if locate else None)
         with self._lock:
             self._files[key] = file
             heap_bytes = sum(other.heap_bytes for other in self._files.values())
@@ -343,12 +415,14 @@ class _Files:
             self._files.clear()
 
     @staticmethod
-    def _open(path: str, document: RunDocument, buffer: pa.Buffer, schema: pa.Schema) -> OpenFile:
+    def _open(
+        path: str, document: RunDocument, buffer: pa.Buffer, schema: pa.Schema, local_path: Path | None = None
+    ) -> OpenFile:
         if buffer.size != document.bytes:
             raise CorruptDataError(path, f"the file has {buffer.size} bytes, expected {document.bytes}")
         if frame_checksum(buffer, document.batches) != document.frame_xxh3_128:
             raise CorruptDataError(path, "the header or the footer does not match its checksum")
-        return OpenFile(document, path, buffer, schema)
+        return OpenFile(document, path, buffer, schema, local_path)
 
 
 _FILES = _Files()

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError, MissingFileError
+from arrowstate.errors import (
+    ArrowStateError,
+    CorruptDataError,
+    InvalidInputError,
+    MissingDependencyError,
+    MissingFileError,
+)
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.boundary import path_of
@@ -152,8 +158,8 @@ def noting(problems: list[str], what: str, failures: list[ArrowStateError] | Non
     """Turn an error of the block into a problem, so that a look goes on; `failures` gets those that are no damage."""
     try:
         yield
-    except InvalidInputError:
-        # An argument that cannot be, such as a parallelism: the caller's mistake, not the store's.
+    except (InvalidInputError, MissingDependencyError):
+        # An argument that cannot be, such as a parallelism, or a package to install: not the store's mistake.
         raise
     except ArrowStateError as error:
         text = str(error)

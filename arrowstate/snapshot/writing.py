@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from arrowstate.snapshot.references import manifest_files
 from arrowstate.snapshot.streams import CheckpointStreamFactory, StreamStateHandle, never
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
+from arrowstate.storage.posix import storage_errors
 from arrowstate.table import kernels
 from arrowstate.table.run import Directory, FrozenRun, Run
 from arrowstate.table.table import FrozenTable
@@ -42,6 +44,7 @@ from arrowstate_formats.documents import (
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.run_files import (
     INLINE_BYTES,
+    RunFile,
     RunFormat,
     checksum,
     write_run,
@@ -135,7 +138,7 @@ class RunWriter:
         id = self.new_id()
         # The run is checksummed while it is encoded, each batch and the whole.
         with self._streams().create(self.folder, self.format, id=id, hashing=False) as stream:
-            written = write_run(batches, self.format, stream)
+            written = self._encoded(batches, stream)
             handle = stream.close_and_get_handle(written.xxh3_128)
         assert handle is not None, "a file of any format has a header"
         self.bytes_written += handle.size_bytes
@@ -158,6 +161,11 @@ class RunWriter:
             directory=self._directory(run, id),
         )
         return document, run.first_row
+
+    def _encoded(self, batches: Sequence[pa.RecordBatch], sink: BinaryIO) -> RunFile:
+        # A Lance file is written to a temporary folder first, whose disk may be full.
+        with storage_errors(f"a temporary file for {self.folder}"):
+            return write_run(batches, self.format, sink)
 
     def refer(self, frozen: FrozenRun, stored: RunDocument, shift: int) -> RunDocument:
         """Return the document of a run the store has, with what changed since: its slice and its dead rows."""

@@ -109,6 +109,16 @@ class LocalStorage:
         with self._reading(path) as location, pa.memory_map(str(location)) as mapped:
             return mapped.read_buffer()
 
+    def local_path(self, path: str) -> Path:
+        """Return where a file lies, or would lie, for a library that takes paths only.
+
+        Raises
+        ------
+        CorruptDataError
+            If the path is none that `Storage` takes.
+        """
+        return self._existing(path)
+
     def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
         """See `Storage.put_if_absent`."""
         check_commit(data, commit_id)

@@ -30,7 +30,7 @@ class TestLists(ListStateSuite):
 """
 
 from arrowstate.testing.aggregating import AggregatingStateSuite
-from arrowstate.testing.deployments import COLLIDING_KEYS, DEPLOYMENTS, PLAIN_KEYS, Clock, Deployment, Job, Keys
+from arrowstate.testing.deployments import COLLIDING_KEYS, DEPLOYMENTS, LANCE, PLAIN_KEYS, Clock, Deployment, Job, Keys
 from arrowstate.testing.evolution import SchemaEvolutionSuite
 from arrowstate.testing.expired_rows import ExpiredRowsSuite
 from arrowstate.testing.firing import TimerFiringSuite
@@ -51,6 +51,7 @@ from arrowstate.testing.timers import TimerSuite
 __all__ = [
     "COLLIDING_KEYS",
     "DEPLOYMENTS",
+    "LANCE",
     "PLAIN_KEYS",
     "AggregatingStateSuite",
     "CheckpointStreamSuite",

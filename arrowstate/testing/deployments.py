@@ -21,8 +21,9 @@ from arrowstate.storage import clear_memory_storage
 from arrowstate.store import Snapshot, StateStore, open_store
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.key_groups import key_groups
+from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["COLLIDING_KEYS", "DEPLOYMENTS", "PLAIN_KEYS", "Clock", "Deployment", "Job", "Keys"]
+__all__ = ["COLLIDING_KEYS", "DEPLOYMENTS", "LANCE", "PLAIN_KEYS", "Clock", "Deployment", "Job", "Keys"]
 
 
 class Clock:
@@ -73,6 +74,8 @@ class Deployment:
     "Before each step the job is checkpointed and restored at each (parallelism, max parallelism) in turn."
     savepoint: bool = False
     "Whether it is restored from savepoints of the checkpoints."
+    format: RunFormat = "arrow"
+    "The run format of its checkpoints."
 
     def __str__(self) -> str:
         return self.name
@@ -120,6 +123,9 @@ DEPLOYMENTS = (
     Deployment("rescaled", memory_budget_bytes=2000, scales=((3, 20), (1, 32768))),
     Deployment("restored from savepoints", scales=((2, 128), (1, 128)), savepoint=True),
 )
+
+LANCE = Deployment("restored from Lance", scales=((3, 20), (1, 128)), format="lance")
+"""Not one of `DEPLOYMENTS`: it needs the extra `arrowstate[lance]`, and its many small files take several ms each."""
 
 
 class Job:
@@ -172,7 +178,9 @@ class Job:
     def checkpoint(self) -> Snapshot:
         """Commit a checkpoint."""
         with self.store.writer() as writer:
-            return writer.checkpoint({"op": self.backends}, operator_states={"op": self.operators})
+            return writer.checkpoint(
+                {"op": self.backends}, operator_states={"op": self.operators}, format=self.deployment.format
+            )
 
     def savepoint(self) -> Snapshot:
         """Write a savepoint of the newest checkpoint."""

@@ -193,7 +193,7 @@ class StateDocument(Document, frozen=True, kw_only=True):
 
 
 class BatchDocument(Document, frozen=True, kw_only=True):
-    """One record batch or row group: its byte range inside the run file, and what is in it."""
+    """Consecutive rows of a run file: a byte range of the file, and what is in it."""
 
     offset: Count
     bytes: Version
@@ -244,7 +244,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     """A run: a file of sorted rows, and the half-open range of its rows that this subtask owns."""
 
     id: Text
-    format: Literal["arrow", "parquet"]
+    format: Literal["arrow", "parquet", "lance"]
     path: str | None = None
     inline: str | None = None
     bytes: Version

@@ -6,7 +6,13 @@ attributes and survives pickling, because Spark and process pools send errors be
 
 from __future__ import annotations
 
-__all__ = ["ArrowStateError", "CorruptDataError", "FormatVersionError", "InvalidInputError"]
+__all__ = [
+    "ArrowStateError",
+    "CorruptDataError",
+    "FormatVersionError",
+    "InvalidInputError",
+    "MissingDependencyError",
+]
 
 
 class ArrowStateError(Exception):
@@ -83,3 +89,31 @@ class FormatVersionError(ArrowStateError, RuntimeError):
             f"{self.path or 'the document'} has format version {self.found}, this arrowstate reads versions up to "
             f"{self.supported}; install a newer arrowstate"
         )
+
+
+class MissingDependencyError(ArrowStateError, ImportError):
+    """A feature needs a package that is not installed.
+
+    Attributes
+    ----------
+    feature : str
+        What needs it.
+    package : str
+        The package that is missing.
+    extra : str
+        The extra of arrowstate that brings it.
+
+    Examples
+    --------
+    >>> print(MissingDependencyError("the Spark sink", "pyspark", "spark"))
+    the Spark sink needs the package pyspark: pip install 'arrowstate[spark]'
+    """
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(feature, package, extra, name=package)
+        self.feature = feature
+        self.package = package
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.feature} needs the package {self.package}: pip install 'arrowstate[{self.extra}]'"

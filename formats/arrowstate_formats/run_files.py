@@ -1,6 +1,6 @@
-"""Run files: the sorted rows of a run as Arrow IPC or Parquet, checksummed while they are written.
+"""Run files: the sorted rows of a run as Arrow IPC, Parquet or Lance, checksummed while they are written.
 
-A run file is an ordinary IPC or Parquet file that any reader opens. What makes it safe is outside of it:
+A run file is an ordinary file of its format that any reader opens. What makes it safe is outside of it:
 the manifest records the byte range and the checksum of each record batch or row group, so that a reader that
 maps the file and touches a few batches checks just these, and the checksum of the frame, which is
 everything around the batches (header, schema, footer). Arrow batches are handed out without a copy.
@@ -9,11 +9,12 @@ Specification: formats/spec/run-files.md.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, TypeAlias
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +22,9 @@ import xxhash
 
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import BatchDocument
-from arrowstate_formats.errors import CorruptDataError, InvalidInputError
+from arrowstate_formats.errors import ArrowStateError, CorruptDataError, InvalidInputError
+from arrowstate_formats.lance_files import LocalCopy, read_lance_rows, written_lance
+from arrowstate_formats.schema_metadata import chosen_fields, read_schema
 from arrowstate_formats.splitting import split_at_key_groups
 
 __all__ = [
@@ -44,8 +47,10 @@ HASH_COLUMN = "_key_hash"
 INLINE_BYTES = 20480
 """A run file, deletion vector or manifest smaller than this is kept inside the document that refers to it."""
 
-RunFormat: TypeAlias = Literal["arrow", "parquet"]
+RunFormat: TypeAlias = Literal["arrow", "parquet", "lance"]
 """How a run file is encoded."""
+
+_COPY_BYTES = 1 << 20
 
 _ARROW_MAGIC_BYTES = 8
 """`ARROW1` and two bytes of padding, before the schema message."""
@@ -62,7 +67,7 @@ class RunFile:
     frame_xxh3_128: str
     """Checksum of the bytes outside of every batch, in the order of the file."""
     batches: list[BatchDocument]
-    """One per record batch or row group, in the order of the file."""
+    """One per batch that has rows, in the order of the file."""
 
 
 def checksum(data: Any) -> str:
@@ -129,15 +134,16 @@ def write_run(
     """Write the rows of a run as one file and return its size, checksums and batches.
 
     The data is read once. Arrow: IPC file format, uncompressed, one record batch per batch. Parquet: one row
-    group per batch, zstd, page checksums, `_key_hash` as DELTA_BINARY_PACKED, no dictionaries. Batches
-    without rows are left out of the file.
+    group per batch, zstd, page checksums, `_key_hash` as DELTA_BINARY_PACKED, no dictionaries. Lance: through a
+    temporary file of the same size; a batch is a range of rows, and the byte ranges of the batches share the file out
+    without saying where rows are. Batches without rows are left out of the file.
 
     Parameters
     ----------
     batches
         At least one, of one schema, sorted over all by `_key_hash`; for where to cut see `split_at_key_groups`.
     format
-        "arrow" or "parquet".
+        "arrow", "parquet" or "lance".
     sink
         An open binary file; it is neither flushed nor closed.
 
@@ -145,9 +151,11 @@ def write_run(
     ------
     InvalidInputError
         If there is no batch, the schemas differ, there is no `_key_hash` column of int64 without nulls, or a type
-        cannot be stored.
+        cannot be stored; nothing was written.
+    MissingDependencyError
+        If the format is "lance" and the package pylance is not installed; nothing was written.
     OSError
-        Whatever the sink raises, unchanged.
+        Whatever the sink raises, unchanged; or there is no room for the temporary file.
 
     Examples
     --------
@@ -160,6 +168,8 @@ def write_run(
     if not batches:
         raise InvalidInputError("a run needs at least one batch")
     schema = _check_schema(batches)
+    if format == "lance":
+        return _write_lance([batch for batch in batches if batch.num_rows], schema, sink)
     # The header is written together with the first batch, so its length must be known before.
     header_bytes = _ARROW_MAGIC_BYTES + schema.serialize().size if format == "arrow" else 0
     tee = _Sink(sink, header_bytes)
@@ -168,26 +178,53 @@ def write_run(
         for batch in batches:
             if not batch.num_rows:
                 continue
-            hashes = batch.column(HASH_COLUMN)
             offset = max(tee.position, header_bytes)
             with tee.batch() as digest:
                 _write_batch(writer, batch)
-            documents.append(
-                BatchDocument(
-                    offset=offset,
-                    bytes=tee.position - offset,
-                    rows=batch.num_rows,
-                    xxh3_128=digest.hexdigest(),
-                    min_hash=hashes[0].as_py(),
-                    max_hash=hashes[-1].as_py(),
-                )
-            )
+            documents.append(_batch_document(batch, offset, tee.position, digest))
     return tee.finish(documents)
 
 
+def _write_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO) -> RunFile:
+    tee = _Sink(sink, 0)
+    documents = []
+    with written_lance(batches, schema) as path, path.open("rb") as file:
+        size = path.stat().st_size
+        if size < len(batches):
+            raise InvalidInputError(
+                f"a run of {len(batches)} batches is a Lance file of {size} bytes; use larger batches"
+            )
+        for number, batch in enumerate(batches):
+            offset, end = (size * border // len(batches) for border in (number, number + 1))
+            with tee.batch() as digest:
+                _copy(file, tee, end - offset)
+            documents.append(_batch_document(batch, offset, end, digest))
+        _copy(file, tee, size - tee.position)
+        if tee.position != size:
+            raise OSError(f"the temporary file {path} had {size} bytes, {tee.position} could be read")
+    return tee.finish(documents)
+
+
+def _copy(source: BinaryIO, sink: _Sink, size: int) -> None:
+    while size and (piece := source.read(min(size, _COPY_BYTES))):
+        size -= sink.write(piece)
+
+
+def _batch_document(batch: pa.RecordBatch, offset: int, end: int, digest: Any) -> BatchDocument:
+    hashes = batch.column(HASH_COLUMN)
+    return BatchDocument(
+        offset=offset,
+        bytes=end - offset,
+        rows=batch.num_rows,
+        xxh3_128=digest.hexdigest(),
+        min_hash=hashes[0].as_py(),
+        max_hash=hashes[-1].as_py(),
+    )
+
+
 def _check_format(run_format: str) -> None:
-    if run_format not in ("arrow", "parquet"):
-        raise InvalidInputError(f"the format of a run is 'arrow' or 'parquet', got {run_format!r}")
+    if run_format not in get_args(RunFormat):
+        raise InvalidInputError(f"the format of a run is 'arrow', 'parquet' or 'lance', got {run_format!r}")
 
 
 def _check_schema(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
@@ -355,7 +392,8 @@ def read_parquet_row_groups(
         reader = pq.ParquetFile(pa.BufferReader(buffer), page_checksum_verification=True)
         if reader.num_row_groups != len(documents):
             raise CorruptDataError(path, f"{reader.num_row_groups} row groups, expected {len(documents)}")
-        schema = _parquet_schema(reader, columns)
+        # Parquet itself has no seconds, date64 or names of list items.
+        schema = chosen_fields(read_schema(reader.metadata.metadata), columns)
         batches = []
         for index in indexes:
             table = reader.read_row_group(index, columns=schema.names, use_threads=False)
@@ -365,21 +403,9 @@ def read_parquet_row_groups(
         return batches
 
 
-def _parquet_schema(reader: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the schema that was written; Parquet itself has no seconds, date64 or names of list items."""
-    metadata = reader.metadata.metadata or {}
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata[b"ARROW:schema"])))
-    if columns is None:
-        return schema
-    missing = [column for column in columns if column not in schema.names]
-    if missing:
-        raise InvalidInputError(f"no column {missing[0]!r} in the run; it has {', '.join(schema.names)}")
-    return pa.schema([schema.field(column) for column in columns])
-
-
 def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     if not schema.names:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * table.num_rows, pa.struct([])))
+        return _no_columns(table.num_rows)
     table = table.combine_chunks()
     if table.schema != schema:
         table = table.cast(schema)
@@ -387,6 +413,43 @@ def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     if len(batches) != 1:
         raise ValueError(f"a row group became {len(batches)} batches")
     return batches[0]
+
+
+def _no_columns(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+
+
+def _read_lance(
+    buffer: pa.Buffer,
+    documents: Sequence[BatchDocument],
+    indexes: Sequence[int],
+    columns: Sequence[str] | None,
+    location: Path | None,
+    path: str,
+) -> list[pa.RecordBatch]:
+    ends = list(accumulate(document.rows for document in documents))
+    ranges = [(ends[index] - documents[index].rows, documents[index].rows) for index in indexes]
+    with _parsing(path):
+        if columns is not None and not columns:
+            return [_no_columns(rows) for _, rows in ranges]
+        if location is None:
+            copy = LocalCopy(buffer)
+            location = copy.path
+        batches = read_lance_rows(location, ends[-1] if ends else 0, ranges, columns)
+        for index, batch in zip(indexes, batches, strict=True):
+            _check_batch(batch, documents[index], path)
+            _check_hashes(batch, documents[index], path)
+        return batches
+
+
+def _check_hashes(batch: pa.RecordBatch, document: BatchDocument, path: str) -> None:
+    """Compare the ends of a batch that was found by row numbers alone."""
+    if HASH_COLUMN not in batch.schema.names:
+        return
+    hashes = batch.column(HASH_COLUMN)
+    found = (hashes[0].as_py(), hashes[-1].as_py())
+    if found != (document.min_hash, document.max_hash):
+        raise CorruptDataError(path, f"hashes {found}, expected {(document.min_hash, document.max_hash)}")
 
 
 def read_run(
@@ -398,16 +461,17 @@ def read_run(
     *,
     verify: bool = True,
     frame_xxh3_128: str | None = None,
+    location: Path | None = None,
     path: str = "",
 ) -> list[pa.RecordBatch]:
-    """Return record batches of a run file of either format.
+    """Return record batches of a run file of any format.
 
     Parameters
     ----------
     buffer
         The whole file, for instance a memory map.
     format
-        "arrow" (the result is a view into the buffer) or "parquet".
+        "arrow" (the result is a view into the buffer), "parquet" or "lance".
     documents
         All batches of the file, as the manifest lists them.
     indexes
@@ -415,10 +479,13 @@ def read_run(
     columns
         Which columns to return, in this order; None returns all.
     verify
-        Whether to compare the bytes of each batch that is read with its checksum.
+        Whether to compare the bytes of each batch that is read with its checksum; of a Lance file those of all batches,
+        because rows lie anywhere in it.
     frame_xxh3_128
         The frame checksum of the manifest, compared when `verify` is true and it is given. Without it, damage to
         header or footer is found only if it makes the file unreadable.
+    location
+        A local file with the bytes of `buffer`, which Lance reads; None makes a temporary one. Not used otherwise.
     path
         For messages.
 
@@ -428,6 +495,10 @@ def read_run(
         If a checksum or a number of rows differs, or the bytes cannot be parsed.
     InvalidInputError
         If a column does not exist.
+    MissingDependencyError
+        If the format is "lance" and the package pylance is not installed.
+    OSError
+        If the operating system cannot read a Lance file, or has no room for a temporary one.
 
     Examples
     --------
@@ -446,13 +517,15 @@ def read_run(
     chosen = range(len(documents)) if indexes is None else indexes
     if format == "parquet":
         return read_parquet_row_groups(buffer, documents, chosen, columns, verify=verify, path=path)
+    if format == "lance":
+        for document in documents if verify else []:
+            _batch_bytes(buffer, document, verify, path)
+        return _read_lance(buffer, documents, chosen, columns, location, path)
     batches = read_arrow_batches(buffer, [documents[index] for index in chosen], verify=verify, path=path)
     if columns is None:
         return batches
     for batch in batches[:1]:
-        missing = [column for column in columns if column not in batch.schema.names]
-        if missing:
-            raise InvalidInputError(f"no column {missing[0]!r} in the run; it has {', '.join(batch.schema.names)}")
+        chosen_fields(batch.schema, columns)
     return [batch.select(list(columns)) for batch in batches]
 
 
@@ -461,9 +534,12 @@ def _parsing(path: str) -> Iterator[None]:
     """Report every failure of a parser as damage of the file it parses."""
     try:
         yield
-    except (CorruptDataError, InvalidInputError):
+    except ArrowStateError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # What the operating system says of a local file is nothing about its bytes.
+            raise
         # The parsers raise whatever the damaged bytes lead to: ArrowInvalid, OSError, KeyError, MemoryError, ...
         raise CorruptDataError(path, f"{type(error).__name__}: {error}") from error
 

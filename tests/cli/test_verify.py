@@ -95,6 +95,25 @@ def test_a_whole_store_has_no_problem(folder, capsys, deep):
     assert files(folder) == before
 
 
+def test_lance_files_are_verified_and_restored_for_trial(tmp_path, capsys):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend.state(TOTAL).add_batch(pa.array(range(9000)), pa.array(range(9000)))
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]}, format="lance")
+
+    whole = [run(capsys, *verb)[0] for verb in (("verify", store.url, "--deep"), ("restore-check", store.url))]
+    path = data_file(Path(store.url), 2)
+    flip(path)
+    verify, restore = (run(capsys, *verb) for verb in (("verify", store.url, "--deep"), ("restore-check", store.url)))
+
+    assert whole == [0, 0]
+    assert (verify[0], restore[0]) == (1, 1)
+    assert path.suffix == ".lance"
+    assert path.name in verify[1]
+    assert path.name in restore[1]
+
+
 @pytest.mark.parametrize("harm", [cut, grow, Path.unlink])
 @pytest.mark.parametrize("state", ["total", "offsets"])
 def test_a_file_that_is_gone_or_has_another_size_is_found_without_reading_it(folder, capsys, harm, state):

@@ -444,7 +444,7 @@ class Job(RuleBasedStateMachine):
     def freeze(self):
         self.frozen = [*self.frozen[-2:], ([backend.freeze() for backend in self.backends], self.copied())]
 
-    @rule(format=st.sampled_from(["arrow", "parquet"]), new_writer=st.booleans())
+    @rule(format=st.sampled_from(["arrow", "parquet", "lance"]), new_writer=st.booleans())
     def checkpoint(self, format, new_writer):
         if new_writer:
             self.writer = self.store.writer()

@@ -32,7 +32,7 @@ from arrowstate_formats.run_files import (
     write_run,
 )
 
-FORMATS = pytest.mark.parametrize("run_format", ["arrow", "parquet"])
+FORMATS = pytest.mark.parametrize("run_format", ["arrow", "parquet", "lance"])
 
 
 def make_batches(rows: int = 40, cuts: tuple[int, ...] = (0, 15, 28, 40)) -> list[pa.RecordBatch]:
@@ -303,13 +303,25 @@ def test_every_truncation_of_a_file_is_found(run_format: RunFormat, verify: bool
             read_run(buffer.slice(0, length), run_format, run.batches, verify=verify)
 
 
-@FORMATS
+@pytest.mark.parametrize("run_format", ["arrow", "parquet"])
 def test_a_file_of_other_batches_is_found_without_checksums(run_format: RunFormat) -> None:
     buffer, _ = written(make_batches(), run_format)
     _, other = written(make_batches(cuts=(0, 20, 40)), run_format)
 
     with pytest.raises(CorruptDataError):
         read_run(buffer, run_format, other.batches, verify=False)
+
+
+@pytest.mark.parametrize("rows", [39, 40, 41])
+def test_a_lance_file_of_other_rows_is_found_without_checksums(rows: int) -> None:
+    _, run = written(make_batches(), "lance")
+    others = make_batches(rows, (0, 15, 28, rows))
+    hashes = pa.compute.add(others[2].column("_key_hash"), 1)
+    others[2] = others[2].set_column(0, others[0].schema.field(0), hashes)
+    other, _ = written(others, "lance")
+
+    with pytest.raises(CorruptDataError):
+        read_run(other, "lance", run.batches, verify=False)
 
 
 def test_another_schema_than_expected_is_found() -> None:
@@ -367,9 +379,9 @@ def test_batches_that_are_no_run_are_refused_before_anything_is_written(
 def test_an_unknown_format_is_refused() -> None:
     unknown: Any = "orc"
 
-    with pytest.raises(InvalidInputError, match="'arrow' or 'parquet', got 'orc'"):
+    with pytest.raises(InvalidInputError, match="'arrow', 'parquet' or 'lance', got 'orc'"):
         write_run(make_batches(), unknown, io.BytesIO())
-    with pytest.raises(InvalidInputError, match="'arrow' or 'parquet', got 'orc'"):
+    with pytest.raises(InvalidInputError, match="'arrow', 'parquet' or 'lance', got 'orc'"):
         read_run(pa.py_buffer(b""), unknown, [])
 
 

@@ -1,24 +1,36 @@
-"""Stores written by earlier code stay readable: by this library, and by pyarrow and json alone."""
+"""Stores written by earlier code stay readable: by this library, and by json and the library of the format alone."""
 
 from __future__ import annotations
 
 import base64
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from lance.file import LanceFileReader
 from pyroaring import BitMap
 
 import arrowstate
 
-GOLDEN = Path(__file__).parents[2] / "formats" / "golden" / "v1"
-EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+GOLDEN = Path(__file__).parents[2] / "formats" / "golden"
+STORES = {
+    "arrow": GOLDEN / "v1" / "arrow",
+    "parquet": GOLDEN / "v1" / "parquet",
+    "lance": GOLDEN / "v1-lance" / "store",
+}
+SAVEPOINTS = {format: GOLDEN / "v1" / f"{format}-savepoint" for format in ("arrow", "parquet")}
+EXPECTED = {
+    format: values
+    for folder in ("v1", "v1-lance")
+    for format, values in json.loads((GOLDEN / folder / "expected.json").read_text()).items()
+}
 STATES = ("counter.clicks", "counter.seen", "flights.delays")
-pytestmark = pytest.mark.parametrize("format", ["arrow", "parquet"])
+FORMATS = pytest.mark.parametrize("format", STORES)
 
 
 def summary(tables: dict[str, pa.Table]) -> dict[str, dict[str, float]]:
@@ -38,8 +50,19 @@ def expected(format: str) -> dict[str, dict[str, float]]:
     return {state: EXPECTED[format][state] for state in STATES}
 
 
+def table_of(data: bytes, format: str) -> pa.Table:
+    if format == "arrow":
+        return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    if format == "parquet":
+        return pq.read_table(pa.BufferReader(data))
+    with tempfile.NamedTemporaryFile(suffix=".lance") as file:
+        file.write(data)
+        file.flush()
+        return LanceFileReader(file.name).read_all().to_table()
+
+
 def read_by_hand(folder: Path, entry: dict) -> dict[str, pa.Table]:
-    """Read all states of a log entry with json, pyarrow and a Roaring bitmap, and nothing of this library."""
+    """Read all states of a log entry with json, pyarrow or lance, and a Roaring bitmap; nothing of this library."""
     tables: dict[str, list[pa.Table]] = {}
     for operator in entry["operators"]:
         for subtask in operator["subtasks"]:
@@ -48,8 +71,7 @@ def read_by_hand(folder: Path, entry: dict) -> dict[str, pa.Table]:
             for state in json.loads(text)["states"]:
                 for run in state["runs"]:
                     data = base64.b64decode(run["inline"]) if run["inline"] else (folder / run["path"]).read_bytes()
-                    reader = pa.BufferReader(data)
-                    table = pa.ipc.open_file(reader).read_all() if run["format"] == "arrow" else pq.read_table(reader)
+                    table = table_of(data, run["format"])
                     dead: set[int] = set()
                     if vector := run["deletion_vector"]:
                         inline = vector["inline"]
@@ -61,8 +83,9 @@ def read_by_hand(folder: Path, entry: dict) -> dict[str, pa.Table]:
     return {name: pa.concat_tables(parts) for name, parts in tables.items()}
 
 
+@FORMATS
 def test_every_checkpoint_of_a_golden_store_is_read(format, tmp_path):
-    shutil.copytree(GOLDEN / format, tmp_path / "store")
+    shutil.copytree(STORES[format], tmp_path / "store")
 
     store = arrowstate.open_store(tmp_path / "store")
     snapshots = store.checkpoints()
@@ -73,8 +96,9 @@ def test_every_checkpoint_of_a_golden_store_is_read(format, tmp_path):
         assert summary({state: snapshot.to_arrow(state) for state in STATES}) == expected(format)
 
 
+@FORMATS
 def test_a_golden_store_is_restored_and_written_on(format, tmp_path):
-    shutil.copytree(GOLDEN / format, tmp_path / "store")
+    shutil.copytree(STORES[format], tmp_path / "store")
     store = arrowstate.open_store(tmp_path / "store")
     clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
 
@@ -88,8 +112,9 @@ def test_a_golden_store_is_restored_and_written_on(format, tmp_path):
     assert summary({state: snapshot.to_arrow(state) for state in STATES}) == expected(format)
 
 
-def test_a_golden_store_is_read_with_pyarrow_and_json_alone(format):
-    folder = GOLDEN / format
+@FORMATS
+def test_a_golden_store_is_read_with_json_and_the_library_of_its_format_alone(format):
+    folder = STORES[format]
     newest = sorted((folder / "log").iterdir())[-1]
 
     tables = read_by_hand(folder, json.loads(newest.read_text()))
@@ -97,9 +122,36 @@ def test_a_golden_store_is_read_with_pyarrow_and_json_alone(format):
     assert summary(tables) == expected(format)
 
 
+@pytest.mark.parametrize("format", SAVEPOINTS)
 def test_a_golden_savepoint_is_read_with_pyarrow_alone(format):
-    folder = GOLDEN / f"{format}-savepoint"
+    folder = SAVEPOINTS[format]
 
     tables = {state: pq.read_table(folder / "data" / Path(*state.split("."))) for state in STATES}
 
     assert summary(tables) == expected(format)
+
+
+def test_a_golden_store_of_types_that_lance_lacks_is_read(tmp_path):
+    expected = json.loads((GOLDEN / "v1-lance" / "types.json").read_text())
+    shutil.copytree(GOLDEN / "v1-lance" / "types", tmp_path / "store")
+
+    found = arrowstate.open_store(tmp_path / "store").latest().to_arrow("types.row").sort_by("day.number")
+
+    assert json.loads(json.dumps(found.to_pylist(), default=str)) == expected
+    assert [str(found.schema.field(name).type) for name in ("price.eur", "rate", "place", "tags")] == [
+        "decimal64(12, 2)",
+        "decimal32(5, 3)",
+        "fixed_size_list<degrees: double>[2]",
+        "map<string, list<tag: int8 not null>, keys_sorted>",
+    ]
+
+
+def test_types_that_lance_lacks_are_read_as_others_with_lance_and_json_alone():
+    expected = json.loads((GOLDEN / "v1-lance" / "types.json").read_text())
+    (path,) = (GOLDEN / "v1-lance" / "types" / "data" / "types" / "row").iterdir()
+
+    table = LanceFileReader(str(path)).read_all().to_table().sort_by("day%2Enumber")
+
+    assert [str(row["price%2Eeur"]) for row in table.to_pylist()] == [row["price.eur"] for row in expected]
+    assert table["place"].to_pylist() == [row["place"] for row in expected]
+    assert json.loads(json.dumps(table["tags"].to_pylist())) == [row["tags"] for row in expected]

@@ -44,7 +44,7 @@ class Large:
         self.snapshot = store.writer().checkpoint({"counter": backends}, format=format)
 
 
-@pytest.fixture(scope="module", params=["arrow", "parquet"])
+@pytest.fixture(scope="module", params=["arrow", "parquet", "lance"])
 def large(request: pytest.FixtureRequest, new_store: Callable[[], arrowstate.StateStore]) -> Large:
     return Large(new_store(), request.param)
 

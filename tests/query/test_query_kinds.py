@@ -22,7 +22,7 @@ CLICKS = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum", namespace=D
 CITY = ValueStateDescriptor("city", pa.string(), ttl=TimeToLive(100))
 
 
-@pytest.fixture(params=["arrow", "parquet"])
+@pytest.fixture(params=["arrow", "parquet", "lance"])
 def snapshot(request, new_store):
     backend = KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128, clock_ms=lambda: 7)
     for number in range(3):

@@ -463,7 +463,7 @@ print(os.waitpid(child, 0)[1])
 
 
 def test_importing_the_reader_loads_no_engine():
-    script = "import sys, arrowstate; print(sorted({'duckdb', 'polars', 'pyspark'} & set(sys.modules)))"
+    script = "import sys, arrowstate; print(sorted({'duckdb', 'lance', 'polars', 'pyspark'} & set(sys.modules)))"
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
 

@@ -264,7 +264,9 @@ def test_a_history_of_schemas_equals_a_dict(history, kind, data):
                 state.update_batch(keys, given)
             assert _read(state, kind) == model
             with store.writer() as writer:
-                snapshot = writer.checkpoint({"op": [backend]}, format=data.draw(st.sampled_from(["arrow", "parquet"])))
+                snapshot = writer.checkpoint(
+                    {"op": [backend]}, format=data.draw(st.sampled_from(["arrow", "parquet", "lance"]))
+                )
             table = snapshot.to_arrow("op.s").to_pylist()
             names = [item.name for item in type] if pa.types.is_struct(type) else ["s"]
             found = sorted((row["id_"], [row[name] for name in names]) for row in table if kind != "list")

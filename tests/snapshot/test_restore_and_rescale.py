@@ -122,7 +122,7 @@ def test_slices_of_slices_of_slices_hold_what_they_should(store, history):
             write_in(backends, pa.array(random.integers(0, 6000, 40)), number, model)
             clear_in(backends, pa.array(random.integers(0, 6000, 200)), model)
 
-            writer.checkpoint({"op": backends}, format=("arrow", "parquet")[number % 2])
+            writer.checkpoint({"op": backends}, format=("arrow", "parquet", "lance")[number % 3])
 
             check(backends, keys, model)
     check(restore_all(store.latest(), 4, 128), keys, model)
@@ -261,7 +261,7 @@ def test_restored_backends_do_not_touch_each_other(store, history):
     check(restore_all(store.latest(), 3), keys, model)
 
 
-@pytest.mark.parametrize("format", ["arrow", "parquet"])
+@pytest.mark.parametrize("format", ["arrow", "parquet", "lance"])
 def test_a_group_that_no_key_is_in_is_an_empty_subtask(store, format):
     backend = KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch([1], [1])

@@ -80,7 +80,7 @@ def state_of(snapshot, name="order"):
     return next(state for state in snapshot.show()["operators"][0]["states"] if state["name"] == name)
 
 
-@pytest.fixture(params=["arrow", "parquet"])
+@pytest.fixture(params=["arrow", "parquet", "lance"])
 def format(request):
     return request.param
 
@@ -306,7 +306,8 @@ def test_runs_of_different_versions_spill_and_merge_into_the_current_one(mixed, 
 
 
 def test_a_store_of_an_earlier_release_evolves(tmp_path, format):
-    golden = Path(__file__).parents[2] / "formats" / "golden" / "v1" / format
+    place = "v1-lance/store" if format == "lance" else f"v1/{format}"
+    golden = Path(__file__).parents[2] / "formats" / "golden" / place
     store = open_store(shutil.copytree(golden, tmp_path / "store"))
     before = store.latest()
     old = before.to_arrow("flights.delays")

@@ -69,7 +69,7 @@ TYPES = {
 NO_KEYS = {"map"}
 
 
-@pytest.mark.parametrize("format", ["arrow", "parquet", "savepoint"])
+@pytest.mark.parametrize("format", ["arrow", "parquet", "lance", "savepoint"])
 @pytest.mark.parametrize("name", TYPES)
 def test_values_of_every_type_come_back(store, name, format):
     kind, values = TYPES[name]
@@ -91,7 +91,7 @@ def test_values_of_every_type_come_back(store, name, format):
     assert restored.get_batch([1000]).to_pylist() == [None]
 
 
-@pytest.mark.parametrize("format", ["arrow", "parquet", "savepoint"])
+@pytest.mark.parametrize("format", ["arrow", "parquet", "lance", "savepoint"])
 @pytest.mark.parametrize("name", sorted(TYPES.keys() - NO_KEYS))
 def test_keys_of_every_type_find_their_rows(store, name, format):
     kind, values = TYPES[name]
@@ -114,7 +114,7 @@ def test_keys_of_every_type_find_their_rows(store, name, format):
 
 def through(store, backend, format):
     with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]}, format="parquet" if format == "parquet" else "arrow")
+        snapshot = writer.checkpoint({"op": [backend]}, format="arrow" if format == "savepoint" else format)
     if format == "savepoint":
         snapshot = store.savepoint("copy")
     forget_open_files()

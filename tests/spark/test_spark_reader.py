@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return keys.filter(pa.array((owners >= groups.start) & (owners <= groups.end)))
 
     with arrowstate.open_store(folder, create=True).writer() as writer:
-        for stop in (KEYS, 100):
+        for stop, format in ((KEYS, "lance"), (100, "arrow")):
             for backend, groups in zip(backends, ranges, strict=True):
                 keys = keys_of(groups, stop)
                 ones = pa.StructArray.from_arrays([pa.repeat(pa.scalar(1, pa.int64()), len(keys))], ["n"])
@@ -50,7 +50,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 texts = pa.array([f"t{number}" for number in keys.to_pylist()], pa.large_string())
                 value = pa.StructArray.from_arrays([texts, keys.cast(pa.uint32())], ["text", "u"])
                 backend.state(names).update_batch(keys, value)
-            writer.checkpoint({"counter": backends})
+            writer.checkpoint({"counter": backends}, format=format)
     return folder
 
 

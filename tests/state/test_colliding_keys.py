@@ -121,7 +121,7 @@ def test_scalar_verbs_tell_colliding_keys_apart():
     assert got == [0, 1, None, 3, 4, 5]
 
 
-@pytest.mark.parametrize("format", ["arrow", "parquet"])
+@pytest.mark.parametrize("format", ["arrow", "parquet", "lance"])
 def test_colliding_keys_survive_checkpoint_restore_rescale_lookup_and_savepoint(tmp_path, format):
     keys = several_hashes()
     backend = KeyedStateBackend(key=COMPOSITE, max_parallelism=128)

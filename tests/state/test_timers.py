@@ -27,7 +27,7 @@ def backend_of(**arguments):
     return arrowstate.KeyedStateBackend(**{"key": KEY, "max_parallelism": 16, "clock_ms": lambda: 0} | arguments)
 
 
-@pytest.mark.parametrize("format", ["arrow", "parquet"])
+@pytest.mark.parametrize("format", ["arrow", "parquet", "lance"])
 def test_sql_sees_the_timers_of_a_checkpoint(tmp_path, format):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     backend = backend_of()

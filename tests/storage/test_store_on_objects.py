@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 
 import numpy as np
@@ -111,6 +113,29 @@ def test_a_restore_at_another_parallelism_goes_on_in_the_bucket(place, tmp_path)
     again = open_store(url, storage_options=elsewhere(options, tmp_path, "third"))
     assert clicks_in(again.latest()) == expected(1)
     assert len(again.latest().entry.operators[0].subtasks) == 3
+
+
+def test_lance_files_in_a_bucket_are_read_through_copies_that_do_not_stay(s3_endpoint, tmp_path, monkeypatch):
+    options = {**S3_OPTIONS, "endpoint_url": s3_endpoint}
+    url = f"s3://bucket/{uuid.uuid4().hex}"
+    with open_store(url, create=True, storage_options=options).writer() as writer:
+        backend = new_backend()
+        for step in range(2):
+            users = pa.array(np.arange(ROWS, dtype=np.int64) * (step + 1))
+            backend.state(CLICKS).add_batch(users, pa.array(np.full(ROWS, step + 1)))
+            writer.checkpoint({"counter": [backend]}, format="lance")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    store = open_store(url, storage_options=elsewhere(options, tmp_path))
+    parts = [store.latest().restore("counter", parallelism=2, subtask=subtask) for subtask in range(2)]
+
+    assert sum(len(part.state(CLICKS)) for part in parts) == len(set(range(ROWS)) | set(range(0, 2 * ROWS, 2)))
+    assert store.sql("select sum(clicks) from counter.clicks").fetchall() == [(3 * ROWS,)]
+    assert store.latest().verify(deep=True).ok
+    assert len([path for path in store.storage.list("data/") if path.endswith(".lance")]) == 2
+    forget_open_files()
+    gc.collect()
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("arrowstate-")] == []
 
 
 def test_savepoints_go_into_the_bucket_beside_it_and_to_the_disk(place, tmp_path):

@@ -52,7 +52,9 @@ def pristine(tmp_path_factory):
             writer.checkpoint({"op": [backend]})
             backend.state(TOTAL).clear_batch(pa.array(range(0, 2000, 3)))
             backend.state(NOTE).update_batch(pa.array(range(1900, 2100)), pa.array(notes[:200], NOTE.type))
-            writer.checkpoint({"op": [backend]}, format="parquet", properties={"offset": 42, "name": "x"}, watermark=9)
+            writer.checkpoint({"op": [backend]}, format="parquet")
+            backend.state(NOTE).update_batch(pa.array(range(2050, 2300)), pa.array(notes[:250], NOTE.type))
+            writer.checkpoint({"op": [backend]}, format="lance", properties={"offset": 42, "name": "x"}, watermark=9)
         store.savepoint(Path(store.url).with_name("savepoint"))
     return Path(store.url), Path(store.url).with_name("savepoint")
 
@@ -85,10 +87,11 @@ def observe(folder):
 KINDS = {
     "arrow_run": (0, "data/op/*/*.arrow"),
     "parquet_run": (0, "data/op/*/*.parquet"),
+    "lance_run": (0, "data/op/*/*.lance"),
     "directory": (0, "data/op/*/*.directory"),
     "deletion_vector": (0, "data/op/*/*.roaring"),
     "manifest": (0, "manifests/*.json"),
-    "log_entry": (0, "log/*3.json"),
+    "log_entry": (0, "log/*4.json"),
     "savepoint_run": (1, "data/op/*/*.parquet"),
     "savepoint_manifest": (1, "manifests/*.json"),
     "savepoint_entry": (1, "log/*.json"),
@@ -212,11 +215,11 @@ def test_a_flipped_bit_in_an_entry_that_has_a_successor_is_found_by_every_way_to
         for read, arguments in ((store.snapshot, [2]), (store.checkpoints, []), (store.snapshot, [99])):
             with pytest.raises((CorruptDataError, FormatVersionError)):
                 read(*arguments)
-        assert store.latest().checkpoint_id == 3
+        assert store.latest().checkpoint_id == 4
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"), [(0, "log/00000000000000000003.json"), (1, "log/*.json")], indirect=["folder"]
+    ("folder", "name"), [(0, "log/00000000000000000004.json"), (1, "log/*.json")], indirect=["folder"]
 )
 def test_no_byte_of_the_newest_entry_can_change_unseen(folder, name):
     (path,) = folder.glob(name)
@@ -257,7 +260,7 @@ def test_a_damaged_hint_changes_nothing(folder):
     path = folder / "_latest"
     expected = repr(observe(folder))
 
-    for data in (b"", b"1", b"2", b"4", b"99999", b"\xff\0", b"3 ", b"-3", b"3" * 50):
+    for data in (b"", b"1", b"2", b"3", b"5", b"99999", b"\xff\0", b"3 ", b"-3", b"3" * 50):
         assert not damaged(folder, path, data, expected)
     path.unlink()
 
@@ -287,6 +290,6 @@ def test_damage_in_one_state_leaves_the_others_readable(folder):
 
     notes = snapshot.to_arrow("op.note")
 
-    assert notes.num_rows == 2100
+    assert notes.num_rows == 2300
     with pytest.raises(ArrowStateError):
         snapshot.to_arrow("op.total")

@@ -1,0 +1,62 @@
+"""The Arrow schema that a Parquet or Lance file carries in its metadata.
+
+Neither format has all types and names of Arrow, so the schema that was written stands beside the data.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from arrowstate_formats.errors import InvalidInputError
+
+__all__ = ["SCHEMA_KEY", "chosen_fields", "read_schema", "schema_text"]
+
+SCHEMA_KEY = "ARROW:schema"
+"""The key of the schema in the metadata of a file."""
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Return a schema as its IPC message in base64.
+
+    Examples
+    --------
+    >>> schema = pa.schema([("n", pa.int8())])
+    >>> read_schema({b"ARROW:schema": schema_text(schema).encode()}) == schema
+    True
+    """
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def read_schema(metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+    """Return the schema in the metadata of a file.
+
+    Raises
+    ------
+    KeyError, ValueError, pa.ArrowException
+        If there is none, or no schema.
+    """
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode((metadata or {})[SCHEMA_KEY.encode()])))
+
+
+def chosen_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the fields of some columns in their order, or the schema itself if `columns` is None.
+
+    Raises
+    ------
+    InvalidInputError
+        If a column does not exist.
+
+    Examples
+    --------
+    >>> chosen_fields(pa.schema([("n", pa.int8()), ("m", pa.int8())]), ["m"]).names
+    ['m']
+    """
+    if columns is None:
+        return schema
+    missing = [column for column in columns if column not in schema.names]
+    if missing:
+        raise InvalidInputError(f"no column {missing[0]!r} in the run; it has {', '.join(schema.names)}")
+    return pa.schema([schema.field(column) for column in columns])
