@@ -744,7 +744,11 @@ class StateStore:
         for failure in log.failures:
             raise failure
         problems = list(log.problems)
+        for failure in log.failures:
+            raise failure
         for item in checked_checkpoints(self.storage, self.store_id, log.checkpoints, deep=deep):
+            for failure in item.verification.failures:
+                raise failure
             if item.verification.ok:
                 for problem in problems:
                     warnings.warn(f"{self.url}: {problem}", RuntimeWarning, stacklevel=2)

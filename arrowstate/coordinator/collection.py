@@ -483,16 +483,19 @@ def _leave_one(
     ]
     if said is None and not done and not last.boundary and not last.waiting:
         return
-    if said is None and len(done) == 1:
-        known = others[done[0]]
-        if known is not None and known == replace(
-            last, collection_id=known.collection_id, written_at_ms=known.written_at_ms
-        ):
-            return
-    own = put_boundary(storage, last)
+    # A collection that found nothing to do leaves nothing: what it would say may have been said already.
+    same = [boundary for boundary in done if said is None and _says(others[boundary], last)]
+    own = max(same) if same else put_boundary(storage, last)
     if said is not None:
         storage.delete(said.path)
     for boundary in done:
         # Two collections that took each other's document for the older one would leave none.
         if boundary < own and boundary.swept <= own.swept:
             storage.delete(boundary.path)
+
+
+def _says(document: BoundaryDocument | None, other: BoundaryDocument) -> bool:
+    """Whether a document says what another one does, whoever wrote them, and when."""
+    return document is not None and document == replace(
+        other, collection_id=document.collection_id, written_at_ms=document.written_at_ms
+    )

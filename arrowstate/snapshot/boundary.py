@@ -156,6 +156,8 @@ class NewReferences:
 
 def _missing(storage: Storage, paths: set[str]) -> set[str]:
     """Return those of the paths where there is no file."""
+    # Sorted, so that a program makes the same calls whenever it does the same.
     if len(paths) > _MOST_LOOKS:
-        return paths.difference(*(storage.list(folder) for folder in {f"{path.split('/')[0]}/" for path in paths}))
-    return {path for path in paths if not storage.exists(path)}
+        folders = sorted({f"{path.split('/')[0]}/" for path in paths})
+        return paths.difference(*(storage.list(folder) for folder in folders))
+    return {path for path in sorted(paths) if not storage.exists(path)}

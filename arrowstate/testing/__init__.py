@@ -27,12 +27,25 @@ def deployment(request):
 class TestLists(ListStateSuite):
     pass
 ```
+
+The other half is a fault kit: `FaultyStorage` wraps any storage and fails as real ones do, at a chosen call or by a
+seed; and `python -m arrowstate.testing.simulate` lets the processes around a store run against each other on such
+storages.
 """
 
 from arrowstate.testing.aggregating import AggregatingStateSuite
 from arrowstate.testing.deployments import COLLIDING_KEYS, DEPLOYMENTS, LANCE, PLAIN_KEYS, Clock, Deployment, Job, Keys
 from arrowstate.testing.evolution import SchemaEvolutionSuite
 from arrowstate.testing.expired_rows import ExpiredRowsSuite
+from arrowstate.testing.faults import (
+    Call,
+    Crashed,
+    Fault,
+    FaultyStorage,
+    PlannedFaults,
+    SeededFaults,
+    faults_of,
+)
 from arrowstate.testing.firing import TimerFiringSuite
 from arrowstate.testing.iteration import IterationSuite
 from arrowstate.testing.key_evolution import KeyEvolutionSuite
@@ -55,10 +68,14 @@ __all__ = [
     "PLAIN_KEYS",
     "AggregatingStateSuite",
     "CheckpointStreamSuite",
+    "Call",
     "Clock",
+    "Crashed",
     "Deployment",
     "EveryKindSuite",
     "ExpiredRowsSuite",
+    "Fault",
+    "FaultyStorage",
     "IterationSuite",
     "Job",
     "KeyEvolutionSuite",
@@ -69,10 +86,13 @@ __all__ = [
     "MapStateSuite",
     "NamespaceSuite",
     "OperatorStateSuite",
+    "PlannedFaults",
     "ReducingStateSuite",
     "SchemaEvolutionSuite",
+    "SeededFaults",
     "TimeToLiveSuite",
     "TimerFiringSuite",
     "TimerSuite",
     "ValueStateSuite",
+    "faults_of",
 ]

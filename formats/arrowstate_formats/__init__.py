@@ -1,7 +1,7 @@
 """The on-disk contract of arrowstate: key hash, key groups, names, documents and run files.
 
-A leaf package without engines and without I/O of its own: it turns columns into hashes, batches into
-files and documents into JSON, and back. The normative text is in formats/spec.
+A leaf package without engines, and without I/O of its own but the temporary files that Lance needs: it turns
+columns into hashes, batches into files and documents into JSON, and back. The normative text is in formats/spec.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def written_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Itera
     MissingDependencyError
         If the package pylance is not installed.
     InvalidInputError
-        If Lance refuses the rows.
+        If Lance refuses the rows, or this process was forked from one that had used Lance.
     OSError
         If there is no room for the file.
 
@@ -129,7 +129,7 @@ def read_lance_rows(
     MissingDependencyError
         If the package pylance is not installed.
     InvalidInputError
-        If a column does not exist.
+        If a column does not exist, or this process was forked from one that had used Lance.
     OSError
         If the operating system cannot open or read the file.
     Exception
@@ -154,12 +154,23 @@ def read_lance_rows(
         return batches
 
 
+_USER: list[int] = []
+"""The process in which the library was used first, or in which the one was that this was forked from."""
+
+
 def _lance() -> Any:
     """The library; loading it takes about 0.3 s."""
+    if _USER and _USER[0] != os.getpid():
+        # Its threads are gone, and it would wait for them without end.
+        raise InvalidInputError(
+            f"the Lance library was used in process {_USER[0]} before this one was forked from it, and would wait "
+            "without end here; start processes by 'spawn' or 'forkserver', or fork them before its first use"
+        )
     try:
         from lance import file
     except ImportError as error:
         raise MissingDependencyError("the run format 'lance'", "pylance", "lance") from error
+    _USER[:] = [os.getpid()]
     return file
 
 

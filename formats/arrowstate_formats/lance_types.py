@@ -126,7 +126,7 @@ def _fixed_from_list(array: pa.LargeListArray, kind: pa.FixedSizeListType) -> pa
         raise ValueError(f"a list is not of the size of {kind}")
     rows = offsets[:-1, np.newaxis] + np.arange(kind.list_size)
     elements = array.values.take(pa.array(rows.ravel(), mask=np.repeat(missing, kind.list_size)))
-    children = [_rebuilt(_whole(elements), kind.value_type)]
+    children = [_rebuilt(elements, kind.value_type)]
     return pa.Array.from_buffers(kind, len(array), array.buffers()[:1], children=children)
 
 

@@ -234,6 +234,22 @@ def test_collecting_again_changes_nothing(filled):
     assert {path: filled.storage.read(path) for path in filled.files()} == before
 
 
+def test_collecting_again_changes_nothing_where_two_collections_left_the_same_document(filled):
+    # Both came to the same end at the same time: each left its document, and neither took the other's away.
+    filled.collect()
+    (left,) = boundaries(filled.storage)
+    document = read_boundary(filled.storage, left)
+    for other in ("0-lower", "zz-higher"):
+        put_boundary(filled.storage, msgspec.structs.replace(document, collection_id=other))
+
+    filled.collect()
+    once = filled.files()
+    filled.collect()
+
+    assert filled.files() == once
+    assert [boundary.collection_id for boundary in boundaries(filled.storage)] == ["zz-higher"]
+
+
 def test_a_plan_that_is_applied_twice_does_no_harm(filled):
     plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
 

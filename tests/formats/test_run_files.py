@@ -324,6 +324,15 @@ def test_a_lance_file_of_other_rows_is_found_without_checksums(rows: int) -> Non
         read_run(other, "lance", run.batches, verify=False)
 
 
+def test_a_lance_file_with_rows_of_no_batch_is_found_without_checksums() -> None:
+    batches = make_batches()
+    _, run = written(batches, "lance")
+    longer, _ = written([*batches, batches[2]], "lance")
+
+    with pytest.raises(CorruptDataError, match="52 rows, expected 40"):
+        read_run(longer, "lance", run.batches, verify=False)
+
+
 def test_another_schema_than_expected_is_found() -> None:
     buffer, run = written(make_batches(), "arrow")
     expected = pa.schema([("_key_hash", pa.int64()), ("user", pa.string()), ("clicks", pa.int32())])

@@ -14,10 +14,11 @@ import arrowstate
 
 @pytest.fixture(scope="module")
 def new_store(request: pytest.FixtureRequest) -> Iterator[Callable[[], arrowstate.StateStore]]:
-    """Makes a store in memory whenever it is called."""
+    """Makes a store in memory, for states of any size, whenever it is called."""
     numbers = iter(range(1_000_000))
     place = request.module.__name__.rpartition(".")[2]
-    return lambda: arrowstate.open_store(f"memory://{place}-{next(numbers)}", create=True)
+    options = {"max_file_bytes": None}
+    return lambda: arrowstate.open_store(f"memory://{place}-{next(numbers)}", create=True, storage_options=options)
 
 
 class Large:

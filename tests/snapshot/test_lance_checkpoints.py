@@ -6,6 +6,8 @@ import gc
 import shutil
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,10 +18,12 @@ from arrowstate import (
     KeyedStateBackend,
     MissingDependencyError,
     ReducingStateDescriptor,
+    RetentionPolicy,
     StorageError,
     open_store,
 )
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.schema.versions import RunSchemas
+from arrowstate.snapshot.reading import forget_open_files, open_file, subtask_runs
 from arrowstate_formats import run_files
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
@@ -49,6 +53,12 @@ def snapshot(store, counts):
 def path_of(snapshot):
     (path,) = Path(snapshot.storage.url).rglob("*.lance")
     return path
+
+
+def open_file_of(snapshot):
+    operator = snapshot.entry.operators[0]
+    (run,) = subtask_runs(snapshot.storage, operator, operator.subtasks[0])["total"]
+    return open_file(snapshot.storage, run, RunSchemas(operator.key, operator.states[0]).schema)
 
 
 @pytest.fixture
@@ -95,11 +105,24 @@ def test_a_file_is_compared_once_and_as_a_whole_before_its_first_row_is_read(sna
     size = path_of(snapshot).stat().st_size
 
     snapshot.restore("op", parallelism=16, subtask=3).state(TOTAL)
-    first = sum(bytes_compared)
+    assert sum(bytes_compared) == size
     snapshot.restore("op", parallelism=16, subtask=4).state(TOTAL)
-    snapshot.sql("select sum(total) from op.total").fetchall()
+    snapshot.to_arrow("op.total")
 
-    assert first == sum(bytes_compared) == size
+    assert sum(bytes_compared) == size
+
+
+def test_threads_that_read_a_file_at_the_same_time_compare_it_once(snapshot, bytes_compared):
+    file = open_file_of(snapshot)
+    ready = threading.Barrier(4)
+
+    def read(number):
+        ready.wait()
+        return file.read([number], ["total"])[0].num_rows
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(4)))
+    assert sum(bytes_compared) == path_of(snapshot).stat().st_size
 
 
 def test_a_flipped_bit_anywhere_is_found_by_reading_any_row(snapshot):
@@ -209,3 +232,23 @@ def test_a_copied_store_is_read_at_its_new_place(snapshot, tmp_path):
 
     assert copy.to_arrow("op.total").num_rows == 100_000
     assert copy.verify(deep=True).ok
+
+
+def test_a_collection_takes_lance_files_that_no_kept_checkpoint_needs(store, counts):
+    def lance_files():
+        return {path for path in store.storage.list("data/") if path.endswith(".lance")}
+
+    with store.writer() as writer:
+        writer.checkpoint({"op": [counts]}, format="lance")
+        old = lance_files()
+        fresh = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+        fresh.state(TOTAL).add_batch(KEYS, KEYS)
+        newest = writer.checkpoint({"op": [fresh]}, format="lance")
+    kept = lance_files() - old
+
+    done = store.collect(RetentionPolicy(count=1)).apply()
+
+    assert len(old) == len(kept) == 1
+    assert old <= set(done.deleted)
+    assert lance_files() == kept
+    assert newest.verify(deep=True).ok

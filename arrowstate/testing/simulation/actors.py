@@ -1,0 +1,291 @@
+"""What the processes around a store do: scripts for the actors of a simulation.
+
+A script is an ordinary program over a storage that fails. It may get every error that the contract of its calls
+allows, and goes on as a careful program would; an error that nothing explains is a violation. A zombie needs no
+script of its own: it is a writer that the scheduler leaves alone for a while. Two writers are two drivers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from arrowstate.coordinator.collection import apply_collection, plan_collection
+from arrowstate.coordinator.leases import CheckpointLease
+from arrowstate.coordinator.retention import RetentionPolicy
+from arrowstate.coordinator.writer import CheckpointWriter
+from arrowstate.errors import (
+    ArrowStateError,
+    CheckpointNotFoundError,
+    CollectedError,
+    CommitUnknownError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+)
+from arrowstate.snapshot.log import CommitLog
+from arrowstate.snapshot.savepoint import write_savepoint
+from arrowstate.store import StateStore
+from arrowstate.testing.simulation.content import (
+    OPERATOR,
+    Backends,
+    change,
+    content_of,
+    new_backends,
+    restored_backends,
+)
+from arrowstate.testing.simulation.process import Process, Script
+from arrowstate_formats.documents import LogEntryDocument
+
+__all__ = ["SCRIPTS"]
+
+_LEASE_MS = 1_500
+
+
+def _write(process: Process) -> None:
+    """Open the store for writing a few times; commit checkpoints until something stops it."""
+    for _ in range(process.actor.random.randint(1, 3)):
+        try:
+            _write_until_stopped(process)
+        except FencedError:
+            continue
+        except ArrowStateError as error:
+            process.explained(error)
+
+
+def _take_over(process: Process) -> None:
+    """Open the store for writing and commit one checkpoint, when nothing can go wrong any more."""
+    _write_until_stopped(process, checkpoints=1)
+
+
+def _write_until_stopped(process: Process, checkpoints: int | None = None) -> None:
+    draw, oracle = process.actor.random, process.oracle
+    store = process.open()
+    writer = CheckpointWriter(
+        process.storage, store.store_id, clock_ms=process.actor.clock_ms, new_id=process.actor.new_id
+    )
+    oracle.opened(writer.epoch)
+    started_at_ms = process.now_ms()
+    backends, base = _start(process, store)
+    newest = oracle.checkpoints()[-1:]
+    rollback = [commit.token for commit in newest] != ([] if base is None else [base])
+    secure = not rollback and all(commit.acknowledged for commit in newest)
+    for _ in range(checkpoints or draw.randint(1, 4)):
+        changed = change(backends, draw)
+        token = process.token()
+        oracle.promise(token, changed.content, base, rollback=rollback)
+        committed = _committed(process, writer, changed, token, started_at_ms if secure else None)
+        oracle.acknowledged(committed)
+        backends, base, rollback, secure, started_at_ms = changed, token, False, True, process.now_ms()
+
+
+def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
+    """Restore the newest checkpoint, now and then an older one, or the newest that is whole; or begin anew."""
+    draw = process.actor.random
+    parallelism = draw.randint(1, 2)
+    log = CommitLog(process.storage)
+    entry = log.latest_checkpoint()
+    if entry is None:
+        return new_backends(parallelism), None
+    if draw.random() < 0.15:
+        entry = draw.choice([*log.backwards()] or [entry])
+    try:
+        return _restored(process, store, entry, parallelism)
+    except CorruptDataError as error:
+        process.explained(error)
+    acknowledged = process.oracle.newest_acknowledged()
+    try:
+        whole = store.latest_whole().entry
+        if whole.number < acknowledged:
+            process.oracle.violated(f"{process.name} was given {whole.number} as the newest that is whole")
+        return _restored(process, store, whole, parallelism)
+    except CorruptDataError as error:
+        process.explained(error)
+        if acknowledged:
+            process.oracle.violated(f"{process.name} finds no checkpoint that is whole: {error}")
+        return new_backends(parallelism), None
+
+
+def _restored(process: Process, store: StateStore, entry: LogEntryDocument, parallelism: int) -> tuple[Backends, str]:
+    token: str = entry.properties["token"]
+    content = process.oracle.promises[token].content
+    return restored_backends(process.storage, store.store_id, entry, parallelism, content), token
+
+
+def _committed(
+    process: Process, writer: CheckpointWriter, backends: Backends, token: str, secure_from_ms: int | None
+) -> LogEntryDocument:
+    """Commit a checkpoint, trying again after errors that say that nothing was committed.
+
+    `secure_from_ms` is when the first file was written, or None if what the checkpoint goes on from may be collected.
+    """
+    format: Literal["arrow", "parquet"] = "parquet" if process.actor.random.random() < 0.3 else "arrow"
+    for attempt in range(3):
+        faults = process.actor.faults
+        try:
+            with process.attempt():
+                return writer.checkpoint(
+                    {OPERATOR: backends.keyed},
+                    operator_states={OPERATOR: backends.operator},
+                    properties={"token": token},
+                    format=format,
+                )
+        except (CollectedError, CommitUnknownError) as error:
+            _check_in_time(process, writer, error, faults, secure_from_ms)
+            process.explained(error)
+            if attempt == 2 or isinstance(error, CommitUnknownError):
+                raise
+        except StorageError as error:
+            process.explained(error)
+            if attempt == 2:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _check_in_time(
+    process: Process, writer: CheckpointWriter, error: ArrowStateError, faults: int, secure_from_ms: int | None
+) -> None:
+    """Check that no collection stopped a commit that was within its grace period, by the writer that may commit."""
+    grace_ms = process.nominal_grace_ms
+    if (
+        grace_ms is not None
+        and secure_from_ms is not None
+        and process.now_ms() - secure_from_ms < grace_ms
+        and process.actor.faults == faults
+        and not process.oracle.late_statement
+        and process.oracle.chain[-1].epoch == writer.epoch
+    ):
+        process.oracle.violated(f"{process.name} lost files to a collection within the grace period: {error}")
+
+
+def _read(process: Process) -> None:
+    """Restore the newest checkpoint, and others, again and again; what is read must be right."""
+    draw, oracle = process.actor.random, process.oracle
+    for _ in range(draw.randint(2, 5)):
+        acknowledged = oracle.newest_acknowledged()
+        try:
+            store = process.open()
+            log = CommitLog(process.storage)
+            entry = log.latest_checkpoint()
+            if (0 if entry is None else entry.number) < acknowledged:
+                oracle.violated(f"{process.name} was given an older checkpoint than {acknowledged} as the newest")
+            if entry is not None and draw.random() < 0.3:
+                entry = draw.choice([*log.backwards()] or [entry])
+            if entry is not None and draw.random() < 0.4:
+                _read_leased(process, store, entry.number)
+            elif entry is not None:
+                oracle.read(process.name, entry, content_of(process.storage, store.store_id, entry, draw.randint(1, 2)))
+        except ArrowStateError as error:
+            process.explained(error)
+
+
+def _read_leased(process: Process, store: StateStore, number: int) -> None:
+    """Read a checkpoint twice under a lease, which nobody may take the files from under."""
+    oracle, actor = process.oracle, process.actor
+    lease = CheckpointLease(
+        process.storage,
+        CommitLog(process.storage).committed_checkpoint(number),
+        ttl_ms=_LEASE_MS,
+        holder=process.name,
+        clock_ms=actor.clock_ms,
+        new_id=actor.new_id,
+        # It is renewed here, not by a thread that nobody schedules.
+        wait=lambda _: True,
+    )
+    for _ in range(2):
+        oracle.lease(process.name, number, lease.expires_at_ms)
+        try:
+            oracle.read(process.name, lease.entry, content_of(process.storage, store.store_id, lease.entry))
+        except CorruptDataError as error:
+            if oracle.is_leased(process.name):
+                oracle.violated(f"{process.name} lost a file of checkpoint {number} under its lease: {error}")
+            raise
+        actor.wait(20)
+        lease.renew()
+    oracle.release(process.name)
+    lease.release()
+
+
+def _save(process: Process) -> None:
+    """Write a savepoint of the newest checkpoint, and another one."""
+    for number in range(2):
+        folder = f"savepoints/{process.name}-{number}"
+        try:
+            store = process.open()
+            entry = store.latest().entry
+            with process.attempt():
+                write_savepoint(
+                    process.storage,
+                    store.store_id,
+                    entry,
+                    process.folder(folder),
+                    new_id=process.actor.new_id,
+                    clock_ms=process.actor.clock_ms,
+                )
+                process.oracle.saved(folder, entry.properties["token"])
+        except CheckpointNotFoundError:
+            process.actor.wait(20)
+        except InvalidInputError as error:
+            # What an earlier attempt left, when deleting it failed.
+            if not process.actor.faults:
+                process.explained(error)
+        except ArrowStateError as error:
+            process.explained(error)
+
+
+def _tag(process: Process) -> None:
+    """Tag checkpoints, and take some of the tags away again."""
+    draw, oracle = process.actor.random, process.oracle
+    for number in range(draw.randint(1, 3)):
+        name = f"{process.name.replace(' ', '-')}-{number}"
+        try:
+            store = process.open()
+            tagged = draw.choice(store.checkpoints() or [store.latest()]).checkpoint_id
+            assert tagged is not None, "a fence is no checkpoint"
+            store.tag(name, tagged)
+            oracle.tag(name, tagged)
+            process.actor.wait(draw.choice((5, 60)))
+            if draw.random() < 0.4:
+                oracle.untag(name)
+                store.untag(name)
+        except CheckpointNotFoundError:
+            process.actor.wait(20)
+        except NotFoundError as error:
+            # Deleting it, the answer was lost.
+            if not process.actor.faults:
+                process.explained(error)
+        except ArrowStateError as error:
+            process.explained(error)
+
+
+def _collect(process: Process) -> None:
+    """Collect again and again, sometimes by a plan that is old, sometimes twice by the same."""
+    draw, oracle = process.actor.random, process.oracle
+    policy = RetentionPolicy(count=oracle.retained or 1)
+    for _ in range(draw.randint(3, 9)):
+        process.actor.wait(draw.choice((5, 20, 50)))
+        try:
+            process.open()
+            plan = plan_collection(process.storage, policy, now_ms=process.actor.clock_ms(), grace_ms=process.grace_ms)
+            process.actor.wait(draw.choice((0, 0, 10, 40)))
+            for _ in range(draw.choice((1, 1, 2))):
+                apply_collection(process.storage, plan, now_ms=process.actor.clock_ms(), new_id=process.actor.new_id)
+        except CorruptDataError as error:
+            # A tag that was removed came back with a request that was late; it is to be removed again. Or a lease that
+            # holds nothing stands in the way until it ends.
+            if error.path not in (*oracle.strange_tags(), *oracle.lost_leases()):
+                process.explained(error)
+        except ArrowStateError as error:
+            process.explained(error)
+
+
+SCRIPTS: dict[str, Script] = {
+    "writer": _write,
+    "successor": _take_over,
+    "reader": _read,
+    "savepoint": _save,
+    "tagger": _tag,
+    "collector": _collect,
+}
+"""Every kind of process, by the first word of the names of its actors."""

@@ -1,0 +1,407 @@
+"""What must hold at every moment of a simulated store, and who finds out when it does not.
+
+The oracle sees each change of the storage as it happens, whatever the actors are told of it, and it keeps its own
+account of the log: it reads entries and manifests as plain JSON, and knows by a token in the properties of each
+checkpoint what state the checkpoint must hold. It never raises into an actor, which might handle the error; it
+notes the first violation, and the run ends there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from arrowstate.errors import ArrowStateError
+from arrowstate.snapshot.boundary import path_of
+from arrowstate.snapshot.log import CommitLog, open_store_document
+from arrowstate.storage.base import Storage
+from arrowstate.storage.memory import MemoryStorage
+from arrowstate.testing.simulation.content import Content, content_of
+from arrowstate_formats.documents import LogEntryDocument, decode_inline
+from arrowstate_formats.run_files import checksum
+
+__all__ = ["Commit", "Oracle"]
+
+
+@dataclass(slots=True)
+class Commit:
+    """An entry that came into the log as its newest."""
+
+    number: int
+    commit_id: str
+    epoch: int
+    kind: str
+    token: str | None
+    "Names the state that a checkpoint holds."
+    digest: str
+    "Checksum of its bytes."
+    files: frozenset[str]
+    "Every file that it refers to, itself included."
+    acknowledged: bool = False
+    restored: bool = False
+    "Whether it was restored in full; the same bytes restore to the same state."
+    found: int = 0
+    "The version of the log at which it was last found by its id."
+
+
+@dataclass(slots=True)
+class Promise:
+    """What a checkpoint with a token must hold."""
+
+    content: Content
+    base: str | None
+    "Token of the checkpoint that its writer went on from."
+    rollback: bool
+    "Whether the writer went back on purpose, to a checkpoint that is not the newest."
+
+
+@dataclass
+class Oracle:
+    """Keeps the account of one store.
+
+    Parameters
+    ----------
+    storage
+        The storage itself, below everything that goes wrong.
+    store_id
+        The identity of the store.
+    """
+
+    storage: Storage
+    store_id: str = ""
+    violation: str | None = None
+    "The first thing that must not have happened."
+    promises: dict[str, Promise] = field(default_factory=dict)
+    chain: list[Commit] = field(default_factory=list)
+    "All commits, those whose entries were collected since too."
+    written: dict[str, str] = field(default_factory=dict)
+    "Checksum of each file that is there, hints excepted."
+    savepoints: dict[str, str] = field(default_factory=dict)
+    "Token of each finished savepoint, by its folder."
+    deletions: int = 0
+    "How many files were deleted so far."
+    statements: int = 0
+    "How often a collection said so far what goes, which is when it goes for whoever reads the log."
+    late_statement: bool = False
+    "Whether one came with a request that was late, when its collection had died: it condemns what may be referred to."
+    version: int = 1
+    "Counts what changes the log, and which of its entries count."
+    checked: int = 0
+    "The version at the last `check_newest`."
+    manifests: dict[str, frozenset[str]] = field(default_factory=dict)
+    "The files that each manifest refers to, by its checksum."
+    retained: int | None = None
+    "How many checkpoints collectors keep; None: there is no collector, and nothing that was committed may go."
+    tags: dict[str, int] = field(default_factory=dict)
+    "Number of the entry that each tag holds."
+    leases: dict[str, tuple[int, int]] = field(default_factory=dict)
+    "By holder the number of the entry that is leased, and until when in milliseconds."
+    now_ms: Callable[[], int] = lambda: 0
+    "The time in milliseconds."
+    trust_clocks: bool = True
+    "Whether all clocks show it; otherwise a lease may end at any time."
+
+    def violated(self, what: str) -> None:
+        """Note a violation; only the first counts."""
+        if self.violation is None:
+            self.violation = what
+
+    # What actors promise and are told.
+
+    def promise(self, token: str, content: Content, base: str | None, *, rollback: bool) -> None:
+        """Note what the checkpoint with a token will hold, if it is ever committed."""
+        self.promises[token] = Promise(content, base, rollback)
+
+    def acknowledged(self, document: LogEntryDocument) -> None:
+        """Check a commit that a writer was told of: it is in the log, its only winner, and whole.
+
+        A writer that slept after its commit may hear of it when others have gone on from it, and newer checkpoints have
+        taken its place in what is kept.
+        """
+        number, id = document.number, document.commit_id
+        commit = self.commit(number)
+        if commit is None or commit.commit_id != id:
+            winner = "nobody" if commit is None else commit.commit_id
+            self.violated(f"log number {number} was acknowledged to {id}, but {winner} has it")
+            return
+        if commit.acknowledged:
+            self.violated(f"log number {number} was acknowledged twice")
+        commit.acknowledged = True
+        if commit in self.held():
+            self.check_content(commit, "was just acknowledged")
+
+    def opened(self, epoch: int) -> None:
+        """Check that a writer that was opened has a fence of its own."""
+        fences = [commit for commit in self.chain if (commit.kind, commit.epoch) == ("fence", epoch)]
+        if len(fences) != 1 or fences[0].acknowledged:
+            self.violated(f"a writer was opened with the epoch {epoch}, of which it has no fence of its own")
+        else:
+            fences[0].acknowledged = True
+
+    def read(self, actor: str, document: LogEntryDocument, content: Content) -> None:
+        """Check what a reader found in a checkpoint."""
+        token = document.properties.get("token")
+        if token not in self.promises:
+            self.violated(f"{actor} read checkpoint {document.checkpoint_id}, which nobody wrote")
+        elif self.promises[token].content != content:
+            self.violated(f"{actor} read a wrong answer from checkpoint {document.checkpoint_id}")
+
+    # What happens on the storage.
+
+    def created(self, path: str) -> None:
+        """Account for a file that appeared, or was replaced."""
+        self._touched(path)
+        data = self.storage.read(path)
+        digest = checksum(data)
+        if self.written.get(path, digest) != digest:
+            self.violated(f"{path} was overwritten by other bytes")
+        is_new = path not in self.written
+        self.written[path] = digest
+        self.statements += path.startswith("gc/")
+        if is_new and path.startswith("log/"):
+            self._appended(path, data, digest)
+
+    def deleted(self, path: str) -> None:
+        """Account for a file that went."""
+        if self.written.pop(path, None) is None:
+            return
+        self._touched(path)
+        self.deletions += 1
+        if path in self.live():
+            self.violated(f"{path} was deleted, which a live root refers to")
+        self.check_acknowledged()
+
+    def hinted(self) -> None:
+        """Account for a change of the hint."""
+        self.version += 1
+
+    def _touched(self, path: str) -> None:
+        # What decides which entry is found as the newest, and which are found at all.
+        if path.startswith(("log/", "gc/", "tags/", "leases/")):
+            self.version += 1
+
+    def _appended(self, path: str, data: bytes, digest: str) -> None:
+        entry = json.loads(data)
+        number = entry["number"]
+        following = len(self.chain) + 1
+        if number > following:
+            self.violated(f"{path} leaves a gap in the log, {following} is the next number")
+        if number != following:
+            # A name that a collector deleted was made again. It is no commit, and must not be acknowledged.
+            return
+        parent = entry["parent"]
+        before = self.chain[-1] if self.chain else None
+        if (parent and (parent["number"], parent["xxh3_128"])) != (before and (before.number, before.digest)):
+            self.violated(f"{path} was not written after the entry before it")
+        epoch, kind, token = entry["writer_epoch"], entry["kind"], entry["properties"].get("token")
+        newest_epoch = before.epoch if before else 0
+        if epoch != newest_epoch + (kind == "fence"):
+            self.violated(f"{path} has the epoch {epoch} of a fenced writer, the newest is {newest_epoch}")
+        files = frozenset([path, *_paths(entry["operators"])]).union(
+            *(self._files(subtask["manifest"]) for operator in entry["operators"] for subtask in operator["subtasks"])
+        )
+        if kind != "fence":
+            self._check_history(number, token)
+        self.chain.append(Commit(number, entry["commit_id"], epoch, kind, token, digest, files))
+
+    def _files(self, manifest: Mapping[str, Any]) -> frozenset[str]:
+        """Return the files that a manifest refers to."""
+        digest = manifest["xxh3_128"]
+        if digest not in self.manifests:
+            try:
+                inline = manifest["inline"]
+                data = self.storage.read(manifest["path"]) if inline is None else decode_inline(inline)
+            except OSError:
+                # Gone before the commit: what it held is unknown, and its own path is accounted for.
+                return frozenset()
+            self.manifests[digest] = frozenset(_paths(json.loads(data)))
+        return self.manifests[digest]
+
+    def _check_history(self, number: int, token: str | None) -> None:
+        promise = self.promises.get(token or "")
+        if promise is None:
+            self.violated(f"the checkpoint {number} holds what nobody wrote")
+            return
+        known = [None, *(commit.token for commit in self.checkpoints())]
+        if promise.base not in (known if promise.rollback else known[-1:]):
+            self.violated(f"the checkpoint {number} goes on from another one than that before it")
+
+    def tag(self, name: str, number: int) -> None:
+        """Note that a checkpoint is tagged; it must be whole, and stay so."""
+        self.tags[name] = number
+        self._pinned(number, f"the tag {name}")
+
+    def untag(self, name: str) -> None:
+        """Note that a tag is about to go."""
+        del self.tags[name]
+
+    def lease(self, holder: str, number: int, expires_at_ms: int) -> None:
+        """Note that a checkpoint is leased."""
+        self.leases[holder] = (number, expires_at_ms)
+
+    def is_leased(self, holder: str) -> bool:
+        """Whether a lease must still hold."""
+        number, expires_at_ms = self.leases.get(holder, (0, 0))
+        commit = self.commit(number)
+        return commit is not None and commit.acknowledged and self.trust_clocks and expires_at_ms > self.now_ms()
+
+    def _leased(self) -> set[int]:
+        return {self.leases[holder][0] for holder in self.leases if self.is_leased(holder)}
+
+    def release(self, holder: str) -> None:
+        """Note that a lease is about to end."""
+        self.leases.pop(holder, None)
+
+    def _pinned(self, number: int, what: str) -> None:
+        commit = self.commit(number)
+        if commit is None or not self.whole(commit):
+            self.violated(f"{what} was acknowledged, and the checkpoint {number} lacks files")
+
+    def saved(self, folder: str, token: str) -> None:
+        """Check a savepoint that is finished, and keep it for ever."""
+        self.savepoints[folder] = token
+        self.check_savepoint(folder)
+
+    def settled(self, made: list[str], why: str) -> None:
+        """Check that an attempt without any fault left no file that nothing refers to."""
+        referenced = set().union(*(commit.files for commit in self.chain))
+        for path in made:
+            if path in self.written and path not in referenced and not self._is_saved(path):
+                self.violated(f"{path} was left behind by {why}")
+
+    # What must hold.
+
+    def commit(self, number: int) -> Commit | None:
+        """Return the commit with a number, whether or not its entry was collected."""
+        return self.chain[number - 1] if 1 <= number <= len(self.chain) else None
+
+    def checkpoints(self) -> list[Commit]:
+        """Return the committed checkpoints, oldest first."""
+        return [commit for commit in self.chain if commit.kind != "fence"]
+
+    def held(self) -> list[Commit]:
+        """Return the acknowledged checkpoints that are kept, by the retention, a tag or a lease."""
+        checkpoints = self.checkpoints()
+        numbers = {*self._leased(), *self.tags.values()}
+        kept = checkpoints if self.retained is None else checkpoints[-self.retained :]
+        numbers.update(commit.number for commit in kept)
+        return [commit for commit in checkpoints if commit.acknowledged and commit.number in numbers]
+
+    def live(self) -> set[str]:
+        """Return the files that nobody may delete."""
+        live = {path for path in self.written if self._is_saved(path)}
+        if self.chain:
+            live.add(path_of(self.chain[-1].number))
+        if self.retained is None:
+            return live.union(*(commit.files for commit in self.chain))
+        return live.union(*(commit.files for commit in self.held()))
+
+    def whole(self, commit: Commit) -> bool:
+        """Whether every file of a commit is there."""
+        return commit.files <= self.written.keys()
+
+    def doubtful(self) -> bool:
+        """Whether there is a checkpoint that nobody was told of, and that lacks a file."""
+        return any(not commit.acknowledged and not self.whole(commit) for commit in self.checkpoints())
+
+    def _is_saved(self, path: str) -> bool:
+        return any(path.startswith(f"{folder}/") for folder in self.savepoints)
+
+    def newest_acknowledged(self) -> int:
+        """Return the number of the newest checkpoint that a writer was told of; 0 if there is none."""
+        return max((commit.number for commit in self.checkpoints() if commit.acknowledged), default=0)
+
+    def strange_tags(self) -> list[str]:
+        """Return the files of tags that nobody was told of."""
+        known = {f"tags/{name}.json" for name in self.tags}
+        return sorted(path for path in self.written if path.startswith("tags/") and path not in known)
+
+    def lost_leases(self) -> list[str]:
+        """Return the files of leases that need not hold, of checkpoints that were collected.
+
+        One stays behind if deleting it failed; or if a wrong clock ended the lease early, until its holder notices.
+        """
+        lost = []
+        for path in self.written:
+            if path.startswith("leases/"):
+                number = json.loads(self.storage.read(path))["entry"]["number"]
+                if path_of(number) not in self.written and number not in self._leased():
+                    lost.append(path)
+        return sorted(lost)
+
+    def check_newest(self) -> None:
+        """Check that whoever opens the store now finds the newest commit."""
+        if self.checked == self.version or self.violation is not None:
+            return
+        self.checked = self.version
+        try:
+            found = CommitLog(self.storage).latest()
+        except ArrowStateError as error:
+            self.violated(f"the log cannot be read: {error}")
+            return
+        have = None if found is None else (found.document.number, found.document.commit_id)
+        want = (self.chain[-1].number, self.chain[-1].commit_id) if self.chain else None
+        if have != want:
+            self.violated(f"a reader finds {have} as the newest entry, it is {want}")
+
+    def check_acknowledged(self) -> None:
+        """Check that what was acknowledged last is there: the checkpoint itself, or a newer one that is whole."""
+        newest = self.newest_acknowledged()
+        if not newest:
+            return
+        whole = [commit for commit in self.checkpoints() if commit.number >= newest and self.whole(commit)]
+        if whole:
+            self.check_content(whole[-1], "is the newest that is whole")
+        else:
+            self.violated(f"the checkpoint {newest} was acknowledged, and neither it nor a newer one is whole")
+
+    def check_savepoint(self, folder: str) -> None:
+        """Check that a savepoint can be restored."""
+        try:
+            storage = MemoryStorage(f"{self.storage.url}/{folder}")
+            entry = CommitLog(storage).latest_checkpoint()
+            if entry is None:
+                self.violated(f"the savepoint {folder} has no checkpoint")
+                return
+            content = content_of(storage, open_store_document(storage).store_id, entry)
+        except ArrowStateError as error:
+            self.violated(f"the savepoint {folder} cannot be restored: {error}")
+            return
+        if content != self.promises[self.savepoints[folder]].content:
+            self.violated(f"the savepoint {folder} holds another state than its checkpoint")
+
+    def check_content(self, commit: Commit, why: str, *, parallelism: int | None = None) -> None:
+        """Check that a checkpoint can be restored, and holds what was promised.
+
+        All its files must be there, with the bytes that they were written with. It is restored the first time, and
+        whenever a parallelism is given: the same bytes restore to the same state.
+        """
+        for path in sorted(commit.files):
+            if path not in self.written:
+                self.violated(f"the checkpoint {commit.number}, which {why}, lacks {path}")
+                return
+        if commit.restored and commit.found == self.version and parallelism is None:
+            return
+        try:
+            entry = CommitLog(self.storage).checkpoint(commit.number)
+            commit.found = self.version
+            if commit.restored and parallelism is None:
+                return
+            content = content_of(self.storage, self.store_id, entry, parallelism or 1)
+            commit.restored = True
+        except ArrowStateError as error:
+            self.violated(f"the checkpoint {commit.number}, which {why}, cannot be restored: {error}")
+            return
+        if content != self.promises[commit.token or ""].content:
+            self.violated(f"the checkpoint {commit.number}, which {why}, holds another state than was written")
+
+
+def _paths(value: Any) -> Iterator[str]:
+    """Yield every path in a document."""
+    for item in value if isinstance(value, list) else value.values():
+        if isinstance(item, list | dict):
+            yield from _paths(item)
+    if isinstance(value, dict) and isinstance(value.get("path"), str):
+        yield value["path"]

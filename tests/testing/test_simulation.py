@@ -1,0 +1,237 @@
+"""Processes around a store, interleaved call by call with faults: what was acknowledged is never lost.
+
+The long form: `tools/python -m arrowstate.testing.simulate --seeds 20000`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from arrowstate.coordinator import collection
+from arrowstate.errors import InvalidInputError
+from arrowstate.snapshot.log import CommitLog, CommittedEntry
+from arrowstate.testing.faults import Call, Crashed, Fault
+from arrowstate.testing.simulate import main, simulate_many
+from arrowstate.testing.simulation import CONTROLS, simulate
+from arrowstate.testing.simulation.actors import SCRIPTS
+from arrowstate.testing.simulation.run import Profile
+from arrowstate.testing.simulation.scheduler import Scheduler
+from arrowstate_formats.documents import encode
+from arrowstate_formats.run_files import checksum
+
+SEEDS = 500
+PARTS = 20
+ENOUGH = 60
+"""So many seeds at most until a run without a guarantee goes wrong."""
+
+
+def violated(text="", **options):
+    """Return the first run that goes wrong in a way that its message names."""
+    results = simulate_many(range(ENOUGH), **options)
+    return next((result for result in results if result.violation is not None and text in result.violation), None)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_what_was_acknowledged_outlives_any_order_of_calls_and_faults(part):
+    seeds = range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS)
+
+    failed = [f"seed {result.seed}: {result.violation}" for result in map(simulate, seeds) if result.violation]
+
+    assert failed == []
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_without_a_guarantee_something_goes_wrong(control):
+    assert violated(without=control) is not None
+
+
+def test_the_loss_is_noticed_if_a_collection_does_not_read_the_roots_again(monkeypatch):
+    monkeypatch.setattr(collection, "_held", lambda *_: set())
+
+    assert violated("which a live root refers to") is not None
+
+
+def test_a_writer_that_goes_on_after_it_was_fenced_is_noticed(monkeypatch):
+    real = CommitLog.append
+
+    def append(log, document, references=None):
+        # It takes the next number that is free, whoever has taken its own.
+        while (committed := real(log, document, references)) is None and document.kind == "checkpoint":
+            newest = log.latest()
+            number = newest.document.number + 1
+            document = replace(document, number=number, checkpoint_id=number, parent=newest.as_parent)
+        return committed
+
+    monkeypatch.setattr(CommitLog, "append", append)
+
+    assert violated("of a fenced writer") is not None
+
+
+def test_a_commit_that_is_reported_without_being_there_is_noticed(monkeypatch):
+    real = CommitLog.append
+
+    def append(log, document, references=None):
+        # Losing the number is taken for having it, which an error of a client's own retry looks like.
+        data = encode(document)
+        return real(log, document, references) or CommittedEntry(document, checksum(data), len(data))
+
+    monkeypatch.setattr(CommitLog, "append", append)
+
+    assert violated("was acknowledged to") is not None
+
+
+def test_a_guarantee_that_does_not_exist_cannot_be_left_out():
+    with pytest.raises(InvalidInputError, match="atomic-create"):
+        simulate(1, without="luck")
+
+
+def test_a_seed_is_the_same_run_in_every_process():
+    script = "from arrowstate.testing.simulation import simulate; print([simulate(s).digest for s in (5, 17, 19)])"
+
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+
+    assert answers == {f"{[simulate(seed).digest for seed in (5, 17, 19)]}\n"}
+
+
+def test_runs_of_the_suite_have_every_kind_of_process_and_of_fault():
+    profiles = [Profile.draw(random.Random(f"{seed}/profile")) for seed in range(SEEDS)]
+
+    assert {kind for profile in profiles for kind in profile.cast} == SCRIPTS.keys() - {"successor"}
+    assert {fault for profile in profiles for fault in profile.rates} == set(Fault)
+    assert sum(not profile.rates for profile in profiles) > SEEDS / 10
+    assert sum("collector" in profile.cast for profile in profiles) > SEEDS / 2
+
+
+def test_runs_do_something():
+    results = [simulate(seed) for seed in range(20)]
+
+    assert len({result.digest for result in results}) == 20
+    assert sum(result.checkpoints for result in results) > 100
+    assert sum(result.faults for result in results) > 20
+    assert sum(result.crashes for result in results) > 2
+    assert all(result.steps == len(result.trace) for result in results)
+
+
+def test_the_command_runs_many_seeds_in_several_processes(capsys):
+    status = main(["--seeds", "4", "--first", "7", "--jobs", "2"])
+
+    said = capsys.readouterr().out
+    assert status == 0
+    assert said.startswith("4 seeds, 0 failed: ")
+    assert f"{sum(simulate(seed).steps for seed in range(7, 11))} calls" in said
+
+
+def test_the_command_repeats_a_seed_with_every_call(capsys):
+    result = violated(without="atomic-create")
+
+    status = main(["--seed", str(result.seed), "--without", "atomic-create"])
+
+    said = capsys.readouterr().out
+    assert status == 1
+    assert said == "\n".join([*result.trace, f"seed {result.seed}: {result.violation}; trace {result.digest}", ""])
+
+
+def test_the_command_shows_the_first_seed_that_fails_and_how_to_repeat_it(capsys):
+    seed = violated(without="atomic-create").seed
+
+    status = main(["--seeds", str(ENOUGH), "--jobs", "1", "--without", "atomic-create"])
+
+    said = capsys.readouterr().out
+    assert status == 1
+    assert f"repeat it with --seed {seed} --without atomic-create\n{seed + 1} seeds, 1 failed: " in said
+
+
+@pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--jobs", "0"], ["--without", "luck"]])
+def test_the_command_refuses_what_it_cannot_do(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+
+    assert "usage" in capsys.readouterr().err
+
+
+# The scheduler by itself.
+
+
+def turns(scheduler, actors, order):
+    """Let actors take turns in a given order, and return after which step each turn came."""
+    following = iter(order)
+
+    def before():
+        actor = next((actors[name] for name in following if not actors[name].done), None)
+        return None if actor is None else (actor, None)
+
+    scheduler.run(before, lambda *_: None)
+
+
+def test_actors_do_one_call_per_turn_in_the_order_of_their_turns():
+    scheduler, done = Scheduler(1), []
+
+    def script(actor):
+        for number in range(2):
+            actor.choose(Call(number, "read", actor.name))
+            done.append(f"{actor.name}{number}")
+
+    actors = {name: scheduler.start(name, script) for name in "ab"}
+
+    turns(scheduler, actors, "abbaba")
+
+    # The first turn of each is its beginning.
+    assert done == ["b0", "a0", "b1", "a1"]
+    assert [step.actor for step in scheduler.steps] == [*"abbaba"]
+
+
+def test_an_error_of_whoever_watches_is_raised_there_and_not_in_an_actor():
+    scheduler, seen = Scheduler(1), []
+
+    def script(actor):
+        try:
+            actor.choose(Call(1, "read", "x"))
+        except ZeroDivisionError as error:
+            seen.append(error)
+
+    actor = scheduler.start("a", script)
+
+    def after(*_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        scheduler.run(lambda: (actor, None), after)
+    scheduler.stop()
+
+    assert seen == []
+    assert actor.done
+
+
+def test_an_actor_that_is_stopped_does_nothing_more():
+    scheduler, cleaned = Scheduler(1), []
+
+    def script(actor):
+        try:
+            actor.choose(Call(1, "read", "x"))
+        finally:
+            with pytest.raises(Crashed):
+                actor.choose(Call(2, "delete", "x"))
+            cleaned.append(actor.name)
+
+    actors = {"a": scheduler.start("a", script), "b": scheduler.start("b", script)}
+    turns(scheduler, actors, "a")
+
+    scheduler.stop()
+
+    assert cleaned == ["a"]
+    assert all(actor.done for actor in actors.values())
