@@ -3,6 +3,7 @@
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
+from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.coordinator.coordination import CheckpointOptions
 from arrowstate.coordinator.disposal import dispose_savepoint
 from arrowstate.coordinator.driver import CheckpointCoordinator, CheckpointProgress, PendingCheckpoint
@@ -16,6 +17,7 @@ from arrowstate.errors import (
     CheckpointsStoppedError,
     CollectedError,
     CommitUnknownError,
+    CompactionConflictError,
     CorruptDataError,
     FencedError,
     FileTooLargeError,
@@ -73,6 +75,8 @@ __all__ = [
     "ClaimMode",
     "CollectedError",
     "CommitUnknownError",
+    "CompactionConflictError",
+    "CompactionPolicy",
     "CorruptDataError",
     "CountDistinct",
     "FencedError",

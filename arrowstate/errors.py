@@ -11,12 +11,12 @@ choose another name, id or place          `NotFoundError` and its kinds
 mend the argument or the data given       `InvalidInputError` and its kinds
 migrate the state, or declare it as it is `IncompatibleStateError`
 stop this writer                          `FencedError`, `QueryConflictError`
-wait for the next checkpoint              `CheckpointAbortedError`
+wait for the next checkpoint              `CheckpointAbortedError`, `CheckpointCancelledError`
 mend the cause, take checkpoints anew     `CheckpointsStoppedError`
 open the store again, then look           `CommitUnknownError`
 make room or mend the storage, try again  `StorageFullError`, `StorageError`
 try again, files are written anew         `CollectedError`
-wait for the next checkpoint              `CheckpointCancelledError`
+try again when less is committed          `CompactionConflictError`
 use another checkpoint or a copy          `CorruptDataError`
 install something                         `FormatVersionError`, `MissingDependencyError`
 ========================================  ====================================================
@@ -43,6 +43,7 @@ __all__ = [
     "CheckpointsStoppedError",
     "CollectedError",
     "CommitUnknownError",
+    "CompactionConflictError",
     "CorruptDataError",
     "FencedError",
     "FileTooLargeError",
@@ -585,6 +586,31 @@ class CheckpointAbortedError(ArrowStateError, RuntimeError):
         )
 
 
+class CheckpointCancelledError(ArrowStateError, RuntimeError):
+    """A checkpoint was cancelled while its files were written; they are deleted, and nothing was committed.
+
+    Attributes
+    ----------
+    checkpoint_id : int or None
+        The checkpoint, None where it has no id yet.
+
+    Examples
+    --------
+    >>> print(CheckpointCancelledError(42))
+    checkpoint 42 was cancelled and its files are deleted; its changes are part of the next one
+    >>> print(CheckpointCancelledError())
+    the checkpoint was cancelled and its files are deleted; its changes are part of the next one
+    """
+
+    def __init__(self, checkpoint_id: int | None = None) -> None:
+        super().__init__(checkpoint_id)
+        self.checkpoint_id = checkpoint_id
+
+    def __str__(self) -> str:
+        which = "the checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
+        return f"{which} was cancelled and its files are deleted; its changes are part of the next one"
+
+
 class CheckpointsStoppedError(ArrowStateError, RuntimeError):
     """A coordinator takes no more checkpoints, because too many have failed or it was closed.
 
@@ -787,29 +813,31 @@ class CollectedError(StorageError):
         return type(self), (self.paths,)
 
 
-# Wait for the next checkpoint.
-
-
-class CheckpointCancelledError(ArrowStateError, RuntimeError):
-    """A checkpoint was cancelled while its files were written; they are deleted, and nothing was committed.
+class CompactionConflictError(ArrowStateError, RuntimeError):
+    """A compaction of a store lost the race for the next log number each time it tried; the store is as it was.
 
     Attributes
     ----------
-    checkpoint_id : int or None
-        The checkpoint, None where it has no id yet.
+    url : str
+        The store.
+    attempts : int
+        How often it tried.
 
     Examples
     --------
-    >>> print(CheckpointCancelledError(42))
-    checkpoint 42 was cancelled and its files are deleted; its changes are part of the next one
-    >>> print(CheckpointCancelledError())
-    the checkpoint was cancelled and its files are deleted; its changes are part of the next one
+    >>> print(CompactionConflictError("/data/clicks", 5))
+    the compaction of /data/clicks gave up: other commits took the next log number 5 times; nothing was changed; a job \
+that runs compacts its own state with each checkpoint, so compact when it is done or commits less often
     """
 
-    def __init__(self, checkpoint_id: int | None = None) -> None:
-        super().__init__(checkpoint_id)
-        self.checkpoint_id = checkpoint_id
+    def __init__(self, url: str, attempts: int) -> None:
+        super().__init__(url, attempts)
+        self.url = url
+        self.attempts = attempts
 
     def __str__(self) -> str:
-        which = "the checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
-        return f"{which} was cancelled and its files are deleted; its changes are part of the next one"
+        return (
+            f"the compaction of {self.url} gave up: other commits took the next log number {self.attempts} times; "
+            "nothing was changed; a job that runs compacts its own state with each checkpoint, so compact when it is "
+            "done or commits less often"
+        )

@@ -23,6 +23,7 @@ from arrowstate.coordinator.collection import (
     apply_collection,
     plan_collection,
 )
+from arrowstate.coordinator.compaction import CompactionPolicy, compact_backends
 from arrowstate.coordinator.coordination import CheckpointOptions
 from arrowstate.coordinator.disposal import dispose_savepoint
 from arrowstate.coordinator.driver import CheckpointCoordinator, StoreSide
@@ -31,6 +32,12 @@ from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.coordinator.protocol import Kind
 from arrowstate.coordinator.recovery import StoreVerification, checked_checkpoints, proposals, verify_store
 from arrowstate.coordinator.retention import RetentionPolicy
+from arrowstate.coordinator.store_compaction import (
+    StoreCompactionPlan,
+    StoreCompactionReport,
+    apply_store_compaction,
+    plan_store_compaction,
+)
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.query.reader import SnapshotReader
@@ -50,7 +57,17 @@ from arrowstate_formats.run_files import RunFormat
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Collection", "Lease", "Snapshot", "StateStore", "StoreWriter", "new_id", "now_ms", "open_store"]
+__all__ = [
+    "Collection",
+    "Compaction",
+    "Lease",
+    "Snapshot",
+    "StateStore",
+    "StoreWriter",
+    "new_id",
+    "now_ms",
+    "open_store",
+]
 
 
 def new_id() -> str:
@@ -241,12 +258,41 @@ class Collection:
         return apply_collection(self._storage, self.plan, now_ms=self._clock_ms(), new_id=self._new_id)
 
 
+class Compaction:
+    """A compaction that was planned and can be applied; see `StateStore.compact`."""
+
+    def __init__(
+        self, store: StateStore, plan: StoreCompactionPlan, apply: Callable[[], StoreCompactionReport]
+    ) -> None:
+        self.plan = plan
+        self._store = store
+        self._apply = apply
+
+    def __repr__(self) -> str:
+        runs = sum(len(merge.runs) for merge in self.plan.merges)
+        return (
+            f"<Compaction {self._store.url}: {runs} runs of checkpoint {self.plan.checkpoint_id} "
+            f"to be merged into {len(self.plan.merges)}>"
+        )
+
+    def apply(self) -> Snapshot | None:
+        """Do what the plan says and return the new checkpoint, None where there was nothing to do.
+
+        See `apply_store_compaction` for the errors; after any of them the store holds what it held.
+        """
+        entry = self._apply().entry
+        return None if entry is None else self._store.snapshot_of(entry)
+
+
 class StoreWriter:
     """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block."""
 
-    def __init__(self, writer: CheckpointWriter, side: StoreSide[Snapshot]) -> None:
+    def __init__(
+        self, writer: CheckpointWriter, side: StoreSide[Snapshot], compaction: CompactionPolicy | None = None
+    ) -> None:
         self._writer = writer
         self._side = side
+        self._compaction = compaction
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -272,6 +318,8 @@ class StoreWriter:
         allow_dropped_state: bool = False,
     ) -> Snapshot:
         """Freeze the backends, write what the store lacks, and commit; return the checkpoint."""
+        if self._compaction is not None:
+            compact_backends(operators, self._writer.store_key, self._compaction)
         entry = self._writer.checkpoint(
             operators,
             operator_states=operator_states,
@@ -316,6 +364,7 @@ class StoreWriter:
             allow_dropped_state=allow_dropped_state,
             on_complete=on_complete,
             on_abort=on_abort,
+            compaction=self._compaction,
         )
 
 
@@ -371,13 +420,21 @@ class StateStore:
         """Return all checkpoints, oldest first."""
         return [self.snapshot_of(entry) for entry in self._log.backwards()][::-1]
 
-    def writer(self, *, properties: Mapping[str, Any] | None = None) -> StoreWriter:
+    def writer(
+        self,
+        *,
+        properties: Mapping[str, Any] | None = None,
+        compaction: CompactionPolicy | None = CompactionPolicy(),
+    ) -> StoreWriter:
         """Open the store for writing; every writer opened before is fenced and can no longer commit.
 
         Parameters
         ----------
         properties
             JSON values kept in the fence entry, for instance who writes.
+        compaction
+            When runs are merged so that a checkpoint needs little more room than its live rows: before a checkpoint
+            is taken, or by a coordinator in the background. None for never.
         """
         writer = CheckpointWriter(
             self.storage, self.store_id, clock_ms=self._clock_ms, new_id=self._new_id, properties=properties
@@ -389,12 +446,13 @@ class StateStore:
             clock_ms=self._clock_ms,
             new_id=self._new_id,
         )
-        return StoreWriter(writer, side)
+        return StoreWriter(writer, side, compaction)
 
     def show(self, checkpoint: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.
 
-        Times, watermark and properties of the checkpoint, and its `operators` with their key, key groups and `states`:
+        Times, watermark and properties of the checkpoint; under `storage` what `Snapshot.storage_use` counts, with the
+        `space_amplification`; and its `operators` with their key, key groups and `states`:
         kind, type, rows, bytes, and each of its `schema_versions` with its columns and the number of runs that are
         stored in it.
 
@@ -681,7 +739,8 @@ class StateStore:
             Which checkpoints are kept, the newest only by default. Tags, leases and savepoints keep theirs besides.
         grace_ms
             How long a file that no checkpoint has referred to waits, counted from the first applied collection that
-            saw it, in milliseconds. It should be longer than any checkpoint takes.
+            saw it, in milliseconds. It should be longer than any checkpoint takes. The checkpoint that the newest
+            compaction repeats is kept as long, for its writer to go on from it.
 
         Returns
         -------
@@ -710,6 +769,59 @@ class StateStore:
         policy = RetentionPolicy() if policy is None else policy
         plan = plan_collection(self.storage, policy, now_ms=self._clock_ms(), grace_ms=grace_ms)
         return Collection(self.storage, plan, self._clock_ms, self._new_id)
+
+    def compact(self, policy: CompactionPolicy | None = None) -> Compaction:
+        """Plan to write the newest checkpoint in fewer and fuller files; nothing is written before `apply()`.
+
+        For a store that nobody writes to, or a part of it that nobody writes to: a writer compacts its own state with
+        each checkpoint. Nobody is fenced or waited for; a checkpoint that is committed meanwhile stands, and what it no
+        longer shares with the plan is dropped from it. The old files go with the checkpoints that refer to them, see
+        `collect`: after the grace period a compaction counts in the place of the checkpoint that it repeats.
+
+        Parameters
+        ----------
+        policy
+            How much more than the live rows a state may take, and in how many small files; by default twice as much.
+
+        Returns
+        -------
+        Compaction
+            `plan` says what the checkpoint takes and what would be merged. `apply()` does it, commits the result as a
+            checkpoint with the same content, properties and watermark, and returns it.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no checkpoint yet.
+        CorruptDataError
+            If the log or a manifest is damaged.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://compact-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
+        >>> total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+        >>> total.add_batch(range(10_000), [1] * 10_000)
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"op": [backend]})
+        ...     total.clear_batch(range(4_000))
+        ...     before = writer.checkpoint({"op": [backend]}, properties={"offset": 42})
+        >>> compaction = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.5))
+        >>> after = compaction.apply()
+        >>> before.storage_use().space_amplification > 1.5 > after.storage_use().space_amplification
+        True
+        >>> after.checkpoint_id, after.properties, after.to_arrow("op.total").num_rows
+        (3, {'offset': 42}, 6000)
+        """
+        plan = plan_store_compaction(self.storage, CompactionPolicy() if policy is None else policy)
+
+        def apply() -> StoreCompactionReport:
+            return apply_store_compaction(
+                self.storage, self.store_id, plan, clock_ms=self._clock_ms, new_id=self._new_id
+            )
+
+        return Compaction(self, plan, apply)
 
     def verify(self, *, deep: bool = False, advance: Callable[[], None] = lambda: None) -> StoreVerification:
         """Look at the log and every checkpoint; see `Snapshot.verify`. `advance` is called after each run."""

@@ -39,6 +39,7 @@ EXAMPLES = [
     errors.CheckpointsStoppedError("3 checkpoints in a row failed, the last one: no room"),
     errors.CheckpointCancelledError(42),
     errors.CheckpointCancelledError(),
+    errors.CompactionConflictError("/data/clicks", 5),
     errors.CorruptDataError("log/7.json", "truncated"),
     errors.FormatVersionError("arrowstate.json", 7, 1),
     errors.MissingDependencyError("the Spark sink", "pyspark", "spark"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, overload
 
 import msgspec
@@ -160,6 +161,11 @@ class KeyedStateBackend(Iteration):
     def state_names(self) -> tuple[str, ...]:
         """The states it holds, restored ones that nobody has asked for included."""
         return tuple(self._states)
+
+    @property
+    def states(self) -> Mapping[str, KeyedState[Any]]:
+        """The states by name, for those who look after their runs; `state` is what an operator asks."""
+        return MappingProxyType(self._states)
 
     @property
     def memory_bytes(self) -> int:

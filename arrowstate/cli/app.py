@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from arrowstate.cli import check, gc, listing, savepoint, sql, verify
+from arrowstate.cli import check, compact, gc, listing, savepoint, sql, verify
 from arrowstate.coordinator.collection import DEFAULT_GRACE_MS
+from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.errors import ArrowStateError
 from arrowstate_formats.run_files import RunFormat
 
@@ -108,6 +109,30 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="how long a file that nothing has referred to waits (default: 24h)",
     )
+    compacted = _command(
+        commands,
+        "compact",
+        "plan or apply a compaction of the newest checkpoint into fewer and fuller files",
+        compact.compact,
+        checkpoint=False,
+    )
+    mode = compacted.add_mutually_exclusive_group()
+    mode.add_argument("--plan", action="store_true", help="print what would be merged; the default")
+    mode.add_argument("--apply", action="store_true", help="merge it and commit the result")
+    compacted.add_argument(
+        "--max-amplification",
+        type=float,
+        default=CompactionPolicy().max_space_amplification,
+        metavar="X",
+        help="bytes that a state may take, over those of its live rows (default: %(default)s)",
+    )
+    compacted.add_argument(
+        "--max-small-files",
+        type=_positive,
+        default=CompactionPolicy().max_small_files,
+        metavar="N",
+        help="files below 1 MiB that a state may have per subtask (default: %(default)s)",
+    )
     commands.add_parser("demo", help=_DEMO, add_help=False)
     return parser
 
@@ -130,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command is None:
             parser.error(
-                "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, repair, gc "
-                "or demo"
+                "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, repair, gc, "
+                "compact or demo"
             )
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)

@@ -84,6 +84,12 @@ def show_checkpoint(options: argparse.Namespace) -> int:
     say(f"  watermark   {'none' if entry.watermark is None else entry.watermark}")
     for name, value in entry.properties.items():
         say(f"  {name:<11} {value}")
+    use = found["storage"]
+    times = use["space_amplification"]
+    say(
+        f"  storage     {use['files']} files ({use['small_files']} small), {bytes_text(use['bytes'])}"
+        + ("" if times is None else f", {times:.2f} times the live rows")
+    )
     for operator in found["operators"]:
         say()
         say(f"operator {operator['uid']}")

@@ -149,7 +149,8 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
         waited long enough.
     grace_ms
         How long a file that nothing is known to have referred to waits from when a collection first saw it, at least 0.
-        It should be longer than any checkpoint takes from its first file to its commit.
+        It should be longer than any checkpoint takes from its first file to its commit. As long the checkpoint that the
+        newest compaction repeats is kept beside it; so it should also be longer than the time between checkpoints.
 
     Raises
     ------
@@ -181,7 +182,7 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
     pins = [(pin.entry.number, pin.holder) for pin in roots.held]
     documents = [entry.document for entry in entries.values()]
     in_doubt = _in_doubt(reader, (entry for entry in documents if entry.number >= roots.floor), statements)
-    retention = retain(documents, pins, policy, now_ms=now_ms, floor=roots.floor, in_doubt=in_doubt)
+    retention = retain(documents, pins, policy, now_ms=now_ms, floor=roots.floor, in_doubt=in_doubt, grace_ms=grace_ms)
     marked = _mark(reader, [entries[number] for number in retention.kept])
     _check_whole(storage, marked)
     known = _of_dropped(reader, [entries[number] for number in retention.dropped])

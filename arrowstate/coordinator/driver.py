@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.coordinator.compaction import CompactionPlan, CompactionPolicy, plan_compaction
 from arrowstate.coordinator.coordination import CheckpointOptions, CheckpointRecord, Coordination
 from arrowstate.coordinator.disposal import dispose
 from arrowstate.coordinator.freezing import Part
@@ -213,6 +215,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         allow_dropped_state: bool = False,
         on_complete: Callable[[int, Kind], None] | None = None,
         on_abort: Callable[[int, Kind, str], None] | None = None,
+        compaction: CompactionPolicy | None = None,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -237,6 +240,9 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._writers = ThreadPoolExecutor(self._options.writer_threads, "arrowstate-checkpoint")
         # One thread, so commits and deletions are done in the order in which they were decided.
         self._finisher = ThreadPoolExecutor(1, "arrowstate-commit")
+        self._compaction = compaction
+        self._compactor = ThreadPoolExecutor(1, "arrowstate-compaction")
+        self._compacting: tuple[CompactionPlan, Future[None]] | None = None
 
     def __enter__(self) -> CheckpointCoordinator[SnapshotT]:
         return self
@@ -387,12 +393,14 @@ class CheckpointCoordinator(Generic[SnapshotT]):
     def _start(self, action: Start, flight: _Flight[SnapshotT], format: RunFormat) -> PendingCheckpoint[SnapshotT]:
         id = action.checkpoint_id
         try:
+            self._adopt_compaction()
             flight.attempt = self._writer.freeze(
                 self._operators, operator_states=self._operator_states, allow_dropped_state=self._allow_dropped_state
             )
         except BaseException as error:
             self.cancel(f"the backends could not be frozen: {error}", checkpoint_id=id)
             raise
+        self._plan_compaction()
         cancelled = flight.cancelled.is_set
         if flight.target is not None:
             frozen = flight.attempt.frozen
@@ -415,6 +423,28 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                 write = partial(self._writer.write, flight.attempt, part, format=format, cancelled=cancelled)
                 self._writers.submit(write).add_done_callback(partial(self._written, id, flight, part))
         return PendingCheckpoint(self, id, action.kind, flight)
+
+    def _adopt_compaction(self) -> None:
+        """Put runs that were merged meanwhile in the place of their sources."""
+        if self._compacting is None or not self._compacting[1].done():
+            return
+        (plan, future), self._compacting = self._compacting, None
+        error = future.exception()
+        if error is None:
+            plan.adopt()
+        elif isinstance(error, StorageError | StorageFullError):
+            # The runs stay as they are, and the next checkpoint tries again.
+            warnings.warn(f"runs could not be compacted: {error}", RuntimeWarning, stacklevel=4)
+        else:
+            raise error
+
+    def _plan_compaction(self) -> None:
+        """Let runs be merged in the background if they take too much room; the next checkpoint may have the result."""
+        if self._compaction is None or self._compacting is not None:
+            return
+        plan = plan_compaction(self._operators, self._writer.store_key, self._compaction)
+        if plan.runs:
+            self._compacting = plan, self._compactor.submit(plan.run)
 
     def _saved(self, id: int, flight: _Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
         """A savepoint is written as a whole, and then there: its subtasks have nothing left to commit."""
@@ -529,4 +559,5 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         # The writers first: what they still finish is deleted by the other one.
         self._writers.shutdown()
         self._finisher.shutdown()
+        self._compactor.shutdown()
         self._tell_listeners()

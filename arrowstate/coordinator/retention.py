@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from arrowstate.errors import InvalidInputError
 from arrowstate_formats.documents import LogEntryDocument
@@ -34,7 +35,8 @@ class RetentionPolicy:
     """
 
     count: int = 1
-    "The newest so many checkpoints, at least 1; savepoints do not count."
+    """The newest so many checkpoints, at least 1; savepoints do not count, and a compaction counts in the place of the
+    checkpoint that it repeats."""
     age_ms: int | None = None
     "Also checkpoints committed less than so many milliseconds ago; None: none by age."
 
@@ -65,6 +67,7 @@ def retain(
     now_ms: int,
     floor: int,
     in_doubt: Collection[int] = (),
+    grace_ms: int = 0,
 ) -> Retention:
     """Decide which entries of a log are kept.
 
@@ -83,6 +86,9 @@ def retain(
     in_doubt
         Numbers of checkpoints that may lose a file. They are not counted, and while there are fewer others than the
         policy keeps, nothing is dropped.
+    grace_ms
+        For how long after a compaction the checkpoint that it repeats is kept beside it, in milliseconds: the writer of
+        that checkpoint still refers to its files, until its next one is committed.
 
     Examples
     --------
@@ -102,12 +108,21 @@ def retain(
     def keep(number: int, reason: str) -> None:
         reasons.setdefault(number, []).append(reason)
 
-    checkpoints = [document for document in log if document.kind == "checkpoint"]
+    checkpoints = [document for document in log if document.kind in ("checkpoint", "compaction")]
     certain = [document for document in checkpoints if document.number not in in_doubt]
-    if in_doubt and len(certain) < policy.count:
+    # A compaction holds what the checkpoint before it does: the two are one, and the later one needs fewer files.
+    pairs = list(zip_longest(certain, certain[1:]))
+    counted = [document for document, following in pairs if following is None or following.kind != "compaction"]
+    if in_doubt and len(counted) < policy.count:
         keep(log[0].number, "a newer checkpoint is in doubt")
-    for document in certain[-policy.count :]:
+    for document in counted[-policy.count :]:
         keep(document.number, f"one of the newest {policy.count}")
+    for document, following in reversed(pairs):
+        if following is None:
+            continue
+        if following.kind != "compaction" or following.committed_at_ms <= now_ms - grace_ms:
+            break
+        keep(document.number, f"its compaction is younger than {grace_ms} ms, its writer may go on from it")
     for document in checkpoints:
         if policy.age_ms is not None and document.committed_at_ms > now_ms - policy.age_ms:
             keep(document.number, f"younger than {policy.age_ms} ms")

@@ -117,6 +117,11 @@ class CheckpointWriter:
         self._newest = self._take_fence(dict(properties or {}))
 
     @property
+    def store_key(self) -> str:
+        """What runs know the store by, see `arrowstate.snapshot.reading.store_key`."""
+        return store_key(self._storage, self._store_id)
+
+    @property
     def newest_id(self) -> int:
         """An id that no checkpoint of the store is above, as far as this writer knows."""
         return newest_id(self._newest)
@@ -447,12 +452,11 @@ class CheckpointWriter:
     def _forget(self, frozen: FrozenCheckpoint, paths: set[str]) -> None:
         """Let the next attempt write anew what is in files that are gone."""
         self._condemned |= paths
-        store = store_key(self._storage, self._store_id)
         for subtask in chain.from_iterable(frozen.operators.values()):
             for run in chain.from_iterable(state.table.runs for state in subtask.states):
-                stored = run.run.stored.get(store)
+                stored = run.run.stored.get(self.store_key)
                 if stored is not None and not paths.isdisjoint(run_files(stored[0])):
-                    del run.run.stored[store]
+                    del run.run.stored[self.store_key]
 
     def _check_not_fenced(self) -> None:
         if self._fenced_by is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from arrowstate.snapshot.reading import subtask_runs
+from arrowstate.snapshot.storage_use import storage_use
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import (
@@ -23,6 +24,7 @@ __all__ = ["bytes_of", "columns_of", "live_rows", "overview", "runs_of", "state_
 
 def overview(storage: Storage, entry: LogEntryDocument) -> dict[str, Any]:
     """Return a checkpoint as plain values: what `StateStore.show` documents."""
+    use = storage_use(storage, entry)
     return {
         "checkpoint_id": entry.checkpoint_id,
         "number": entry.number,
@@ -32,6 +34,13 @@ def overview(storage: Storage, entry: LogEntryDocument) -> dict[str, Any]:
         "committed_at_ms": entry.committed_at_ms,
         "watermark": entry.watermark,
         "properties": entry.properties,
+        "storage": {
+            "files": use.files,
+            "bytes": use.bytes,
+            "live_bytes": use.live_bytes,
+            "small_files": use.small_files,
+            "space_amplification": use.space_amplification,
+        },
         "operators": [
             {
                 "uid": operator.uid,

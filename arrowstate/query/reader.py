@@ -19,6 +19,7 @@ from arrowstate.query.catalog import resolve, sql_names
 from arrowstate.query.overview import overview
 from arrowstate.query.recent import Recent
 from arrowstate.query.state import StateReader
+from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -94,6 +95,23 @@ class SnapshotReader:
     def show(self) -> dict[str, Any]:
         """Return what it holds as plain values, as `arrowstate show --json` prints them; see `StateStore.show`."""
         return overview(self.storage, self.entry)
+
+    def storage_use(self, *, small_file_bytes: int = SMALL_FILE_BYTES) -> StorageUse:
+        """Return how many files and bytes it refers to, how many of them are live, and how many files are small.
+
+        The manifests are read, nothing else.
+
+        Parameters
+        ----------
+        small_file_bytes
+            A run file with fewer bytes is small.
+
+        Raises
+        ------
+        CorruptDataError
+            If a manifest is missing or damaged.
+        """
+        return storage_use(self.storage, self.entry, small_file_bytes=small_file_bytes)
 
     def to_arrow(
         self,

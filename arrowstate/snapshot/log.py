@@ -44,6 +44,7 @@ __all__ = [
     "create_store",
     "newest_id",
     "next_checkpoint",
+    "next_compaction",
     "next_fence",
     "open_store_document",
     "path_of",
@@ -182,6 +183,34 @@ def next_checkpoint(
     )
 
 
+def next_compaction(
+    newest: CommittedEntry,
+    checkpoint: LogEntryDocument,
+    operators: Sequence[OperatorDocument],
+    *,
+    commit_id: str,
+    started_at_ms: int,
+    now_ms: int,
+) -> LogEntryDocument:
+    """Return the compaction that follows the newest entry; it is the newest checkpoint once more, in other files.
+
+    It is of the epoch of the newest entry, so that the writer of that epoch goes on after it.
+    """
+    return LogEntryDocument(
+        number=newest.document.number + 1,
+        parent=newest.as_parent,
+        commit_id=commit_id,
+        writer_epoch=newest.document.writer_epoch,
+        kind="compaction",
+        checkpoint_id=checkpoint.checkpoint_id,
+        started_at_ms=started_at_ms,
+        committed_at_ms=now_ms,
+        watermark=checkpoint.watermark,
+        properties=checkpoint.properties,
+        operators=list(operators),
+    )
+
+
 class CommitLog:
     """Reads and appends the log of a store; holds no state of its own."""
 
@@ -201,16 +230,40 @@ class CommitLog:
                 raise CorruptDataError(path_of(numbers[-1]), "the log entry is listed and missing")
         return newest
 
+    def latest_with_checkpoint(self) -> tuple[CommittedEntry, LogEntryDocument]:
+        """Return the newest entry, and the checkpoint whose content it has: itself, or what a fence repeats.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no checkpoint yet.
+        CorruptDataError
+            If an entry is missing, or not the one its successor was written after.
+        """
+        while True:
+            newest = entry = self.latest()
+            while entry is not None and entry.document.kind == "fence" and entry.document.parent is not None:
+                following, entry = entry, self.get(entry.document.parent.number)
+                if entry is not None:
+                    _check_parent(following, entry)
+            if newest is None or (entry is not None and entry.document.kind == "fence"):
+                raise CheckpointNotFoundError(None, [])
+            if entry is not None:
+                return newest, entry.document
+            # The log has gone on and was collected meanwhile, or else it is damaged.
+            if self.latest() == newest:
+                raise CorruptDataError(path_of(newest.document.number), "the log entry before it is missing")
+
     def boundary(self) -> int:
         """Return the lowest number of the log: entries below it have been collected."""
         return boundary_number(self._storage)
 
     def latest_checkpoint(self) -> LogEntryDocument | None:
-        """Return the newest entry that is a checkpoint or savepoint."""
+        """Return the newest entry that is a checkpoint, that is, any but a fence."""
         return next(self.backwards(), None)
 
     def backwards(self) -> Iterator[LogEntryDocument]:
-        """Yield the checkpoints and savepoints, newest first; a fence is passed over.
+        """Yield the checkpoints, compactions and savepoints, newest first; a fence is passed over.
 
         Last come those that only a tag, a lease or being a savepoint has kept.
 
@@ -321,7 +374,7 @@ class CommitLog:
         """
         path = path_of(document.number)
         references = references or NewReferences()
-        if document.kind == "checkpoint":
+        if document.kind in ("checkpoint", "compaction"):
             lost = references.lost(self._storage, boundaries(self._storage))
             if lost:
                 raise CollectedError(lost)

@@ -55,38 +55,38 @@ def commit_micro_batch(
         committed = is_committed(plan.uid, batch, stored.record)
         check_alone(plan.uid, stored.checkpoint, plan.store)
         epoch = _epoch_of_run(log, newest, batch)
-        base = None if stored.checkpoint is None else stored.checkpoint.number
-        if not committed and any(result.base != base or result.subtask is None for result in results):
+        bases = _same_content(log, stored.checkpoint)
+        if not committed and any(result.base not in bases or result.subtask is None for result in results):
             # Another writer committed after the tasks had begun: what they wrote lacks that.
             raise FencedError(epoch, None if newest is None else newest.document.writer_epoch)
-        if epoch is not None:
-            break
-        # Another writer may take the number first: then look again.
-        taken_by = BatchRecord(plan.uid, batch.query_id, batch.run_id, None)
-        log.append(
-            next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=taken_by.to_properties())
-        )  # fmt: skip
-    if committed:
-        return None
-    assert newest is not None, "the fence of this run is in the log"
-    record = BatchRecord(plan.uid, batch.query_id, batch.run_id, batch.batch_id)
-    entry = next_checkpoint(
-        newest,
-        [_operator(plan, results)],
-        commit_id=new_id(),
-        started_at_ms=started_at_ms,
-        now_ms=clock_ms(),
-        watermark=newest.document.watermark,
-        properties=record.to_properties(),
-    )
-    written = {path for result in results for path in result.paths}
-    # Within a run the entry before is known to be acknowledged; the fence of the run says nothing of what it repeats.
-    everything = partial(ReferenceReader(storage).files, entry.operators)
-    reused = set(everything()) - written if newest.document.kind == "fence" else ()
-    if log.append(entry, NewReferences(written, first.base or 0, reused, everything)) is None:
-        winner = log.latest()
-        raise FencedError(epoch, None if winner is None else winner.document.writer_epoch)
-    return entry
+        if epoch is None:
+            # Another writer may take the number first: then look again.
+            taken_by = BatchRecord(plan.uid, batch.query_id, batch.run_id, None)
+            log.append(
+                next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=taken_by.to_properties())
+            )  # fmt: skip
+            continue
+        if committed:
+            return None
+        assert newest is not None, "the fence of this run is in the log"
+        record = BatchRecord(plan.uid, batch.query_id, batch.run_id, batch.batch_id)
+        entry = next_checkpoint(
+            newest,
+            [_operator(plan, results)],
+            commit_id=new_id(),
+            started_at_ms=started_at_ms,
+            now_ms=clock_ms(),
+            watermark=newest.document.watermark,
+            properties=record.to_properties(),
+        )
+        written = {path for result in results for path in result.paths}
+        everything = partial(ReferenceReader(storage).files, entry.operators)
+        # Within a run the checkpoint before is known to be acknowledged. The fence of the run says nothing of what it
+        # repeats, and what a compaction refers to no more may be gone.
+        reused = set(everything()) - written if newest.document.kind != "checkpoint" else ()
+        if log.append(entry, NewReferences(written, first.base or 0, reused, everything)) is not None:
+            return entry
+        # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
 
 
 def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:
@@ -126,11 +126,12 @@ def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, batch: MicroBat
     """The epoch of the run if it may commit, None if it has not taken the fence yet."""
     entry = newest
     while entry is not None:
-        record = BatchRecord.of(entry.document)
+        # A compaction repeats the record of a run, which need not be the run whose epoch it is of.
+        record = None if entry.document.kind == "compaction" else BatchRecord.of(entry.document)
         if record is not None and record.run_id == batch.run_id:
-            if entry is newest:
-                return entry.document.writer_epoch
             assert newest is not None
+            if entry.document.writer_epoch == newest.document.writer_epoch:
+                return entry.document.writer_epoch
             raise FencedError(entry.document.writer_epoch, newest.document.writer_epoch)
         if record is not None and record.batch_id is not None and record.batch_id < batch.batch_id - 1:
             # A run that has had a micro-batch had the one before this, so an entry of its own is not further back.
@@ -139,6 +140,17 @@ def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, batch: MicroBat
         # Older entries may have been collected, and with them nothing that this run has not had.
         entry = None if parent is None else log.get(parent.number)
     return None
+
+
+def _same_content(log: CommitLog, checkpoint: LogEntryDocument | None) -> set[int | None]:
+    """The numbers of the entries that hold what the newest checkpoint does: it, and what it is the compaction of."""
+    numbers = {None if checkpoint is None else checkpoint.number}
+    entry = checkpoint
+    while entry is not None and entry.kind in ("compaction", "fence") and entry.parent is not None:
+        numbers.add(entry.parent.number)
+        before = log.get(entry.parent.number)
+        entry = None if before is None else before.document
+    return numbers
 
 
 def _operator(plan: SinkPlan, results: Sequence[SubtaskResult]) -> OperatorDocument:

@@ -7,7 +7,7 @@ absent, and is removed where it is met: on a read, in a merge, and by a savepoin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -23,6 +23,7 @@ from arrowstate.schema.keys import key_columns, to_type
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.context import KeyContext, identity_of
+from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.run import Run
@@ -100,6 +101,10 @@ class KeyedState(Generic[D]):
             yield
         finally:
             self._namespace = namespace
+
+    def begin_merge(self, runs: Sequence[Run]) -> BackgroundMerge:
+        """Freeze runs of the table for a merge by another thread; what has expired by now is left out of it."""
+        return self._table.begin_merge(runs, expired_up_to=None if self.descriptor.ttl is None else self._cutoff())
 
     def flush(self, *, settle: bool = True) -> None:
         """Move what scalar verbs have written so far into the table, and merge before if `settle`."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -162,15 +162,35 @@ def fill(sink: BatchSink, batches: Iterable[pa.RecordBatch]) -> Run:
         raise
 
 
-def merge_runs(runs: Sequence[Run], policy: MergePolicy, sink: BatchSink) -> Run | None:
-    """Write the live rows of the runs, in hash order, to the sink; None if there are none."""
+def merge_runs(
+    runs: Sequence[Run], policy: MergePolicy, sink: BatchSink, places: npt.NDArray[Any] | None = None
+) -> Run | None:
+    """Write the live rows of the runs, in hash order, to the sink; None if there are none.
+
+    `places` has an entry for each row of the runs, run after run; that of a live row is set to its row in the result.
+    """
     live = sum(run.live_rows for run in runs)
     if not live:
+        sink.discard()
         return None
     row_bytes = max(1, sum(s.stored.nbytes for run in runs for s in run.segments) // sum(run.rows for run in runs))
     piece_rows = max(1024, policy.segment_bytes // row_bytes)
     pieces = _pieces(max(runs, key=lambda run: run.rows), -(-live // piece_rows))
-    return fill(sink, (batch for piece in pieces if (batch := _merge_piece(runs, *piece)) is not None))
+    return fill(sink, _merged(runs, pieces, places))
+
+
+def _merged(
+    runs: Sequence[Run], pieces: Sequence[tuple[int | None, int | None]], places: npt.NDArray[Any] | None
+) -> Iterator[pa.RecordBatch]:
+    row = 0
+    for piece in pieces:
+        found = _merge_piece(runs, *piece)
+        if found is not None:
+            batch, starts, origins = found
+            if places is not None:
+                places[starts[origins >> 32] + (origins & 0xFFFFFFFF)] = np.arange(row, row + batch.num_rows)
+            row += batch.num_rows
+            yield batch
 
 
 def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:
@@ -185,15 +205,25 @@ def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:
     return list(zip([None, *borders], [*borders, None], strict=True))
 
 
-def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.RecordBatch | None:
+def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> tuple[pa.RecordBatch, Ints, Ints] | None:
+    """Return the live rows in a range of hashes, and where they were.
+
+    That is, by source the number of its first row among the rows of all runs, and of each row its source << 32 | its
+    row there.
+    """
     sources: list[Source] = []
+    starts: list[int] = []
+    before = 0
     for run in runs:
         for segment in run.segments:
             start = 0 if low is None else int(np.searchsorted(segment.hashes, low))
             stop = segment.hashes.size if high is None else int(np.searchsorted(segment.hashes, high))
             if start < stop:
                 rows = segment.batch.slice(start, stop - start)
-                sources.append((rows, segment.hashes[start:stop], run.live, segment.first_row + start - run.first_row))
+                bit = segment.first_row + start - run.first_row
+                sources.append((rows, segment.hashes[start:stop], run.live, bit))
+                starts.append(before + bit)
+        before += run.rows
     hashes, places = _live(sources)
     if not hashes.size:
         return None
@@ -211,7 +241,8 @@ def _merge_piece(runs: Sequence[Run], low: int | None, high: int | None) -> pa.R
         gather_places([part.column(number) for part in parts], places)
         for number in range(len(sorted_columns), parts[0].num_columns)
     ]
-    return pa.RecordBatch.from_arrays([*map(pa.array, sorted_columns), *columns], schema=parts[0].schema)
+    merged = pa.RecordBatch.from_arrays([*map(pa.array, sorted_columns), *columns], schema=parts[0].schema)
+    return merged, np.array(starts, dtype=np.int64), places
 
 
 def _live(sources: Sequence[Source]) -> tuple[Ints, Ints]:

@@ -298,6 +298,10 @@ class FrozenRun:
     live: Bits
     live_rows: int
 
+    def as_run(self) -> Run:
+        """Return the same rows as a run of its own, with the live bits of this moment."""
+        return replace(self.run, live=self.live.copy(), live_rows=self.live_rows, stored={}, built=None)
+
     def live_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the live rows, segment by segment, in hash order."""
         for segment in self.run.segments:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.table import kernels
+from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import fixed_words, take
 from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, fill, merge_runs
@@ -250,6 +251,43 @@ class Table:
         if batch.num_rows:
             self._runs.append(Run.of([batch]))
 
+    def begin_merge(self, runs: Sequence[Run], *, expired_up_to: int | None = None) -> BackgroundMerge:
+        """Freeze some of the runs for a merge that another thread may carry out, while this one goes on writing.
+
+        Parameters
+        ----------
+        runs
+            Runs of this table.
+        expired_up_to
+            Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
+        """
+        expected = sum(_live_bytes(run) for run in runs)
+        # Rows of mapped files are not in memory, and a merge must not bring many of them there.
+        spills = self._exceeds_budget(expected) or (
+            any(run.mapped for run in runs) and expected > self._policy.segment_bytes
+        )
+        folder, schema = self._spill_folder, self.schema
+        make_sink = (lambda: SpillSink(folder, schema)) if spills else MemorySink
+        return BackgroundMerge([run.freeze() for run in runs], self._policy, make_sink, expired_up_to=expired_up_to)
+
+    def adopt(self, merge: BackgroundMerge) -> bool:
+        """Put the result of a merge in the place of its runs; False, and nothing changes, if one of them is gone.
+
+        The content of the table stays the same. The runs may have gone into another merge meanwhile, or the table may
+        have gone back to a moment before.
+        """
+        sources = {id(source.run) for source in merge.sources}
+        if not merge.done or len(sources.intersection(map(id, self._runs))) < len(sources):
+            return False
+        died = merge.died()
+        if died is None:
+            return False
+        self._runs = [run for run in self._runs if id(run) not in sources]
+        if merge.merged is not None:
+            merge.merged.kill(died)
+            self._runs.append(merge.merged)
+        return True
+
     def settle(self, before_merge: Callable[[Run], None] | None = None) -> None:
         """Merge until the policy asks for nothing, then spill until the budget holds.
 
@@ -284,7 +322,14 @@ class Table:
         return self.memory_bytes + sum(table.memory_bytes for table in self._siblings())
 
     def _sink(self, picked: Sequence[Run]) -> BatchSink:
-        expected = sum(run.live_rows * s.stored.nbytes // max(1, run.rows) for run in picked for s in run.segments)
-        if self._budget is not None and self._budget_bytes() + expected > self._budget:
+        if self._exceeds_budget(sum(_live_bytes(run) for run in picked)):
             return SpillSink(self._spill_folder, self.schema)
         return MemorySink()
+
+    def _exceeds_budget(self, more: int) -> bool:
+        return self._budget is not None and self._budget_bytes() + more > self._budget
+
+
+def _live_bytes(run: Run) -> int:
+    """About how many bytes the live rows of a run take."""
+    return sum(segment.stored.nbytes for segment in run.segments) * run.live_rows // max(1, run.rows)

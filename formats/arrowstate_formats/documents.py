@@ -417,7 +417,7 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
     parent: ParentDocument | None
     commit_id: Text
     writer_epoch: Count
-    kind: Literal["fence", "checkpoint", "savepoint"]
+    kind: Literal["fence", "checkpoint", "compaction", "savepoint"]
     checkpoint_id: Count | None
     started_at_ms: int
     committed_at_ms: int

@@ -26,7 +26,8 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.backend.keyed import restore_backend
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.coordinator.compaction import CompactionPolicy, plan_compaction
+from arrowstate.snapshot.reading import forget_open_files, store_key
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store import StateStore
 from arrowstate.table.merging import MergePolicy
@@ -118,6 +119,7 @@ POLICIES = st.sampled_from(
         MergePolicy(),
     ]
 )
+LIMITS = st.sampled_from([CompactionPolicy(1.001, max_small_files=1, min_bytes=0), CompactionPolicy(1.3, min_bytes=0)])
 SCALES = st.integers(1, 6).flatmap(lambda p: st.tuples(st.just(p), st.integers(p, 20) | st.sampled_from([128, 32768])))
 
 
@@ -160,6 +162,7 @@ class Job(RuleBasedStateMachine):
         self.models |= {clock: TimerModel() for clock in CLOCKS}
         self.committed = {}
         self.frozen = []
+        self.compactions = []
         self.savepoints = 0
 
     def teardown(self):
@@ -450,6 +453,33 @@ class Job(RuleBasedStateMachine):
             self.writer = self.store.writer()
         snapshot = self.writer.checkpoint({"op": self.backends}, format=format)
         self.committed[snapshot.checkpoint_id] = self.copied()
+
+    @rule(policy=LIMITS, at_once=st.booleans())
+    def begin_compaction(self, policy, at_once):
+        plan = plan_compaction({"op": self.backends}, store_key(self.store.storage, self.store.store_id), policy)
+        if at_once:
+            plan.run()
+        self.compactions.append((plan, at_once))
+
+    @precondition(lambda self: self.compactions)
+    @rule()
+    def adopt_compaction(self):
+        plan, was_run = self.compactions.pop(0)
+        if not was_run:
+            plan.run()
+        plan.adopt()
+
+    @precondition(lambda self: self.committed)
+    @rule(policy=LIMITS)
+    def compact_the_store(self, policy):
+        newest = max(self.committed)
+        snapshot = self.store.compact(policy).apply()
+        if snapshot is not None:
+            assert snapshot.watermark == self.store.snapshot(newest).watermark
+            assert snapshot.verify(deep=True).problems == []
+            self.committed[snapshot.checkpoint_id] = {
+                name: model.copy() for name, model in self.committed[newest].items()
+            }
 
     @precondition(lambda self: self.committed)
     @rule(data=st.data(), scale=SCALES, from_savepoint=st.booleans(), forget=st.booleans())

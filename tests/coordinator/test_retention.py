@@ -14,8 +14,8 @@ HOUR = 3_600_000
 
 
 def log_of(kinds, first=1, committed=lambda number: number * HOUR):
-    """A log of entries of these kinds: f(ence), c(heckpoint), s(avepoint); one is committed each hour."""
-    names = {"f": "fence", "c": "checkpoint", "s": "savepoint"}
+    """A log of entries: f(ence), c(heckpoint), k for a compaction, s(avepoint); one is committed each hour."""
+    names = {"f": "fence", "c": "checkpoint", "k": "compaction", "s": "savepoint"}
     return [
         LogEntryDocument(
             number=number,
@@ -53,6 +53,48 @@ def kept(kinds, policy, *, pins=(), now_ms=0, floor=0, committed=lambda number: 
 )
 def test_the_newest_checkpoints_are_kept_by_count_and_savepoints_beside_them(kinds, count, expected):
     assert kept(kinds, RetentionPolicy(count=count)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count", "expected"),
+    [
+        ("fck", 1, [3]),
+        ("fck", 2, [3]),
+        ("fcck", 2, [2, 3, 4]),
+        ("fckk", 1, [4]),
+        ("fckc", 2, [3, 4]),
+        ("fckfkc", 2, [5, 6]),
+        ("fckfkck", 2, [5, 6, 7]),
+        ("sk", 1, [1, 2]),
+    ],
+)
+def test_a_compaction_counts_in_the_place_of_the_checkpoint_that_it_repeats(kinds, count, expected):
+    assert kept(kinds, RetentionPolicy(count=count), now_ms=100 * HOUR) == expected
+
+
+@pytest.mark.parametrize(
+    ("kinds", "grace", "expected"),
+    [
+        ("fcck", 2, [3, 4]),
+        ("fcck", 1, [4]),
+        ("fcfkf", 3, [2, 3, 4, 5]),
+        ("fckk", 9, [2, 3, 4]),
+        ("fckk", 2, [3, 4]),
+        ("fckc", 9, [4]),
+    ],
+)
+def test_the_checkpoint_of_a_young_compaction_is_kept_for_its_writer(kinds, grace, expected):
+    now_ms = (len(kinds) + 1) * HOUR
+
+    found = retain(log_of(kinds), (), RetentionPolicy(count=1), now_ms=now_ms, floor=0, grace_ms=grace * HOUR)
+
+    assert sorted(found.kept) == expected
+
+
+def test_a_compaction_in_doubt_does_not_take_the_place_of_its_checkpoint():
+    found = retain(log_of("fck"), (), RetentionPolicy(count=1), now_ms=100 * HOUR, floor=0, in_doubt={3})
+
+    assert sorted(found.kept) == [2, 3]
 
 
 def test_a_checkpoint_is_kept_by_age_until_it_is_as_old_as_the_age():

@@ -258,7 +258,7 @@ def test_what_is_no_document_is_damage(data: bytes) -> None:
         (OFFSETS.parts[0], {"path": "data/source/offsets/a.arrow"}, "exactly one of path and inline"),
         (OFFSETS.parts[0], {"inline": None, "path": "../a"}, ".."),
         (OPERATOR, {"max_parallelism": 100}, "key group 127 at max parallelism 100"),
-        (ENTRY, {"kind": "compaction"}, "compaction"),
+        (ENTRY, {"kind": "branch"}, "branch"),
         (ENTRY, {"number": 3}, "has parent 1"),
         (ENTRY, {"checkpoint_id": None}, "checkpoint entry with checkpoint id None"),
         (ENTRY, {"kind": "fence"}, "fence entry with checkpoint id 1"),
@@ -350,7 +350,7 @@ def test_a_document_is_valid_by_its_schema_and_with_an_unknown_field_it_is_not(n
 
 def test_the_schema_refuses_what_it_can_say() -> None:
     validator = jsonschema.Draft202012Validator(json.loads((SCHEMAS / "log-entry.json").read_text()))
-    wrong = [{"kind": "compaction"}, {"number": -1}, {"commit_id": ""}, {"operators": [{}]}, {"parent": {"number": 1}}]
+    wrong = [{"kind": "branch"}, {"number": -1}, {"commit_id": ""}, {"operators": [{}]}, {"parent": {"number": 1}}]
 
     assert [validator.is_valid(json.loads(changed(ENTRY, **values))) for values in wrong] == [False] * len(wrong)
 

@@ -157,7 +157,7 @@ def test_a_deletion_vector_that_did_not_change_is_not_written_again(store, files
 
 def test_a_deletion_vector_that_changed_is_written_under_a_new_name(store, patient):
     snapshots = []
-    with store.writer() as writer:
+    with store.writer(compaction=None) as writer:
         for start in (0, 1, 2):
             patient.state(TOTAL).clear_batch(pa.array(range(start, 300_000, 5)))
             snapshots.append(writer.checkpoint({"op": [patient]}))

@@ -1,0 +1,105 @@
+"""Merging runs while the table they are of is written to.
+
+The runs are frozen first. Another thread merges them as they were, and keeps for each of their rows where it went. At
+the end the merged run takes their place: rows that died meanwhile are marked dead in it too, so nothing is lost and
+nothing comes back. Until then the table, its checkpoints and its readers know of nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowstate.table import kernels
+from arrowstate.table.merging import BatchSink, MergePolicy, merge_runs
+from arrowstate.table.run import FrozenRun, Run
+
+__all__ = ["BackgroundMerge"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class BackgroundMerge:
+    """A merge of frozen runs. It takes 4 bytes of memory for each of their rows until it is dropped.
+
+    Parameters
+    ----------
+    sources
+        The runs, as they are now.
+    policy
+        `segment_bytes` bounds the memory that the rows take.
+    make_sink
+        Returns where the merged rows go; called by `run`.
+    expired_up_to
+        Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[FrozenRun],
+        policy: MergePolicy,
+        make_sink: Callable[[], BatchSink],
+        *,
+        expired_up_to: int | None = None,
+    ) -> None:
+        self.sources = tuple(sources)
+        self.merged: Run | None = None
+        """The merged run, None before `run`, and where no row is left."""
+        self.done = False
+        self._policy = policy
+        self._make_sink = make_sink
+        self._expired_up_to = expired_up_to
+        self._first_rows = [source.run.first_row for source in self.sources]
+        self._starts = np.cumsum([0, *(source.run.rows for source in self.sources)])
+        self._places: npt.NDArray[Any] = np.empty(0, dtype=np.uint32)
+
+    def run(self) -> None:
+        """Merge; may be called by another thread than the owner of the table.
+
+        Raises
+        ------
+        StorageFullError, StorageError
+            If the disk has no room for the merged run; nothing has changed.
+        """
+        runs = [source.as_run() for source in self.sources]
+        if self._expired_up_to is not None:
+            for run in runs:
+                _drop_expired(run, self._expired_up_to)
+        count = sum(run.live_rows for run in runs)
+        kind = np.uint32 if count < np.iinfo(np.uint32).max else np.int64
+        places = np.full(int(self._starts[-1]), np.iinfo(kind).max, dtype=kind)
+        self.merged = merge_runs(runs, self._policy, self._make_sink(), places)
+        self._places = places
+        self.done = True
+
+    def places(self, number: int, rows: Ints) -> Ints:
+        """Return the rows of the merged run that some rows of a source became; rows that had no part are left out."""
+        places = self._places[rows - self._first_rows[number] + self._starts[number]]
+        return places[places != np.iinfo(places.dtype).max].astype(np.int64)
+
+    def let_go(self) -> None:
+        """Let go of all rows, and keep only where they went and how many there are."""
+        self.sources = ()
+        if self.merged is not None:
+            self.merged = replace(self.merged, segments=(), built=None)
+
+    def died(self) -> Ints | None:
+        """Return the rows of the merged run that have died in the sources since; None if one came back to life."""
+        rows = []
+        for number, source in enumerate(self.sources):
+            now = source.run.live
+            if (now & ~source.live).any():
+                return None
+            gone = kernels.live_rows(source.live & ~now, 0, source.run.rows) + source.run.first_row
+            rows.append(self.places(number, gone))
+        return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
+
+
+def _drop_expired(run: Run, cutoff: int) -> None:
+    for segment in run.segments:
+        updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
+        run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)
