@@ -853,14 +853,10 @@ class StateStore:
             it may be whole. So does every other error that tells of no damage, such as a missing package.
         """
         log = verify_log(self.storage)
-        for failure in log.failures:
-            raise failure
-        problems = list(log.problems)
+        problems = [*log.problems, *log.beside]
         for failure in log.failures:
             raise failure
         for item in checked_checkpoints(self.storage, self.store_id, log.checkpoints, deep=deep):
-            for failure in item.verification.failures:
-                raise failure
             if item.verification.ok:
                 for problem in problems:
                     warnings.warn(f"{self.url}: {problem}", RuntimeWarning, stacklevel=2)

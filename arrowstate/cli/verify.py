@@ -52,7 +52,7 @@ def _as_json(found: StoreVerification) -> dict[str, Any]:
         "ok": not found.problems,
         "newest_whole": None if whole is None else whole.checkpoint_id,
         "log_entries": found.log.entries,
-        "log_problems": found.log.problems,
+        "log_problems": [*found.log.problems, *found.log.beside],
         "checkpoints": [
             {
                 "checkpoint_id": item.checkpoint_id,

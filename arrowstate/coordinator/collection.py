@@ -8,8 +8,9 @@ then manifests, then log entries, oldest first. It may be interrupted anywhere a
 
 Files that nothing refers to and that no dropped checkpoint did are those of an attempt that failed, or of one that is
 still under way. They wait: the first collection that sees one writes its time down, and one that comes after
-the grace period deletes it. A clock that is wrong can make a slow writer start again, but not lose a checkpoint:
-its commit finds the files condemned and is not acknowledged. Specification: formats/spec/collection.md.
+the grace period deletes it. So it is with unfinished files, which no entry can refer to. A clock that is wrong can make
+a slow writer start again, but not lose a checkpoint: its write fails, or its commit finds the files condemned and is
+not acknowledged. Specification: formats/spec/collection.md.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ _DATA = re.compile(r"data/[^/]+/[^/]+/[^/]+\.(arrow|parquet|lance|directory|roar
 _MANIFEST = re.compile(r"manifests/[^/]+\.json")
 _ENTRY = re.compile(r"log/\d{20}\.json")
 
-Kind = Literal["data", "manifest", "log entry", "lease"]
-_ORDER: tuple[Kind, ...] = ("lease", "data", "manifest", "log entry")
+Kind = Literal["data", "manifest", "log entry", "lease", "unfinished"]
+_ORDER: tuple[Kind, ...] = ("lease", "unfinished", "data", "manifest", "log entry")
+_NEVER_NEEDED = ("lease", "unfinished")
+"""Nothing refers to these files, and their names are never used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,7 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
         raise InvalidInputError(f"the grace period is in milliseconds from 0, got {grace_ms}")
     open_store_document(storage)
     # Before any root is read: what is written from here on is not considered at all.
+    unfinished = storage.list_unfinished()
     files = _Files.of(storage.list(""))
     roots = _read_roots(storage, now_ms=now_ms, floor=boundary_number(storage))
     entries = roots.entries
@@ -176,8 +180,8 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
     seen = _first_seen(statements, now_ms)
     if not entries:
         # All files of a store that has no entry yet are of attempts.
-        waiting, deletions = _unreferenced(files, {}, {}, seen, now_ms=now_ms, grace_ms=grace_ms)
-        return CollectionPlan(0, 0, (), (), tuple(deletions), waiting, files.foreign)
+        waiting, deletions = _unreferenced(files, unfinished, {}, {}, seen, now_ms=now_ms, grace_ms=grace_ms)
+        return CollectionPlan(0, 0, (), (), _in_order(deletions), waiting, files.foreign)
     reader = ReferenceReader(storage)
     pins = [(pin.entry.number, pin.holder) for pin in roots.held]
     documents = [entry.document for entry in entries.values()]
@@ -186,7 +190,7 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
     marked = _mark(reader, [entries[number] for number in retention.kept])
     _check_whole(storage, marked)
     known = _of_dropped(reader, [entries[number] for number in retention.dropped])
-    waiting, deletions = _unreferenced(files, marked, known, seen, now_ms=now_ms, grace_ms=grace_ms)
+    waiting, deletions = _unreferenced(files, unfinished, marked, known, seen, now_ms=now_ms, grace_ms=grace_ms)
     for number in retention.dropped:
         reason = f"below the boundary {retention.boundary}, nothing holds it"
         deletions.append(Deletion(path_of(number), "log entry", reason, entries[number].bytes))
@@ -205,8 +209,7 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
             for document in (entries[number].document for number in retention.dropped)
             if document.checkpoint_id is not None
         ),
-        # Stable: data in the order of the checkpoints that it was of, log entries by number.
-        deletions=tuple(sorted(deletions, key=lambda deletion: _ORDER.index(deletion.kind))),
+        deletions=_in_order(deletions),
         waiting=waiting,
         foreign=files.foreign,
     )
@@ -238,13 +241,14 @@ def apply_collection(
     StorageError
         If a file cannot be deleted; those before it are. The next collection goes on.
     """
-    # Leases that have ended hold nothing, and their names are never used again.
-    deleted = [deletion.path for deletion in plan.deletions if deletion.kind == "lease"]
-    for path in deleted:
-        storage.delete(path)
+    deleted = []
+    for deletion in plan.deletions:
+        if deletion.kind in _NEVER_NEEDED:
+            (storage.delete if deletion.kind == "lease" else storage.delete_unfinished)(deletion.path)
+            deleted.append(deletion.path)
     others = boundaries(storage)
     documents = {boundary: read_boundary(storage, boundary) for boundary in others}
-    doomed = [deletion for deletion in plan.deletions if deletion.kind != "lease"]
+    doomed = [deletion for deletion in plan.deletions if deletion.kind not in _NEVER_NEEDED]
     waiting = {item.path: item.first_seen_ms for item in plan.waiting}
     swept = plan.head if any(deletion.orphan for deletion in doomed) else 0
     statement = BoundaryDocument(
@@ -412,8 +416,14 @@ def _of_dropped(reader: ReferenceReader, entries: Iterable[CommittedEntry]) -> d
     return known
 
 
+def _in_order(deletions: list[Deletion]) -> tuple[Deletion, ...]:
+    """Sort by kind, and leave data in the order of the checkpoints that it was of, log entries by number."""
+    return tuple(sorted(deletions, key=lambda deletion: _ORDER.index(deletion.kind)))
+
+
 def _unreferenced(
     files: _Files,
+    unfinished: list[str],
     marked: dict[str, tuple[int, int]],
     known: dict[str, tuple[int | None, str]],
     seen: dict[str, int],
@@ -425,8 +435,9 @@ def _unreferenced(
     waiting: list[Waiting] = []
     orphans: list[Deletion] = []
     attributed: dict[str, Deletion] = {}
-    for path in files.own:
-        kind: Kind = "manifest" if _MANIFEST.fullmatch(path) else "data"
+    kinds: dict[str, Kind] = dict.fromkeys(unfinished, "unfinished")
+    kinds |= {path: "manifest" if _MANIFEST.fullmatch(path) else "data" for path in files.own}
+    for path, kind in kinds.items():
         if path in marked:
             continue
         if path in known:
@@ -435,7 +446,8 @@ def _unreferenced(
             continue
         first = seen.get(path, now_ms)
         if now_ms - first >= grace_ms:
-            orphans.append(Deletion(path, kind, f"nothing refers to it, first seen at {first}", None, orphan=True))
+            reason = "nothing refers to it" if kind != "unfinished" else "it was not finished"
+            orphans.append(Deletion(path, kind, f"{reason}, first seen at {first}", None, orphan=True))
         else:
             waiting.append(Waiting(path, first, first + grace_ms))
     oldest_first = [attributed[path] for path in known if path in attributed]

@@ -42,7 +42,7 @@ class StoreVerification:
     @property
     def problems(self) -> list[str]:
         """All problems; those of a checkpoint say which."""
-        return self.log.problems + [
+        return [*self.log.problems, *self.log.beside] + [
             f"checkpoint {item.checkpoint_id}: {problem}"
             for item in self.checkpoints
             for problem in item.verification.problems
@@ -100,6 +100,11 @@ def proposals(found: StoreVerification, url: str) -> list[str]:
         said.append(
             f"the log is damaged: continue in a new store, made by "
             f"`arrowstate savepoint {url} NEW_FOLDER --checkpoint {number}`"
+        )
+    if found.log.beside:
+        said.append(
+            "tags, leases or statements of collections are damaged: while no collection runs, move the files that the "
+            "problems name out of the store; what only they kept can be collected then"
         )
     damaged = [item.checkpoint_id for item in found.checkpoints if not item.verification.ok]
     newer = [checkpoint_id for checkpoint_id in damaged if checkpoint_id > number]

@@ -360,7 +360,8 @@ class CommitLog:
         document
             The entry; its number is the one after its parent's.
         references
-            The files that it refers to and its parent does not, which a collection may have taken for garbage.
+            The files that it refers to and its parent does not, which a collection may have taken for garbage; None
+            for an entry that refers to nothing else, such as a fence.
 
         Raises
         ------
@@ -373,8 +374,7 @@ class CommitLog:
             If it was not committed.
         """
         path = path_of(document.number)
-        references = references or NewReferences()
-        if document.kind in ("checkpoint", "compaction"):
+        if references is not None:
             lost = references.lost(self._storage, boundaries(self._storage))
             if lost:
                 raise CollectedError(lost)
@@ -385,7 +385,7 @@ class CommitLog:
             # Only now: what a collection says before this it may do without seeing the entry.
             found = boundaries(self._storage)
             is_below = document.number < max((boundary.boundary for boundary in found), default=0)
-            lost = [] if is_below else references.lost(self._storage, found)
+            lost = [] if is_below or references is None else references.lost(self._storage, found)
         except (ArrowStateError, OSError) as error:
             raise CommitUnknownError(
                 path, document.commit_id, f"collections could not be looked up: {error}"

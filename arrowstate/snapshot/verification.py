@@ -22,7 +22,7 @@ from arrowstate.errors import (
 )
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.boundary import path_of
+from arrowstate.snapshot.boundary import boundaries, path_of, read_boundary
 from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.log import CommitLog, CommittedEntry
 from arrowstate.snapshot.operator import read_part
@@ -66,12 +66,18 @@ class LogCheck:
     checkpoints: list[CommittedEntry] = field(default_factory=list)
     "Checkpoints and savepoints whose entries are whole, newest first; those that only pins keep are among them."
     problems: list[str] = field(default_factory=list)
+    "Of the entries."
+    beside: list[str] = field(default_factory=list)
+    "Problems of tags, leases and what collections have said: no checkpoint is damaged by them."
     failures: list[ArrowStateError] = field(default_factory=list)
     "As in a `Verification`."
 
 
 def verify_log(storage: Storage) -> LogCheck:
-    """Check the log: every entry can be read, follows the one before it, and none is missing; tags and leases too."""
+    """Check the log: every entry can be read, follows the one before it, and none is missing.
+
+    Tags, leases and what collections have said too: nothing can be collected, or committed, while one is damaged.
+    """
     check = LogCheck()
     log = CommitLog(storage)
     boundary = log.boundary()
@@ -93,13 +99,16 @@ def verify_log(storage: Storage) -> LogCheck:
             check.problems.append(f"{path_of(number - 1)}: the entry after it was written after other bytes")
             broken.add(number - 1)
     held = set()
-    with noting(check.problems, "tags and leases", check.failures):
+    with noting(check.beside, "tags and leases", check.failures):
         for pin in read_pins(storage):
             entry = entries.get(pin.entry.number)
             if entry is not None and entry.as_parent == pin.entry:
                 held.add(pin.entry.number)
             elif pin.tag is not None:
-                check.problems.append(f"{pin.path}: {pin.holder} holds checkpoint {pin.checkpoint_id}, which is gone")
+                check.beside.append(f"{pin.path}: {pin.holder} holds checkpoint {pin.checkpoint_id}, which is gone")
+    for statement in boundaries(storage):
+        with noting(check.beside, statement.path, check.failures):
+            read_boundary(storage, statement)
     check.checkpoints = [
         entry
         for number, entry in sorted(entries.items(), reverse=True)

@@ -121,6 +121,26 @@ class Storage(Protocol):
         """
         ...
 
+    def list_unfinished(self) -> list[str]:
+        """Return the sorted names of what is being written, or was left by a process that died while it wrote.
+
+        Nothing tells the two apart but time. No other method but `delete_unfinished` takes such a name, and none is
+        ever used again.
+        """
+        ...
+
+    def delete_unfinished(self, name: str) -> None:
+        """Delete what `list_unfinished` named; nothing happens where it is gone.
+
+        A writer that is still at it creates nothing: its write fails with `StorageError`, or it begins again.
+
+        Raises
+        ------
+        CorruptDataError
+            If this storage gives no such names.
+        """
+        ...
+
     def list(self, prefix: str) -> list[str]:
         """Return the sorted paths of all files that begin with `prefix`, such as `log/`; the empty text means all."""
         ...

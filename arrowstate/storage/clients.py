@@ -16,7 +16,16 @@ from typing import Any
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 
-__all__ = ["PART_BYTES", "UPLOADS_AT_ONCE", "Failure", "classify", "describe", "make_client", "upload_options"]
+__all__ = [
+    "PART_BYTES",
+    "UPLOADS_AT_ONCE",
+    "Failure",
+    "classify",
+    "describe",
+    "make_client",
+    "unfinished_uploads",
+    "upload_options",
+]
 
 PART_BYTES = 8 << 20
 """How much of a large file one request carries."""
@@ -104,6 +113,29 @@ def upload_options(protocol: str) -> dict[str, Any]:
     }[protocol]
 
 
+_NO_SUCH_REQUEST = frozenset({405, 501})
+
+
+def unfinished_uploads(client: Any, protocol: str, bucket: str, prefix: str) -> list[tuple[str, str]]:
+    """Return (key, upload id) of uploads in parts that have not ended; only S3 keeps them until somebody ends them."""
+    if protocol != "s3":
+        return []
+    found: list[tuple[str, str]] = []
+    after: dict[str, str] = {}
+    while True:
+        try:
+            answer = client.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
+        except Exception as error:
+            if any(_answer(cause)[0] in _NO_SUCH_REQUEST for cause in _causes(error)):
+                # A service that speaks as much of S3 as it needs, and has no uploads in parts to leave behind.
+                return []
+            raise
+        found += [(upload["Key"], upload["UploadId"]) for upload in answer.get("Uploads", [])]
+        if not answer.get("IsTruncated"):
+            return found
+        after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _TRANSIENT_CODES = frozenset(
     {"BadDigest", "IncompleteBody", "NoSuchUpload", "RequestTimeout", "XAmzContentSHA256Mismatch"}
@@ -145,10 +177,13 @@ def classify(error: BaseException) -> Failure:
     (<Failure.EXISTS: 'the file is there already'>, <Failure.TRANSIENT: 'it may work in a moment; the request may \
 have had its effect'>, <Failure.UNKNOWN: 'anything else; the request may have had its effect'>)
     """
-    for cause in _causes(error):
+    causes = list(_causes(error))
+    for cause in causes:
         status, code = _answer(cause)
         if status is not None:
+            # The class tells less: an upload that is gone is a FileNotFoundError, as a bucket that is not there.
             return _of_status(status, code)
+    for cause in causes:
         if isinstance(cause, FileExistsError):
             return Failure.EXISTS
         if isinstance(cause, FileNotFoundError):

@@ -3,8 +3,8 @@
 A new file is written under a temporary name in its own folder, made durable, and then linked to its
 final name. `link` fails where the name exists; `rename` would replace it silently, and an exclusive
 `open` would leave a torn file after a crash. So a commit has one winner among any number of
-processes, and no reader ever sees half a file. Temporary names begin with a dot and are never
-listed; a writer that is killed leaves one behind and nothing else.
+processes, and no reader ever sees half a file. Temporary names begin with a dot and are not
+listed among the files; a writer that is killed leaves one behind and nothing else, until a collection deletes it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,10 @@ __all__ = ["LocalStorage"]
 
 _REFUSED = NO_ROOM | NO_LINKS | {errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 """Errors of a link that say for sure that nothing was done."""
+
+
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.tmp")
+_TAKEN = "its unfinished file is gone: a collection takes those for left behind that are older than its grace period"
 
 
 class LocalStorage:
@@ -142,6 +147,8 @@ class LocalStorage:
                 os.link(new.temporary, new.location)
             except FileExistsError as error:
                 raise NameTakenError(path) from error
+            except FileNotFoundError as error:
+                raise StorageError(path, _TAKEN) from error
             except OSError as error:
                 raise translate(path, error) from error
             try:
@@ -157,17 +164,34 @@ class LocalStorage:
             new.sink.flush()
             new.temporary.replace(new.location)
 
-    def list(self, prefix: str) -> list[str]:
-        """See `Storage.list`."""
-        folder, _, _ = check_prefix(prefix).rpartition("/")
+    def list_unfinished(self) -> list[str]:
+        """See `Storage.list_unfinished`. Names are paths whose last component begins with a dot."""
+        return sorted(self._walk("", lambda name: _UNFINISHED.fullmatch(name) is not None))
+
+    def delete_unfinished(self, name: str) -> None:
+        """See `Storage.delete_unfinished`."""
+        folder, _, last = check_prefix(name).rpartition("/")
+        if _UNFINISHED.fullmatch(last) is None:
+            raise CorruptDataError(name, "it is not the name of an unfinished file")
+        with storage_errors(name), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            (self._inside(self._root / folder, name) / last).unlink()
+
+    def _walk(self, folder: str, wanted: Callable[[str], bool]) -> list[str]:
+        """The paths of all files in a folder and below whose names are wanted; hidden folders are left out."""
         top = self._inside(self._root / folder, folder)
         found = []
-        with storage_errors(prefix):
+        with storage_errors(folder):
             for parent, folders, files in os.walk(top, onerror=_raise_unless_gone):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 below = os.path.relpath(parent, top)
                 start = "/".join(part for part in (folder, below if below != "." else "") if part)
-                found += [f"{start}/{name}" if start else name for name in files if not name.startswith(".")]
+                found += [f"{start}/{name}" if start else name for name in files if wanted(name)]
+        return found
+
+    def list(self, prefix: str) -> list[str]:
+        """See `Storage.list`."""
+        folder, _, _ = check_prefix(prefix).rpartition("/")
+        found = self._walk(folder, lambda name: not name.startswith("."))
         return sorted(path for path in found if path.startswith(prefix))
 
     def exists(self, path: str) -> bool:
@@ -230,6 +254,8 @@ class LocalStorage:
         try:
             body = self.read(path)
         except MissingFileError:
+            if isinstance(error, FileNotFoundError):
+                raise StorageError(path, _TAKEN) from error
             if error.errno in _REFUSED:
                 raise translate(path, error) from error
             raise CommitUnknownError(path, commit_id, str(error)) from error

@@ -16,7 +16,14 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from arrowstate.errors import FileTooLargeError, InvalidInputError, MissingFileError, NameTakenError, StoreNotFoundError
+from arrowstate.errors import (
+    CorruptDataError,
+    FileTooLargeError,
+    InvalidInputError,
+    MissingFileError,
+    NameTakenError,
+    StoreNotFoundError,
+)
 from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
 
 __all__ = ["MAX_FILE_BYTES", "MemoryStorage", "clear_memory_storage"]
@@ -127,6 +134,14 @@ class MemoryStorage:
         """See `Storage.put_hint`."""
         with _LOCK:
             _FILES[self._key(path)] = bytes(data)
+
+    def list_unfinished(self) -> list[str]:
+        """See `Storage.list_unfinished`. A file that is being written goes with its process."""
+        return []
+
+    def delete_unfinished(self, name: str) -> None:
+        """See `Storage.delete_unfinished`."""
+        raise CorruptDataError(name, "the memory has no unfinished files")
 
     def list(self, prefix: str) -> list[str]:
         """See `Storage.list`."""

@@ -11,6 +11,7 @@ file go through a local cache of copies.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,15 @@ from arrowstate.errors import (
 )
 from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
 from arrowstate.storage.cache import FileCache, LocalFile, default_cache_folder
-from arrowstate.storage.clients import PART_BYTES, Failure, classify, describe, make_client, upload_options
+from arrowstate.storage.clients import (
+    PART_BYTES,
+    Failure,
+    classify,
+    describe,
+    make_client,
+    unfinished_uploads,
+    upload_options,
+)
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.retries import Retries, RetryBudget, RetryClock
 
@@ -43,6 +52,9 @@ _AT_ONCE = 4
 _SINGLE_REQUEST_BYTES = 2 * PART_BYTES
 _NOT_IN_KEYS = frozenset("?#")
 """Clients take what follows for a version of the object."""
+_PROBE = ".probe-"
+_PROBE_NAME = re.compile(r"\.probe-[0-9a-f]{32}")
+_UPLOAD = "?uploadId="
 _KNOWN_TO_KEEP_CONDITIONS: set[tuple[str, ...]] = set()
 """Protocol, bucket and endpoint of the services that were tried out."""
 _T = TypeVar("_T")
@@ -194,18 +206,40 @@ class ObjectStorage:
         key = self._key(path)
         self._call(path, lambda: self._fs.pipe_file(key, bytes(data)))
 
+    def list_unfinished(self) -> list[str]:
+        """See `Storage.list_unfinished`.
+
+        On S3 these are uploads in parts, as `<path>?uploadId=<id>`; Google Cloud Storage and Azure drop theirs by
+        themselves after a week. And on each the objects with which services are tried out.
+        """
+        bucket, _, prefix = self._root.partition("/")
+        probes = partial(self._fs.find, self._root.rstrip("/"), prefix=_PROBE)
+        keys = [key.removeprefix(self._root) for key in self._call("", lambda: _or_none(probes))]
+        uploads = self._call("", lambda: unfinished_uploads(self._fs, self._protocol, bucket, prefix))
+        found = [name for name in keys if _PROBE_NAME.fullmatch(name)]
+        return sorted([*found, *(f"{key.removeprefix(prefix)}{_UPLOAD}{upload}" for key, upload in uploads)])
+
+    def delete_unfinished(self, name: str) -> None:
+        """See `Storage.delete_unfinished`."""
+        path, mark, upload = name.partition(_UPLOAD)
+        bucket, _, prefix = self._root.partition("/")
+        if mark and upload and self._protocol == "s3":
+            check_path(path)
+            request = partial(self._fs.abort_mpu, bucket, prefix + path, upload)
+        elif _PROBE_NAME.fullmatch(name):
+            request = partial(self._fs.rm_file, self._root + name)
+        else:
+            raise CorruptDataError(name, "it is not the name of an unfinished upload")
+        with suppress(MissingFileError):
+            self._call(name, request)
+
     def list(self, prefix: str) -> list[str]:
         """See `Storage.list`."""
         folder, _, rest = check_prefix(prefix).rpartition("/")
         top = (self._root + folder).rstrip("/")
 
-        def find() -> list[str]:
-            try:
-                return list(self._fs.find(top, prefix=rest))
-            except FileNotFoundError:
-                return []
-
-        paths = [key.removeprefix(self._root) for key in self._call(prefix, find) if key.startswith(self._root)]
+        keys = self._call(prefix, lambda: _or_none(partial(self._fs.find, top, prefix=rest)))
+        paths = [key.removeprefix(self._root) for key in keys if key.startswith(self._root)]
         return sorted(path for path in paths if path.startswith(prefix) and _may_be_named(path))
 
     def exists(self, path: str) -> bool:
@@ -341,7 +375,7 @@ class ObjectStorage:
         """
         if self._service in _KNOWN_TO_KEEP_CONDITIONS:
             return
-        name = f".probe-{uuid.uuid4().hex}"
+        name = f"{_PROBE}{uuid.uuid4().hex}"
         key = self._root + name
 
         def create(body: bytes) -> None:
@@ -366,6 +400,13 @@ class ObjectStorage:
             reason = "it replaces an object although it was told not to, and two writers would overwrite each other"
             raise UnsupportedStorageError(self._url, self._protocol, ("services with conditional writes",), reason)
         _KNOWN_TO_KEEP_CONDITIONS.add(self._service)
+
+
+def _or_none(find: Callable[[], Any]) -> list[str]:
+    try:
+        return list(find())
+    except FileNotFoundError:
+        return []
 
 
 def _may_be_named(path: str) -> bool:

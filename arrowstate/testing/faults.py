@@ -23,10 +23,21 @@ from arrowstate.storage.base import Outcome, Storage
 
 __all__ = ["VERBS", "Call", "Crashed", "Fault", "FaultyStorage", "PlannedFaults", "SeededFaults", "faults_of"]
 
-VERBS = ("read", "open_buffer", "put_if_absent", "write_file", "put_hint", "list", "exists", "delete")
+VERBS = (
+    "read",
+    "open_buffer",
+    "put_if_absent",
+    "write_file",
+    "put_hint",
+    "list",
+    "exists",
+    "delete",
+    "list_unfinished",
+    "delete_unfinished",
+)
 """The methods of a `Storage`, each of which is one call."""
 
-_CHANGES = frozenset({"put_if_absent", "write_file", "put_hint", "delete"})
+_CHANGES = frozenset({"put_if_absent", "write_file", "put_hint", "delete", "delete_unfinished"})
 _BODIES = frozenset({"write_file", "put_hint"})
 
 
@@ -265,6 +276,14 @@ class FaultyStorage:
     def put_hint(self, path: str, data: bytes) -> None:
         """See `Storage.put_hint`."""
         self._call("put_hint", path, lambda: self._storage.put_hint(path, data), torn=data)
+
+    def list_unfinished(self) -> list[str]:
+        """See `Storage.list_unfinished`."""
+        return self._call("list_unfinished", "", self._storage.list_unfinished)
+
+    def delete_unfinished(self, name: str) -> None:
+        """See `Storage.delete_unfinished`."""
+        self._call("delete_unfinished", name, lambda: self._storage.delete_unfinished(name))
 
     def list(self, prefix: str) -> list[str]:
         """See `Storage.list`."""

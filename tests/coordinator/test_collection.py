@@ -6,11 +6,13 @@ The other side acts at a chosen call of the storage, so each dangerous interleav
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import re
 import threading
 import uuid
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -42,7 +44,7 @@ from arrowstate.snapshot.pins import put_tag
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import RunWriter
-from arrowstate.storage import clear_memory_storage, open_storage
+from arrowstate.storage import clear_memory_storage, local, open_storage
 from arrowstate.store import StateStore
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats import documents
@@ -489,6 +491,74 @@ def test_a_file_that_nobody_refers_to_waits_for_the_grace_period(filled):
     assert [deletion.path for deletion in plan.deletions] == [path]
     assert report.deleted == (path,)
     assert not filled.storage.exists(path)
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    return World(open_storage(tmp_path / "store", create=True))
+
+
+def leave_unfinished(world):
+    """A file of a process that died while it wrote, and its name."""
+    unfinished = Path(world.storage.url) / "data" / "op" / "total" / f".{uuid.uuid4().hex}.tmp"
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.write_bytes(b"half a run")
+    (name,) = world.storage.list_unfinished()
+    return name
+
+
+def test_an_unfinished_file_waits_for_the_grace_period_and_is_deleted_then(on_disk):
+    on_disk.checkpoint(on_disk.store.writer(), 200)
+    name = leave_unfinished(on_disk)
+
+    on_disk.collect()
+    assert on_disk.storage.list_unfinished() == [name]
+    on_disk.now_ms += GRACE - 1
+    plan = plan_collection(on_disk.storage, NEWEST, now_ms=on_disk.now_ms, grace_ms=GRACE)
+    assert [item.path for item in plan.waiting] == [name]
+    on_disk.now_ms += 1
+    plan = plan_collection(on_disk.storage, NEWEST, now_ms=on_disk.now_ms, grace_ms=GRACE)
+    assert [(item.path, item.kind) for item in plan.deletions] == [(name, "unfinished")]
+    report = on_disk.collect()
+
+    assert report.deleted == (name,)
+    assert on_disk.storage.list_unfinished() == []
+    assert on_disk.collect().deleted == ()
+    assert total(on_disk.store.latest()) == expected(200)
+
+
+def test_unfinished_files_of_a_store_without_entries_are_deleted_too(on_disk):
+    name = leave_unfinished(on_disk)
+    on_disk.collect()
+    on_disk.now_ms += GRACE
+
+    assert on_disk.collect().deleted == (name,)
+
+
+def test_a_checkpoint_whose_unfinished_file_a_collection_deletes_fails_and_the_next_one_is_whole(on_disk):
+    on_disk.checkpoint(on_disk.store.writer(), 200)
+    writer = on_disk.store.writer()
+    backend = backend_of(300)
+
+    with pytest.MonkeyPatch.context() as patch:
+        deleted = []
+
+        class Slow(io.BufferedWriter):
+            def write(self, data):
+                if not deleted:
+                    patch.undo()
+                    deleted.extend(on_disk.storage.list_unfinished())
+                    assert on_disk.collect_orphans().deleted == tuple(deleted)
+                return super().write(data)
+
+        patch.setattr(local.io, "BufferedWriter", Slow)
+        with pytest.raises(StorageError, match="unfinished file is gone"):
+            writer.checkpoint({"op": [backend]})
+
+    assert total(on_disk.store.latest()) == expected(200)
+    assert total(writer.checkpoint({"op": [backend]})) == expected(300)
+    assert on_disk.store.verify(deep=True).problems == []
+    assert on_disk.storage.list_unfinished() == []
 
 
 def test_a_plan_alone_does_not_begin_the_grace_period(filled):

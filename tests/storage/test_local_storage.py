@@ -352,3 +352,58 @@ def test_a_file_system_without_hard_links_is_told_so(local, monkeypatch):
     with pytest.raises(StorageError, match="hard links"):
         local.put_if_absent("a", b"one", "one")
     assert all_files(local) == []
+
+
+def unfinished_of(local):
+    (name,) = local.list_unfinished()
+    return name
+
+
+def test_what_a_killed_writer_left_is_named_and_can_be_deleted_and_nothing_else(local):
+    child = os.fork()
+    if not child:
+        with local.write_file("data/op/x.arrow") as file:
+            file.write(b"abc")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    Path(local.url, "data", ".keep").write_bytes(b"")
+    local.put_hint("_latest", b"1")
+
+    name = unfinished_of(local)
+
+    assert name.startswith("data/op/.")
+    for other in ("data/.keep", "_latest", "data/op/x.arrow", "../.0123456789abcdef0123456789abcdef.tmp", "/x"):
+        with pytest.raises(CorruptDataError):
+            local.delete_unfinished(other)
+    local.delete_unfinished(name)
+    local.delete_unfinished(name)
+    assert local.list_unfinished() == []
+    assert Path(local.url, "data", ".keep").exists()
+    assert local.list("") == ["_latest"]
+
+
+def test_a_slow_writer_whose_unfinished_file_was_deleted_fails_and_creates_nothing(local):
+    with pytest.raises(StorageError, match="unfinished file is gone"), local.write_file("data/x") as file:
+        file.write(b"abc")
+        local.delete_unfinished(unfinished_of(local))
+
+    assert local.list("") == []
+    with local.write_file("data/x") as file:
+        file.write(b"abc")
+    assert local.read("data/x") == b"abc"
+
+
+def test_a_slow_commit_whose_unfinished_file_was_deleted_fails_and_is_not_unknown(local, monkeypatch):
+    link = os.link
+
+    def slow(source, target):
+        local.delete_unfinished(unfinished_of(local))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", slow)
+
+    with pytest.raises(StorageError, match="unfinished file is gone") as caught:
+        local.put_if_absent("log/1.json", b"mine", "mine")
+
+    assert not isinstance(caught.value, CommitUnknownError)
+    assert local.list("") == []

@@ -38,6 +38,7 @@ from arrowstate.storage import (
 )
 from arrowstate.storage import objects as objects_module
 from arrowstate.storage.clients import describe
+from arrowstate.storage.clients import unfinished_uploads as list_uploads
 from arrowstate.store import open_store
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, HANG, LOSE, REFUSE, faulty_proxy
 from object_servers import AZURE_KEY, S3_OPTIONS, azure_options, google_options
@@ -767,3 +768,84 @@ def test_of_8_processes_that_race_on_s3_one_wins_each_number():
 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "25 won, 175 lost, 0 problems" in ran.stdout
+
+
+def test_an_upload_whose_beginning_nobody_was_told_of_is_named_and_can_be_deleted(s3):
+    s3.fail(LOSE, "POST", "?uploads")
+    write(s3.storage, "data/a", LARGE)
+    assert len(unfinished_uploads(s3)) == 1
+
+    (name,) = s3.direct.list_unfinished()
+    s3.direct.delete_unfinished(name)
+    s3.direct.delete_unfinished(name)
+
+    assert name.startswith("data/a?uploadId=")
+    assert unfinished_uploads(s3) == s3.direct.list_unfinished() == []
+    assert s3.direct.open_buffer("data/a").to_pybytes() == LARGE
+
+
+def test_a_slow_upload_that_was_deleted_meanwhile_begins_again(s3, monkeypatch):
+    take = s3.proxy.take
+    deleted = []
+
+    def take_and_delete(method, path):
+        if method == "PUT" and "partNumber=3" in path and not deleted:
+            deleted.extend(s3.direct.list_unfinished())
+            s3.direct.delete_unfinished(deleted[0])
+        return take(method, path)
+
+    monkeypatch.setattr(s3.proxy, "take", take_and_delete)
+
+    write(s3.storage, "data/a", LARGE)
+
+    assert len(deleted) == 1
+    assert s3.direct.open_buffer("data/a").to_pybytes() == LARGE
+    assert s3.direct.list_unfinished() == []
+
+
+def test_what_a_process_left_that_died_while_it_tried_out_a_service_can_be_deleted(remote):
+    name = f".probe-{uuid.uuid4().hex}"
+    for hidden in (name, ".probe-of-mine", ".hidden"):
+        remote.direct._fs.pipe_file(remote.direct._root + hidden, b"first")
+
+    assert remote.storage.list_unfinished() == [name]
+    for other in (".probe-of-mine", ".hidden", "first", "first?uploadId="):
+        with pytest.raises(CorruptDataError):
+            remote.storage.delete_unfinished(other)
+    remote.storage.delete_unfinished(name)
+
+    assert remote.storage.list_unfinished() == []
+    assert not remote.direct._fs.exists(remote.direct._root + name)
+    assert remote.direct._fs.exists(remote.direct._root + ".hidden")
+
+
+def test_every_page_of_unfinished_uploads_is_read():
+    asked = []
+
+    class Paged:
+        def call_s3(self, verb, **arguments):
+            asked.append((verb, arguments))
+            if len(asked) == 1:
+                upload = {"Key": "p/a", "UploadId": "1"}
+                return {"Uploads": [upload], "IsTruncated": True, "NextKeyMarker": "p/a", "NextUploadIdMarker": "1"}
+            return {"Uploads": [{"Key": "p/b", "UploadId": "2"}], "IsTruncated": False}
+
+    assert list_uploads(Paged(), "s3", "bucket", "p/") == [("p/a", "1"), ("p/b", "2")]
+    first = {"Bucket": "bucket", "Prefix": "p/"}
+    assert [arguments for _, arguments in asked] == [first, {**first, "KeyMarker": "p/a", "UploadIdMarker": "1"}]
+
+
+@pytest.mark.parametrize(("status", "raised"), [(501, False), (405, False), (403, True)])
+def test_a_service_without_a_list_of_uploads_has_none_and_one_that_forbids_it_is_an_error(status, raised):
+    class Refused(Exception):
+        response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": "x"}}  # noqa: RUF012
+
+    class Refusing:
+        def call_s3(self, verb, **arguments):
+            raise Refused
+
+    if raised:
+        with pytest.raises(Refused):
+            list_uploads(Refusing(), "s3", "bucket", "p/")
+    else:
+        assert list_uploads(Refusing(), "s3", "bucket", "p/") == []

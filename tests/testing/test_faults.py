@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from arrowstate.errors import CommitUnknownError, InvalidInputError, MissingFileError, StorageError
+from arrowstate.errors import CommitUnknownError, CorruptDataError, InvalidInputError, MissingFileError, StorageError
 from arrowstate.storage import Outcome, Storage, clear_memory_storage, open_storage
 from arrowstate.testing import Call, Crashed, Fault, FaultyStorage, PlannedFaults, SeededFaults, faults_of
 from arrowstate.testing.faults import VERBS
@@ -33,6 +33,12 @@ def write_on(storage, path):
         file.write(b"rows of data")
 
 
+def forget(storage):
+    """Delete an unfinished file, which a storage in memory never has."""
+    with suppress(CorruptDataError):
+        storage.delete_unfinished(f".{'0' * 32}.tmp")
+
+
 def call_of(verb, path="a/f"):
     """One call of each verb, as a function of a storage; what it makes is `path`."""
     return {
@@ -44,6 +50,8 @@ def call_of(verb, path="a/f"):
         "list": lambda storage: storage.list("a/"),
         "exists": lambda storage: storage.exists(path),
         "delete": lambda storage: storage.delete(path),
+        "list_unfinished": lambda storage: storage.list_unfinished(),
+        "delete_unfinished": forget,
     }[verb]
 
 

@@ -57,6 +57,14 @@ class WatchedStorage:
             self._created(path)
         self._oracle.hinted()
 
+    def list_unfinished(self) -> list[str]:
+        """See `Storage.list_unfinished`."""
+        return self._storage.list_unfinished()
+
+    def delete_unfinished(self, name: str) -> None:
+        """See `Storage.delete_unfinished`."""
+        self._storage.delete_unfinished(name)
+
     def list(self, prefix: str) -> list[str]:
         """See `Storage.list`."""
         return self._storage.list(prefix)

@@ -1,0 +1,26 @@
+"""One flipped bit in any file of any kind: the right answer or a clear error, never a wrong one."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bit_flips import APPEND, CUT, Matrix, kinds
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_any_kind_of_file_is_found_or_changes_no_answer(tmp_path):
+    matrix = Matrix(tmp_path)
+
+    trials = list(matrix.trials(100, seed=7))
+
+    assert [trial for trial in trials if trial.bad] == []
+    assert {trial.kind for trial in trials} == set(kinds())
+    assert {trial.damage.split(":")[0] for trial in trials} == {"flipped", CUT, APPEND}
+    outcomes = Counter((trial.kind, trial.outcome) for trial in trials)
+    # The hint says nothing that is relied upon; everything else is under a checksum.
+    assert {kind for kind, outcome in outcomes if outcome == "harmless"} <= {"hint"}
