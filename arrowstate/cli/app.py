@@ -43,6 +43,9 @@ def make_parser() -> argparse.ArgumentParser:
     queried = _command(commands, "sql", "query a checkpoint with DuckDB", sql.run)
     queried.add_argument("query", metavar="QUERY", help="one SELECT; a table is called OPERATOR.STATE")
     queried.add_argument("--csv", action="store_true", help="print the result as CSV")
+    queried.add_argument(
+        "--lease", action="store_true", help="keep the checkpoint from being collected meanwhile; writes to the store"
+    )
 
     saved = _command(
         commands, "savepoint", "write a checkpoint as a folder of its own, of plain Parquet files", savepoint.write

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import plain, print_table, say
 from arrowstate.errors import InvalidInputError
+from arrowstate.store import Snapshot, open_store
 
 __all__ = ["run"]
 
@@ -27,11 +28,17 @@ _BATCH_ROWS = 10_000
 
 def run(options: argparse.Namespace) -> int:
     """Run the query and print its result."""
-    import duckdb
-
     if options.json and options.csv:
         raise InvalidInputError("--json and --csv exclude each other; choose one")
-    snapshot = open_checkpoint(options)
+    if not options.lease:
+        return _print(open_checkpoint(options), options)
+    with open_store(options.store).lease(options.checkpoint, holder="arrowstate sql") as lease:
+        return _print(lease.snapshot, options)
+
+
+def _print(snapshot: Snapshot, options: argparse.Namespace) -> int:
+    import duckdb
+
     try:
         reader = snapshot.sql(options.query).to_arrow_reader(_BATCH_ROWS)
         names = reader.schema.names

@@ -251,14 +251,8 @@ class CheckpointWriter:
             previous=previous,
             cancelled=cancelled,
         )
-        statistics = SubtaskStatisticsDocument(
-            operator=part.operator,
-            subtask=part.subtask,
-            sync_us=attempt.frozen.sync_us[part],
-            async_us=(time.perf_counter_ns() - began) // 1000,
-            bytes_written=result.bytes_written,
-            bytes_total=result.bytes_total,
-            files_written=len(result.paths),
+        statistics = result.statistics(
+            part.operator, sync_us=attempt.frozen.sync_us[part], async_us=(time.perf_counter_ns() - began) // 1000
         )
         return WrittenPart(result, (), result.paths, result.references, statistics)
 

@@ -39,6 +39,7 @@ from arrowstate_formats.documents import (
     StateDocument,
     StateRunsDocument,
     SubtaskDocument,
+    SubtaskStatisticsDocument,
     encode,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -109,6 +110,18 @@ class WrittenSubtask:
     def files_written(self) -> int:
         """How many files were written for it; what is small is inline and has none."""
         return len(self.paths)
+
+    def statistics(self, operator: str, *, sync_us: int | None, async_us: int) -> SubtaskStatisticsDocument:
+        """Return what a log entry says of it; times in microseconds."""
+        return SubtaskStatisticsDocument(
+            operator=operator,
+            subtask=self.document.subtask,
+            sync_us=sync_us,
+            async_us=async_us,
+            bytes_written=self.bytes_written,
+            bytes_total=self.bytes_total,
+            files_written=self.files_written,
+        )
 
     def committed(self, storage: Storage, store_id: str) -> None:
         """Note that the store has these runs now, so that the next checkpoint need not write them."""

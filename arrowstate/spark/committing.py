@@ -78,6 +78,7 @@ def commit_micro_batch(
             now_ms=clock_ms(),
             watermark=newest.document.watermark,
             properties=record.to_properties(),
+            statistics=[result.statistics for result in results if result.statistics is not None],
         )
         written = {path for result in results for path in result.paths}
         everything = partial(ReferenceReader(storage).files, entry.operators)

@@ -6,6 +6,7 @@ may run, one after another or at once: the commit names the files of one of them
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -22,7 +23,13 @@ from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.plan import SinkPlan
 from arrowstate.state.keyed import ReducingState, ValueState
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument, SubtaskDocument
+from arrowstate_formats.documents import (
+    FieldDocument,
+    OperatorDocument,
+    StateDocument,
+    SubtaskDocument,
+    SubtaskStatisticsDocument,
+)
 from arrowstate_formats.key_groups import key_group_range
 
 __all__ = ["SubtaskResult", "fold_micro_batch"]
@@ -42,6 +49,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """None if the store held the micro-batch already."""
     paths: list[str]
     """The files written for it."""
+    statistics: SubtaskStatisticsDocument | None
+    """What writing took; None if nothing had to be written."""
 
 
 def fold_micro_batch(
@@ -90,12 +99,16 @@ def fold_micro_batch(
         if not backend.key.equals(plan.key_schema):
             raise KeyTypeError(_text(backend.key), _text(plan.key_schema))
     _fold(plan, backend, table)
+    began = time.perf_counter_ns()
     frozen = backend.freeze()
+    sync_us = (time.perf_counter_ns() - began) // 1000
+    began = time.perf_counter_ns()
     written = write_subtask(
         storage, store_id, plan.uid, subtask, frozen, format="arrow", new_id=new_id, previous=previous
     )
     states = [state.document for state in frozen.states]
-    return _result(batch, base, frozen.key, states, written.document, written.paths)
+    statistics = written.statistics(plan.uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000)
+    return _result(batch, base, frozen.key, states, written.document, written.paths, statistics)
 
 
 def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) -> None:
@@ -163,6 +176,7 @@ def _result(
     states: Sequence[StateDocument],
     subtask: SubtaskDocument | None,
     paths: Sequence[str] = (),
+    statistics: SubtaskStatisticsDocument | None = None,
 ) -> SubtaskResult:
     return SubtaskResult(
         query_id=batch.query_id,
@@ -173,6 +187,7 @@ def _result(
         states=list(states),
         subtask=subtask,
         paths=list(paths),
+        statistics=statistics,
     )
 
 

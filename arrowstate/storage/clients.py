@@ -12,6 +12,7 @@ import enum
 import importlib
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
@@ -22,6 +23,7 @@ __all__ = [
     "Failure",
     "classify",
     "describe",
+    "end_upload",
     "make_client",
     "unfinished_uploads",
     "upload_options",
@@ -136,6 +138,12 @@ def unfinished_uploads(client: Any, protocol: str, bucket: str, prefix: str) -> 
         after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
+def end_upload(client: Any, bucket: str, key: str, upload_id: str) -> None:
+    """End an upload in parts, so that nothing is left of it; nothing happens where it has ended."""
+    with suppress(FileNotFoundError):
+        client.abort_mpu(bucket, key, upload_id)
+
+
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _TRANSIENT_CODES = frozenset(
     {"BadDigest", "IncompleteBody", "NoSuchUpload", "RequestTimeout", "XAmzContentSHA256Mismatch"}
@@ -177,17 +185,16 @@ def classify(error: BaseException) -> Failure:
     (<Failure.EXISTS: 'the file is there already'>, <Failure.TRANSIENT: 'it may work in a moment; the request may \
 have had its effect'>, <Failure.UNKNOWN: 'anything else; the request may have had its effect'>)
     """
-    causes = list(_causes(error))
-    for cause in causes:
+    for cause in _causes(error):
         status, code = _answer(cause)
         if status is not None:
-            # The class tells less: an upload that is gone is a FileNotFoundError, as a bucket that is not there.
             return _of_status(status, code)
-    for cause in causes:
         if isinstance(cause, FileExistsError):
             return Failure.EXISTS
         if isinstance(cause, FileNotFoundError):
-            return Failure.ABSENT
+            # An upload that is gone is one too; the answer under it tells it from a file that is not there.
+            status, code = (None, "") if cause.__cause__ is None else _answer(cause.__cause__)
+            return Failure.ABSENT if status is None else _of_status(status, code)
         classes = {f"{base.__module__}.{base.__qualname__}" for base in type(cause).__mro__}
         if classes & _UNSENT_ERRORS:
             return Failure.REFUSED

@@ -39,6 +39,7 @@ from arrowstate.storage.clients import (
     Failure,
     classify,
     describe,
+    end_upload,
     make_client,
     unfinished_uploads,
     upload_options,
@@ -225,7 +226,7 @@ class ObjectStorage:
         bucket, _, prefix = self._root.partition("/")
         if mark and upload and self._protocol == "s3":
             check_path(path)
-            request = partial(self._fs.abort_mpu, bucket, prefix + path, upload)
+            request = partial(end_upload, self._fs, bucket, prefix + path, upload)
         elif _PROBE_NAME.fullmatch(name):
             request = partial(self._fs.rm_file, self._root + name)
         else:

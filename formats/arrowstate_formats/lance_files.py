@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +18,7 @@ import pyarrow as pa
 from arrowstate_formats.errors import InvalidInputError, MissingDependencyError
 from arrowstate_formats.lance_types import from_lance, lance_schema, to_lance
 from arrowstate_formats.schema_metadata import SCHEMA_KEY, chosen_fields, read_schema, schema_text
+from arrowstate_formats.temporary import TemporaryFolder
 
 __all__ = ["LANCE_VERSION", "LocalCopy", "read_lance_rows", "written_lance"]
 
@@ -51,17 +49,10 @@ class LocalCopy:
     """
 
     def __init__(self, buffer: pa.Buffer) -> None:
-        folder = tempfile.mkdtemp(prefix="arrowstate-")
-        # A forked process has the object too, and must not take the file away from the one that made it.
-        weakref.finalize(self, _remove, folder, os.getpid())
-        self.path = Path(folder) / "run.lance"
+        self._folder = TemporaryFolder()
+        self.path = self._folder.path / "run.lance"
         with self.path.open("wb") as file:
             file.write(buffer)
-
-
-def _remove(folder: str, process: int) -> None:
-    if process == os.getpid():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -86,8 +77,9 @@ def written_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Itera
     """
     lance = _lance()
     # A folder of its own: the library keeps unfinished files beside the path.
-    with tempfile.TemporaryDirectory(prefix="arrowstate-") as folder:
-        path = Path(folder) / "run.lance"
+    folder = TemporaryFolder()
+    try:
+        path = folder.path / "run.lance"
         try:
             with _plain_errors():
                 writer = lance.LanceFileWriter(str(path), lance_schema(schema), version=LANCE_VERSION)
@@ -106,6 +98,8 @@ def written_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Itera
         if rows != expected:
             raise OSError(f"Lance wrote {rows} of {expected} rows")
         yield path
+    finally:
+        folder.remove()
 
 
 def read_lance_rows(

@@ -15,6 +15,7 @@ import pytest
 import arrowstate
 from arrowstate.cli import main
 from arrowstate.cli.app import make_parser
+from arrowstate.cli.output import print_table
 from arrowstate.query.recent import forget_checkpoints
 
 HELP = Path(__file__).with_name("help.txt")
@@ -168,6 +169,22 @@ def test_sql_prints_a_table(store, capsys):
     assert (code, err) == (0, "")
     assert "total" in out
     assert "40000" in out
+
+
+def test_sql_holds_the_checkpoint_while_it_runs_if_asked(store, capsys, monkeypatch):
+    held = []
+    opened = arrowstate.open_store(store)
+
+    def listed(names, rows):
+        held.append(opened.storage.list("leases/"))
+        return print_table(names, rows)
+
+    monkeypatch.setattr("arrowstate.cli.sql.print_table", listed)
+    run(capsys, "sql", store, "select 1 as one")
+    run(capsys, "sql", store, "select 1 as one", "--lease")
+
+    assert [len(leases) for leases in held] == [0, 1]
+    assert opened.storage.list("leases/") == []
 
 
 def test_sql_prints_json(store, capsys):

@@ -287,6 +287,39 @@ def test_a_copy_goes_with_the_last_reference_to_it_but_not_with_a_forked_process
     assert list(temporary.iterdir()) == []
 
 
+def test_what_a_killed_process_left_behind_goes_with_the_next_copy_and_what_a_living_one_has_stays(
+    temporary: Path,
+) -> None:
+    script = """
+import sys
+import pyarrow as pa
+from arrowstate_formats.lance_files import LocalCopy
+
+copy = LocalCopy(pa.py_buffer(b"abc"))
+print(copy.path, flush=True)
+sys.stdin.read()
+"""
+    processes = []
+    for _ in range(2):
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        processes.append((process, Path(process.stdout.readline().strip())))  # type: ignore[union-attr]
+    (killed, left), (living, kept) = processes
+
+    killed.kill()
+    killed.wait()
+    assert left.read_bytes() == b"abc"
+    copy = LocalCopy(pa.py_buffer(b"def"))
+
+    assert not left.parent.exists()
+    assert (kept.read_bytes(), copy.path.read_bytes()) == (b"abc", b"def")
+    killed.communicate()
+    living.communicate("")
+    assert not kept.parent.exists()
+
+
 def test_a_process_that_was_forked_after_the_first_use_gets_an_error_where_lance_would_wait_without_end() -> None:
     script = """
 import io, os

@@ -387,7 +387,7 @@ def runs_of(folder):
                 yield from state["runs"]
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("format", ["parquet", "arrow", "lance"])
 def test_a_savepoint_in_any_format_has_one_file_a_state_and_subtask_and_all_its_rows(store, model, tmp_path, format):
     savepoint = store.savepoint(tmp_path / "copy", format=format)
 
@@ -401,7 +401,9 @@ def test_a_savepoint_in_any_format_has_one_file_a_state_and_subtask_and_all_its_
     assert len(files_in(tmp_path / "copy" / "data")) == 7
 
 
-@pytest.mark.parametrize(("format", "suffixes"), [("parquet", [".parquet"]), ("arrow", [".arrow", ".directory"])])
+@pytest.mark.parametrize(
+    ("format", "suffixes"), [("parquet", [".parquet"]), ("arrow", [".arrow", ".directory"]), ("lance", [".lance"])]
+)
 def test_only_large_runs_in_arrow_have_a_directory(store, counts, tmp_path, format, suffixes):
     with store.writer() as writer:
         writer.checkpoint({"op": [counts]})
@@ -420,7 +422,7 @@ def test_an_unknown_format_is_refused_and_nothing_written(store, model, tmp_path
     assert files_in(tmp_path / "copy") == []
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("format", ["parquet", "arrow", "lance"])
 def test_a_job_that_starts_from_a_savepoint_in_a_new_store_never_needs_it_again(store, model, tmp_path, format):
     offsets = OperatorStateBackend()
     offsets.state(OperatorListStateDescriptor("offsets", pa.int64())).update(list(range(10_000)))
@@ -516,7 +518,7 @@ def save(target, frozen, **options):
     return Snapshot(target, "frozen", entry)
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("format", ["parquet", "arrow", "lance"])
 def test_a_savepoint_of_frozen_state_is_what_it_was_while_the_job_goes_on(tmp_path, format):
     job = Job()
     for _ in range(7):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,22 @@ def test_a_stream_equals_a_recomputation(stream: Any, make_rows: Any) -> None:
     assert stream.stored() == {key: (count, total) for key, count, total in by_duckdb}
     record = arrowstate.open_store(stream.store).latest().entry.properties["spark"]
     assert record == {"uid": "counter", "query_id": query.id, "run_id": query.runId, "batch_id": 3}
+
+
+def test_the_history_tells_what_each_micro_batch_took(stream: Any, make_rows: Any) -> None:
+    stream.add(*[make_rows(seed, count=5000) for seed in range(2)])
+
+    stream.run(parallelism=2)
+
+    store = arrowstate.open_store(stream.store)
+    rows = store.sql(
+        "select c.properties, count(*), sum(s.bytes_written) = any_value(c.bytes_written), "
+        "min(s.sync_us) >= 0, min(s.bytes_written) > 0 "
+        "from arrowstate.checkpoints c join arrowstate.subtasks s using (checkpoint_id) "
+        "group by c.properties order by c.properties"
+    ).fetchall()
+    assert [row[1:] for row in rows] == [(2, True, True, True)] * 2
+    assert [json.loads(row[0])["spark"]["batch_id"] for row in rows] == [0, 1]
 
 
 def test_a_query_goes_on_after_a_restart_at_any_parallelism(stream: Any, make_rows: Any) -> None:

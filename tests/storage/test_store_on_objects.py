@@ -135,7 +135,7 @@ def test_lance_files_in_a_bucket_are_read_through_copies_that_do_not_stay(s3_end
     assert len([path for path in store.storage.list("data/") if path.endswith(".lance")]) == 2
     forget_open_files()
     gc.collect()
-    assert [path for path in tmp_path.iterdir() if path.name.startswith("arrowstate-")] == []
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("arrowstate-files-")] == []
 
 
 def test_savepoints_go_into_the_bucket_beside_it_and_to_the_disk(place, tmp_path):

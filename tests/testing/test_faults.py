@@ -27,12 +27,6 @@ def write(storage, path, data=b"rows of data"):
         file.write(data)
 
 
-def write_on(storage, path):
-    """A writer that takes no notice of an error."""
-    with storage.write_file(path) as file, suppress(StorageError):
-        file.write(b"rows of data")
-
-
 def forget(storage):
     """Delete an unfinished file, which a storage in memory never has."""
     with suppress(CorruptDataError):
@@ -112,12 +106,20 @@ def test_of_a_torn_file_nothing_is_there(storage):
     assert storage.list("") == []
 
 
-def test_a_torn_file_is_not_there_either_if_its_writer_ignores_the_error(storage):
-    unit = faulty(storage, {1: Fault.TORN})
+def test_a_torn_file_is_not_there_either_if_its_writer_takes_no_notice_of_the_error(storage):
+    unit, noticed = faulty(storage, {1: Fault.TORN}), []
+
+    def write_on():
+        with unit.write_file("a/f") as file:
+            try:
+                file.write(b"rows of data")
+            except StorageError as error:
+                noticed.append(error)
 
     with pytest.raises(StorageError, match="the connection was cut"):
-        write_on(unit, "a/f")
+        write_on()
 
+    assert len(noticed) == 1
     assert storage.list("") == []
 
 
@@ -166,11 +168,13 @@ def test_a_listing_is_fresh_where_there_was_none_before(storage):
 
 
 @pytest.mark.parametrize("verb", ["put_if_absent", "put_hint", "delete"])
-def test_a_duplicate_does_no_more_than_the_call(storage, verb):
+def test_a_duplicate_is_done_twice_and_does_no_more_than_the_call(storage, verb):
     storage.put_hint("a/f" if verb == "delete" else "a/g", b"1")
+    below = faulty(storage, {})
 
-    answer = call_of(verb)(faulty(storage, {1: Fault.DUPLICATE}))
+    answer = call_of(verb)(faulty(below, {1: Fault.DUPLICATE}))
 
+    assert below.calls == 2
     assert answer is (Outcome.WON if verb == "put_if_absent" else None)
     assert storage.list("") == ([] if verb == "delete" else ["a/f", "a/g"])
 
@@ -239,12 +243,17 @@ def test_after_a_crash_the_process_does_nothing_more_and_others_go_on(storage, v
     write(other, "a/other")
 
 
-def test_a_process_that_dies_while_it_writes_a_file_leaves_none(storage):
+def test_a_process_that_dies_while_another_of_its_threads_writes_a_file_leaves_none(storage):
     unit = faulty(storage, {2: Fault.CRASH_BEFORE})
 
-    with pytest.raises(Crashed), unit.write_file("a/f") as file:
-        file.write(b"rows of data")
-        unit.list("")
+    def write_on():
+        with unit.write_file("a/f") as file:
+            file.write(b"rows of data")
+            with suppress(Crashed):
+                unit.list("")
+
+    with pytest.raises(Crashed):
+        write_on()
 
     assert storage.list("") == []
 

@@ -173,19 +173,22 @@ def _read(process: Process) -> None:
             if entry is not None and draw.random() < 0.3:
                 entry = draw.choice([*log.backwards()] or [entry])
             if entry is not None and draw.random() < 0.4:
-                _read_leased(process, store, entry.number)
+                _read_leased(process, store, entry)
             elif entry is not None:
                 oracle.read(process.name, entry, content_of(process.storage, store.store_id, entry, draw.randint(1, 2)))
         except ArrowStateError as error:
             process.explained(error)
 
 
-def _read_leased(process: Process, store: StateStore, number: int) -> None:
+def _read_leased(process: Process, store: StateStore, entry: LogEntryDocument) -> None:
     """Read a checkpoint twice under a lease, which nobody may take the files from under."""
     oracle, actor = process.oracle, process.actor
+    assert entry.checkpoint_id is not None, "a fence is no checkpoint"
+    committed = CommitLog(process.storage).committed_checkpoint(entry.checkpoint_id)
+    number = committed.document.number
     lease = CheckpointLease(
         process.storage,
-        CommitLog(process.storage).committed_checkpoint(number),
+        committed,
         ttl_ms=_LEASE_MS,
         holder=process.name,
         clock_ms=actor.clock_ms,
@@ -244,7 +247,7 @@ def _tag(process: Process) -> None:
             tagged = draw.choice(store.checkpoints() or [store.latest()]).checkpoint_id
             assert tagged is not None, "a fence is no checkpoint"
             store.tag(name, tagged)
-            oracle.tag(name, tagged)
+            oracle.tag(name)
             process.actor.wait(draw.choice((5, 60)))
             if draw.random() < 0.4:
                 oracle.untag(name)

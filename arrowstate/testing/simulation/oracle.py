@@ -33,6 +33,7 @@ class Commit:
     commit_id: str
     epoch: int
     kind: str
+    checkpoint_id: int | None
     token: str | None
     "Names the state that a checkpoint holds."
     digest: str
@@ -203,8 +204,8 @@ class Oracle:
             *(self._files(subtask["manifest"]) for operator in entry["operators"] for subtask in operator["subtasks"])
         )
         if kind != "fence":
-            self._check_history(number, token)
-        self.chain.append(Commit(number, entry["commit_id"], epoch, kind, token, digest, files))
+            self._check_history(number, token, kind)
+        self.chain.append(Commit(number, entry["commit_id"], epoch, kind, entry["checkpoint_id"], token, digest, files))
 
     def _files(self, manifest: Mapping[str, Any]) -> frozenset[str]:
         """Return the files that a manifest refers to."""
@@ -219,17 +220,22 @@ class Oracle:
             self.manifests[digest] = frozenset(_paths(json.loads(data)))
         return self.manifests[digest]
 
-    def _check_history(self, number: int, token: str | None) -> None:
+    def _check_history(self, number: int, token: str | None, kind: str) -> None:
         promise = self.promises.get(token or "")
         if promise is None:
             self.violated(f"the checkpoint {number} holds what nobody wrote")
             return
         known = [None, *(commit.token for commit in self.checkpoints())]
+        if kind == "compaction":
+            if token != known[-1]:
+                self.violated(f"the compaction {number} repeats another checkpoint than the one before it")
+            return
         if promise.base not in (known if promise.rollback else known[-1:]):
             self.violated(f"the checkpoint {number} goes on from another one than that before it")
 
-    def tag(self, name: str, number: int) -> None:
+    def tag(self, name: str) -> None:
         """Note that a checkpoint is tagged; it must be whole, and stay so."""
+        number = json.loads(self.storage.read(f"tags/{name}.json"))["entry"]["number"]
         self.tags[name] = number
         self._pinned(number, f"the tag {name}")
 
@@ -285,7 +291,9 @@ class Oracle:
         """Return the acknowledged checkpoints that are kept, by the retention, a tag or a lease."""
         checkpoints = self.checkpoints()
         numbers = {*self._leased(), *self.tags.values()}
-        kept = checkpoints if self.retained is None else checkpoints[-self.retained :]
+        # A compaction counts in the place of the checkpoint that it repeats.
+        latest = {commit.token: commit for commit in checkpoints}
+        kept = checkpoints if self.retained is None else [*latest.values()][-self.retained :]
         numbers.update(commit.number for commit in kept)
         return [commit for commit in checkpoints if commit.acknowledged and commit.number in numbers]
 
@@ -385,7 +393,11 @@ class Oracle:
         if commit.restored and commit.found == self.version and parallelism is None:
             return
         try:
-            entry = CommitLog(self.storage).checkpoint(commit.number)
+            log = CommitLog(self.storage)
+            assert commit.checkpoint_id is not None, "a fence is no checkpoint"
+            # Whichever has the id, it holds the same; what is restored is the one that is asked for.
+            log.checkpoint(commit.checkpoint_id)
+            entry = log.read(commit.number).document
             commit.found = self.version
             if commit.restored and parallelism is None:
                 return

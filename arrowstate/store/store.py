@@ -1,4 +1,4 @@
-"""A store and its snapshots: the entry points of the Python API.
+"""A store: the entry point of the Python API.
 
 The classes here join the layers below and hold no logic of their own.
 """
@@ -7,49 +7,39 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
-from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
+from arrowstate.backend.keyed import now_ms
 from arrowstate.coordinator.collection import (
     DEFAULT_GRACE_MS,
-    CollectionPlan,
-    CollectionReport,
-    apply_collection,
     plan_collection,
 )
-from arrowstate.coordinator.compaction import CompactionPolicy, compact_backends
-from arrowstate.coordinator.coordination import CheckpointOptions
+from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.coordinator.disposal import dispose_savepoint
-from arrowstate.coordinator.driver import CheckpointCoordinator, StoreSide
+from arrowstate.coordinator.driver import StoreSide
 from arrowstate.coordinator.importing import ClaimMode, import_checkpoint
-from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, CheckpointLease
-from arrowstate.coordinator.protocol import Kind
+from arrowstate.coordinator.leases import DEFAULT_LEASE_MS
 from arrowstate.coordinator.recovery import StoreVerification, checked_checkpoints, proposals, verify_store
 from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.coordinator.store_compaction import (
-    StoreCompactionPlan,
     StoreCompactionReport,
     apply_store_compaction,
     plan_store_compaction,
 )
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
-from arrowstate.query.reader import SnapshotReader
-from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, create_store, open_store_document
-from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.pins import delete_tag, put_tag, read_pins
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
-from arrowstate.snapshot.verification import Verification, verify_checkpoint, verify_log
+from arrowstate.snapshot.verification import verify_log
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
+from arrowstate.store.plans import Collection, Compaction, Lease
+from arrowstate.store.snapshot import Snapshot
+from arrowstate.store.writer import StoreWriter
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
@@ -57,315 +47,13 @@ from arrowstate_formats.run_files import RunFormat
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = [
-    "Collection",
-    "Compaction",
-    "Lease",
-    "Snapshot",
-    "StateStore",
-    "StoreWriter",
-    "new_id",
-    "now_ms",
-    "open_store",
-]
+
+__all__ = ["StateStore", "new_id", "now_ms", "open_store"]
 
 
 def new_id() -> str:
     """Return a fresh unique name: 32 hexadecimal digits of a random UUID."""
     return uuid.uuid4().hex
-
-
-class Snapshot(SnapshotReader):
-    """A checkpoint or savepoint: tables to read, and backends to restore.
-
-    Examples
-    --------
-    >>> import arrowstate, pyarrow as pa
-    >>> store = arrowstate.open_store("memory://snapshot-example", create=True)
-    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
-    >>> clicks.add_batch(pa.array(["ann", "bob"]), pa.array([3, 4]))
-    >>> with store.writer() as writer:
-    ...     snapshot = writer.checkpoint({"counter": [backend]}, properties={"offset": 42})
-    >>> snapshot.to_arrow("counter.clicks").sort_by("user").to_pylist()
-    [{'user': 'ann', 'clicks': 3}, {'user': 'bob', 'clicks': 4}]
-    >>> left = snapshot.restore("counter", parallelism=2, subtask=0)
-    >>> left.key_groups
-    KeyGroupRange(start=0, end=63)
-    """
-
-    def restore(
-        self,
-        uid: str,
-        *,
-        parallelism: int = 1,
-        subtask: int = 0,
-        max_parallelism: int | None = None,
-        memory_budget_bytes: int | None = None,
-        spill_dir: str | Path | None = None,
-        clock_ms: Callable[[], int] = now_ms,
-        key: pa.Schema | None = None,
-        evolution: SchemaEvolution | None = None,
-    ) -> KeyedStateBackend:
-        """Return the backend of one subtask, at any parallelism and any max parallelism.
-
-        Parameters
-        ----------
-        uid
-            The operator.
-        parallelism, subtask
-            The new number of subtasks, and which of them this is, from 0.
-        max_parallelism
-            The new number of key groups, 1 to 32768; that of the checkpoint by default.
-        memory_budget_bytes, spill_dir, clock_ms
-            As for `KeyedStateBackend`.
-        key
-            The key columns from now on; those of the checkpoint by default. Columns that only change their names
-            cost nothing. After any other change each row gets the hash of its new key: every subtask reads the whole
-            operator, keeps its own rows in memory, and the next checkpoint writes them all.
-        evolution
-            What the new key means for stored keys; `merge` says what is done with rows whose keys become equal.
-
-        Raises
-        ------
-        OperatorNotFoundError
-            If there is no such operator; the message lists those there are.
-        IncompatibleStateError
-            If stored keys cannot follow the new key, or keys become equal without a rule to merge their rows.
-        InvalidInputError
-            If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://restore-example", create=True)
-        >>> key = pa.schema([("user", pa.string()), ("device", pa.string())])
-        >>> backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
-        >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
-        >>> backend.state(clicks).add_batch(pa.table({"user": ["ann", "ann"], "device": ["pc", "tv"]}), [3, 4])
-        >>> with store.writer() as writer:
-        ...     snapshot = writer.checkpoint({"counter": [backend]})
-        >>> by_user = arrowstate.SchemaEvolution(dropped=["device"], merge={"clicks": "merge"})
-        >>> restored = snapshot.restore("counter", key=pa.schema([("user", pa.string())]), evolution=by_user)
-        >>> restored.state(clicks).get_batch(["ann"]).to_pylist()
-        [7]
-        """
-        return restore_backend(
-            self.storage,
-            self.store_id,
-            self.entry,
-            uid,
-            parallelism=parallelism,
-            subtask=subtask,
-            max_parallelism=max_parallelism,
-            memory_budget_bytes=memory_budget_bytes,
-            spill_dir=spill_dir,
-            clock_ms=clock_ms,
-            key=key,
-            evolution=evolution,
-        )
-
-    def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
-        """Return the operator state of one subtask, at any parallelism.
-
-        At the parallelism of the checkpoint a subtask gets the lists that it had. At another one the elements of each
-        list state are shared out evenly. Union lists come as a whole, broadcast states as one old subtask had them.
-
-        Parameters
-        ----------
-        uid
-            The operator; one without operator state gives a backend without states.
-        parallelism, subtask
-            The new number of subtasks, and which of them this is, from 0.
-
-        Raises
-        ------
-        OperatorNotFoundError
-            If there is no such operator; the message lists those there are.
-        InvalidInputError
-            If not 1 <= parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-        """
-        return restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
-
-    def operator_state(self, uid: str, name: str) -> pa.Table:
-        """Return an operator state of all subtasks as a table.
-
-        Returns
-        -------
-        pa.Table
-            `_subtask` int32, not null; for a broadcast state its key `<state>_key`, not null; and `<state>`.
-
-        Raises
-        ------
-        OperatorNotFoundError, StateNotFoundError
-            If there is no such state; the message lists what there is.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-        """
-        return operator_state_table(self.storage, self.entry, uid, name)
-
-    def verify(self, *, deep: bool = False) -> Verification:
-        """Look whether the checkpoint is whole; problems are returned, not raised.
-
-        Parameters
-        ----------
-        deep
-            Read every file, compare its checksum, and its rows with what the manifest says of them. Otherwise only
-            documents are read, and of each file whether it is there and has its size.
-        """
-        return verify_checkpoint(self.storage, self.store_id, self.entry, deep=deep)
-
-
-class Lease(CheckpointLease):
-    """Keeps a checkpoint from being collected while it is read; see `StateStore.lease`."""
-
-    def __init__(self, store: StateStore, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._store = store
-
-    def __enter__(self) -> Lease:
-        return self
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The checkpoint that is held."""
-        return self._store.snapshot_of(self.entry)
-
-
-class Collection:
-    """A collection that was planned and can be applied; see `StateStore.collect`."""
-
-    def __init__(
-        self, storage: Storage, plan: CollectionPlan, clock_ms: Callable[[], int], new_id: Callable[[], str]
-    ) -> None:
-        self.plan = plan
-        self._storage = storage
-        self._clock_ms = clock_ms
-        self._new_id = new_id
-
-    def __repr__(self) -> str:
-        return (
-            f"<Collection {self._storage.url}: {len(self.plan.deletions)} files to delete, "
-            f"{len(self.plan.waiting)} waiting, checkpoints {[item.checkpoint_id for item in self.plan.kept]} kept>"
-        )
-
-    def apply(self) -> CollectionReport:
-        """Do what the plan says, except to what has become needed since; see `apply_collection`."""
-        return apply_collection(self._storage, self.plan, now_ms=self._clock_ms(), new_id=self._new_id)
-
-
-class Compaction:
-    """A compaction that was planned and can be applied; see `StateStore.compact`."""
-
-    def __init__(
-        self, store: StateStore, plan: StoreCompactionPlan, apply: Callable[[], StoreCompactionReport]
-    ) -> None:
-        self.plan = plan
-        self._store = store
-        self._apply = apply
-
-    def __repr__(self) -> str:
-        runs = sum(len(merge.runs) for merge in self.plan.merges)
-        return (
-            f"<Compaction {self._store.url}: {runs} runs of checkpoint {self.plan.checkpoint_id} "
-            f"to be merged into {len(self.plan.merges)}>"
-        )
-
-    def apply(self) -> Snapshot | None:
-        """Do what the plan says and return the new checkpoint, None where there was nothing to do.
-
-        See `apply_store_compaction` for the errors; after any of them the store holds what it held.
-        """
-        entry = self._apply().entry
-        return None if entry is None else self._store.snapshot_of(entry)
-
-
-class StoreWriter:
-    """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block."""
-
-    def __init__(
-        self, writer: CheckpointWriter, side: StoreSide[Snapshot], compaction: CompactionPolicy | None = None
-    ) -> None:
-        self._writer = writer
-        self._side = side
-        self._compaction = compaction
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing is held open: what was committed stays, what was not is not there."""
-
-    @property
-    def epoch(self) -> int:
-        """The writer's epoch; a newer writer has a higher one."""
-        return self._writer.epoch
-
-    def checkpoint(
-        self,
-        operators: Mapping[str, Sequence[KeyedStateBackend]],
-        *,
-        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        watermark: int | None = None,
-        format: RunFormat = "arrow",
-        allow_dropped_state: bool = False,
-    ) -> Snapshot:
-        """Freeze the backends, write what the store lacks, and commit; return the checkpoint."""
-        if self._compaction is not None:
-            compact_backends(operators, self._writer.store_key, self._compaction)
-        entry = self._writer.checkpoint(
-            operators,
-            operator_states=operator_states,
-            properties=properties,
-            watermark=watermark,
-            format=format,
-            allow_dropped_state=allow_dropped_state,
-        )
-        return self._side.snapshot_of(entry)
-
-    checkpoint.__doc__ = CheckpointWriter.checkpoint.__doc__
-
-    def coordinator(
-        self,
-        operators: Mapping[str, Sequence[KeyedStateBackend]],
-        *,
-        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
-        options: CheckpointOptions | None = None,
-        format: RunFormat = "arrow",
-        allow_dropped_state: bool = False,
-        on_complete: Callable[[int, Kind], None] | None = None,
-        on_abort: Callable[[int, Kind, str], None] | None = None,
-    ) -> CheckpointCoordinator[Snapshot]:
-        """Return what takes checkpoints of these backends while they are in use; see `CheckpointCoordinator`.
-
-        Parameters
-        ----------
-        operators, operator_states, format, allow_dropped_state
-            As for `checkpoint`.
-        options
-            When checkpoints are taken, and when one is given up.
-        on_complete, on_abort
-            Called when a checkpoint or savepoint was committed, and when one ended without.
-        """
-        return CheckpointCoordinator(
-            self._side,
-            self._writer,
-            operators,
-            operator_states=operator_states,
-            options=options,
-            format=format,
-            allow_dropped_state=allow_dropped_state,
-            on_complete=on_complete,
-            on_abort=on_abort,
-            compaction=self._compaction,
-        )
 
 
 class StateStore:

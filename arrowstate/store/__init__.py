@@ -1,0 +1,18 @@
+"""A store and its snapshots: the entry points of the Python API."""
+
+from arrowstate.store.plans import Collection, Compaction, Lease
+from arrowstate.store.snapshot import Snapshot
+from arrowstate.store.store import StateStore, new_id, now_ms, open_store
+from arrowstate.store.writer import StoreWriter
+
+__all__ = [
+    "Collection",
+    "Compaction",
+    "Lease",
+    "Snapshot",
+    "StateStore",
+    "StoreWriter",
+    "new_id",
+    "now_ms",
+    "open_store",
+]

@@ -1,0 +1,88 @@
+"""What was planned for a store and can be applied, and the lease on a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from arrowstate.coordinator.collection import (
+    CollectionPlan,
+    CollectionReport,
+    apply_collection,
+)
+from arrowstate.coordinator.leases import CheckpointLease
+from arrowstate.coordinator.store_compaction import (
+    StoreCompactionPlan,
+    StoreCompactionReport,
+)
+from arrowstate.storage.base import Storage
+
+if TYPE_CHECKING:
+    from arrowstate.store.snapshot import Snapshot
+    from arrowstate.store.store import StateStore
+
+__all__ = ["Collection", "Compaction", "Lease"]
+
+
+class Lease(CheckpointLease):
+    """Keeps a checkpoint from being collected while it is read; see `StateStore.lease`."""
+
+    def __init__(self, store: StateStore, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._store = store
+
+    def __enter__(self) -> Lease:
+        return self
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The checkpoint that is held."""
+        return self._store.snapshot_of(self.entry)
+
+
+class Collection:
+    """A collection that was planned and can be applied; see `StateStore.collect`."""
+
+    def __init__(
+        self, storage: Storage, plan: CollectionPlan, clock_ms: Callable[[], int], new_id: Callable[[], str]
+    ) -> None:
+        self.plan = plan
+        self._storage = storage
+        self._clock_ms = clock_ms
+        self._new_id = new_id
+
+    def __repr__(self) -> str:
+        return (
+            f"<Collection {self._storage.url}: {len(self.plan.deletions)} files to delete, "
+            f"{len(self.plan.waiting)} waiting, checkpoints {[item.checkpoint_id for item in self.plan.kept]} kept>"
+        )
+
+    def apply(self) -> CollectionReport:
+        """Do what the plan says, except to what has become needed since; see `apply_collection`."""
+        return apply_collection(self._storage, self.plan, now_ms=self._clock_ms(), new_id=self._new_id)
+
+
+class Compaction:
+    """A compaction that was planned and can be applied; see `StateStore.compact`."""
+
+    def __init__(
+        self, store: StateStore, plan: StoreCompactionPlan, apply: Callable[[], StoreCompactionReport]
+    ) -> None:
+        self.plan = plan
+        self._store = store
+        self._apply = apply
+
+    def __repr__(self) -> str:
+        runs = sum(len(merge.runs) for merge in self.plan.merges)
+        return (
+            f"<Compaction {self._store.url}: {runs} runs of checkpoint {self.plan.checkpoint_id} "
+            f"to be merged into {len(self.plan.merges)}>"
+        )
+
+    def apply(self) -> Snapshot | None:
+        """Do what the plan says and return the new checkpoint, None where there was nothing to do.
+
+        See `apply_store_compaction` for the errors; after any of them the store holds what it held.
+        """
+        entry = self._apply().entry
+        return None if entry is None else self._store.snapshot_of(entry)

@@ -1,0 +1,167 @@
+"""A snapshot of a store: tables to read, and backends to restore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
+from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
+from arrowstate.query.reader import SnapshotReader
+from arrowstate.schema.evolution import SchemaEvolution
+from arrowstate.snapshot.operator import operator_state_table
+from arrowstate.snapshot.verification import Verification, verify_checkpoint
+
+if TYPE_CHECKING:
+    pass
+
+
+__all__ = ["Snapshot"]
+
+
+class Snapshot(SnapshotReader):
+    """A checkpoint or savepoint: tables to read, and backends to restore.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://snapshot-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    >>> clicks.add_batch(pa.array(["ann", "bob"]), pa.array([3, 4]))
+    >>> with store.writer() as writer:
+    ...     snapshot = writer.checkpoint({"counter": [backend]}, properties={"offset": 42})
+    >>> snapshot.to_arrow("counter.clicks").sort_by("user").to_pylist()
+    [{'user': 'ann', 'clicks': 3}, {'user': 'bob', 'clicks': 4}]
+    >>> left = snapshot.restore("counter", parallelism=2, subtask=0)
+    >>> left.key_groups
+    KeyGroupRange(start=0, end=63)
+    """
+
+    def restore(
+        self,
+        uid: str,
+        *,
+        parallelism: int = 1,
+        subtask: int = 0,
+        max_parallelism: int | None = None,
+        memory_budget_bytes: int | None = None,
+        spill_dir: str | Path | None = None,
+        clock_ms: Callable[[], int] = now_ms,
+        key: pa.Schema | None = None,
+        evolution: SchemaEvolution | None = None,
+    ) -> KeyedStateBackend:
+        """Return the backend of one subtask, at any parallelism and any max parallelism.
+
+        Parameters
+        ----------
+        uid
+            The operator.
+        parallelism, subtask
+            The new number of subtasks, and which of them this is, from 0.
+        max_parallelism
+            The new number of key groups, 1 to 32768; that of the checkpoint by default.
+        memory_budget_bytes, spill_dir, clock_ms
+            As for `KeyedStateBackend`.
+        key
+            The key columns from now on; those of the checkpoint by default. Columns that only change their names
+            cost nothing. After any other change each row gets the hash of its new key: every subtask reads the whole
+            operator, keeps its own rows in memory, and the next checkpoint writes them all.
+        evolution
+            What the new key means for stored keys; `merge` says what is done with rows whose keys become equal.
+
+        Raises
+        ------
+        OperatorNotFoundError
+            If there is no such operator; the message lists those there are.
+        IncompatibleStateError
+            If stored keys cannot follow the new key, or keys become equal without a rule to merge their rows.
+        InvalidInputError
+            If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
+        CorruptDataError
+            If a file is missing, truncated or altered.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://restore-example", create=True)
+        >>> key = pa.schema([("user", pa.string()), ("device", pa.string())])
+        >>> backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
+        >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+        >>> backend.state(clicks).add_batch(pa.table({"user": ["ann", "ann"], "device": ["pc", "tv"]}), [3, 4])
+        >>> with store.writer() as writer:
+        ...     snapshot = writer.checkpoint({"counter": [backend]})
+        >>> by_user = arrowstate.SchemaEvolution(dropped=["device"], merge={"clicks": "merge"})
+        >>> restored = snapshot.restore("counter", key=pa.schema([("user", pa.string())]), evolution=by_user)
+        >>> restored.state(clicks).get_batch(["ann"]).to_pylist()
+        [7]
+        """
+        return restore_backend(
+            self.storage,
+            self.store_id,
+            self.entry,
+            uid,
+            parallelism=parallelism,
+            subtask=subtask,
+            max_parallelism=max_parallelism,
+            memory_budget_bytes=memory_budget_bytes,
+            spill_dir=spill_dir,
+            clock_ms=clock_ms,
+            key=key,
+            evolution=evolution,
+        )
+
+    def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
+        """Return the operator state of one subtask, at any parallelism.
+
+        At the parallelism of the checkpoint a subtask gets the lists that it had. At another one the elements of each
+        list state are shared out evenly. Union lists come as a whole, broadcast states as one old subtask had them.
+
+        Parameters
+        ----------
+        uid
+            The operator; one without operator state gives a backend without states.
+        parallelism, subtask
+            The new number of subtasks, and which of them this is, from 0.
+
+        Raises
+        ------
+        OperatorNotFoundError
+            If there is no such operator; the message lists those there are.
+        InvalidInputError
+            If not 1 <= parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
+        CorruptDataError
+            If a file is missing, truncated or altered.
+        """
+        return restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
+
+    def operator_state(self, uid: str, name: str) -> pa.Table:
+        """Return an operator state of all subtasks as a table.
+
+        Returns
+        -------
+        pa.Table
+            `_subtask` int32, not null; for a broadcast state its key `<state>_key`, not null; and `<state>`.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError
+            If there is no such state; the message lists what there is.
+        CorruptDataError
+            If a file is missing, truncated or altered.
+        """
+        return operator_state_table(self.storage, self.entry, uid, name)
+
+    def verify(self, *, deep: bool = False) -> Verification:
+        """Look whether the checkpoint is whole; problems are returned, not raised.
+
+        Parameters
+        ----------
+        deep
+            Read every file, compare its checksum, and its rows with what the manifest says of them. Otherwise only
+            documents are read, and of each file whether it is there and has its size.
+        """
+        return verify_checkpoint(self.storage, self.store_id, self.entry, deep=deep)

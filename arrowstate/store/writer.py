@@ -1,0 +1,108 @@
+"""The writer of a store, as the Python API has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.coordinator.compaction import CompactionPolicy, compact_backends
+from arrowstate.coordinator.coordination import CheckpointOptions
+from arrowstate.coordinator.driver import CheckpointCoordinator, StoreSide
+from arrowstate.coordinator.protocol import Kind
+from arrowstate.coordinator.writer import CheckpointWriter
+from arrowstate_formats.run_files import RunFormat
+
+if TYPE_CHECKING:
+    pass
+
+
+from arrowstate.store.snapshot import Snapshot
+
+__all__ = ["StoreWriter"]
+
+
+class StoreWriter:
+    """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block."""
+
+    def __init__(
+        self, writer: CheckpointWriter, side: StoreSide[Snapshot], compaction: CompactionPolicy | None = None
+    ) -> None:
+        self._writer = writer
+        self._side = side
+        self._compaction = compaction
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held open: what was committed stays, what was not is not there."""
+
+    @property
+    def epoch(self) -> int:
+        """The writer's epoch; a newer writer has a higher one."""
+        return self._writer.epoch
+
+    def checkpoint(
+        self,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        format: RunFormat = "arrow",
+        allow_dropped_state: bool = False,
+    ) -> Snapshot:
+        """Freeze the backends, write what the store lacks, and commit; return the checkpoint."""
+        if self._compaction is not None:
+            compact_backends(operators, self._writer.store_key, self._compaction)
+        entry = self._writer.checkpoint(
+            operators,
+            operator_states=operator_states,
+            properties=properties,
+            watermark=watermark,
+            format=format,
+            allow_dropped_state=allow_dropped_state,
+        )
+        return self._side.snapshot_of(entry)
+
+    checkpoint.__doc__ = CheckpointWriter.checkpoint.__doc__
+
+    def coordinator(
+        self,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
+        options: CheckpointOptions | None = None,
+        format: RunFormat = "arrow",
+        allow_dropped_state: bool = False,
+        on_complete: Callable[[int, Kind], None] | None = None,
+        on_abort: Callable[[int, Kind, str], None] | None = None,
+    ) -> CheckpointCoordinator[Snapshot]:
+        """Return what takes checkpoints of these backends while they are in use; see `CheckpointCoordinator`.
+
+        Parameters
+        ----------
+        operators, operator_states, format, allow_dropped_state
+            As for `checkpoint`.
+        options
+            When checkpoints are taken, and when one is given up.
+        on_complete, on_abort
+            Called when a checkpoint or savepoint was committed, and when one ended without.
+        """
+        return CheckpointCoordinator(
+            self._side,
+            self._writer,
+            operators,
+            operator_states=operator_states,
+            options=options,
+            format=format,
+            allow_dropped_state=allow_dropped_state,
+            on_complete=on_complete,
+            on_abort=on_abort,
+            compaction=self._compaction,
+        )
