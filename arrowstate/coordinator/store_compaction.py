@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -186,8 +187,12 @@ def apply_store_compaction(
     lease = CheckpointLease(
         storage, base, ttl_ms=DEFAULT_LEASE_MS, holder="a compaction", clock_ms=clock_ms, new_id=new_id
     )
-    with lease:
+    try:
         return _Compaction(storage, store_id, log, base.document, plan.merges, clock_ms, new_id).apply(attempts)
+    finally:
+        # What was committed is not to be reported as a failure because of it; it ends by itself.
+        with suppress(StorageError):
+            lease.release()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,9 @@ import pytest
 
 from arrowstate import CommitUnknownError, RetentionPolicy, StateStore, StorageError
 from arrowstate.coordinator.collection import apply_collection, plan_collection
+from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, CheckpointLease
+from arrowstate.coordinator.store_compaction import apply_store_compaction, plan_store_compaction
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.snapshot.log import CommitLog, create_store, open_store_document, path_of
 from arrowstate.snapshot.pins import read_pins
@@ -250,12 +252,26 @@ def releasing(world, process):
     return lease.release
 
 
+def compacting(world, process):
+    policy = CompactionPolicy(max_space_amplification=1.01, max_small_files=1, min_bytes=0)
+
+    def compact():
+        plan = plan_store_compaction(process.storage, policy)
+        assert plan.merges or CommitLog(world.storage).latest().document.kind == "compaction"
+        report = apply_store_compaction(process.storage, "store", plan, clock_ms=world.clock_ms, new_id=world.new_id)
+        if report.entry is not None:
+            world.contents[report.entry.number] = world.contents[5]
+
+    return compact
+
+
 OPERATIONS = {
     "commit": commit_of("arrow"),
     "commit-parquet": commit_of("parquet"),
     "fence": opening,
     "restore": restoring,
     "collect": collecting,
+    "compact": compacting,
     "savepoint": saving,
     "tag": tagging,
     "untag": untagging,
@@ -284,7 +300,7 @@ def test_a_fault_at_any_call_of(operation, fault, copies):
             assert survives
             assert process.went_wrong
             check(world)
-            if isinstance(error, StorageError) and operation in ("commit", "commit-parquet", "savepoint"):
+            if isinstance(error, StorageError) and operation in ("commit", "commit-parquet", "compact", "savepoint"):
                 assert leftovers(world) == before
             again = act
             if operation == "savepoint" and isinstance(error, CommitUnknownError):

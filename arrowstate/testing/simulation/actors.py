@@ -10,14 +10,17 @@ from __future__ import annotations
 from typing import Literal
 
 from arrowstate.coordinator.collection import apply_collection, plan_collection
+from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.coordinator.leases import CheckpointLease
 from arrowstate.coordinator.retention import RetentionPolicy
+from arrowstate.coordinator.store_compaction import apply_store_compaction, plan_store_compaction
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
     CollectedError,
     CommitUnknownError,
+    CompactionConflictError,
     CorruptDataError,
     FencedError,
     InvalidInputError,
@@ -210,6 +213,34 @@ def _read_leased(process: Process, store: StateStore, entry: LogEntryDocument) -
     lease.release()
 
 
+def _compact(process: Process) -> None:
+    """Compact the newest checkpoint again and again, sometimes by a plan that is old."""
+    draw, oracle = process.actor.random, process.oracle
+    policy = CompactionPolicy(
+        max_space_amplification=draw.choice((1.01, 1.5)), max_small_files=draw.choice((1, 4)), min_bytes=0
+    )
+    for _ in range(draw.randint(2, 4)):
+        process.actor.wait(draw.choice((5, 20, 50)))
+        try:
+            store = process.open()
+            plan = plan_store_compaction(process.storage, policy)
+            process.actor.wait(draw.choice((0, 0, 30)))
+            with process.attempt():
+                report = apply_store_compaction(
+                    process.storage,
+                    store.store_id,
+                    plan,
+                    clock_ms=process.actor.clock_ms,
+                    new_id=process.actor.new_id,
+                )
+            if report.entry is not None:
+                oracle.acknowledged(report.entry)
+        except (CheckpointNotFoundError, CompactionConflictError):
+            process.actor.wait(20)
+        except ArrowStateError as error:
+            process.explained(error)
+
+
 def _save(process: Process) -> None:
     """Write a savepoint of the newest checkpoint, and another one."""
     for number in range(2):
@@ -287,6 +318,7 @@ SCRIPTS: dict[str, Script] = {
     "writer": _write,
     "successor": _take_over,
     "reader": _read,
+    "compactor": _compact,
     "savepoint": _save,
     "tagger": _tag,
     "collector": _collect,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from arrowstate.coordinator.collection import apply_collection, plan_collection
+from arrowstate.coordinator.leases import CheckpointLease
 from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.snapshot import log
@@ -35,7 +36,14 @@ _MOST_STEPS = 6_000
 _GRACE_MS = (0, 600, 6_000)
 """A commit takes less than the longest even if it is paused for a while, and often more than the one before that."""
 
-_CAST = {"writer": (1, 3), "reader": (0, 2), "savepoint": (0, 1), "tagger": (0, 1), "collector": (0, 2)}
+_CAST = {
+    "writer": (1, 3),
+    "reader": (0, 2),
+    "compactor": (0, 1),
+    "savepoint": (0, 1),
+    "tagger": (0, 1),
+    "collector": (0, 2),
+}
 """How many processes of each kind there are, at least and at most."""
 
 
@@ -357,7 +365,9 @@ def simulate(seed: int, *, without: str | None = None) -> Result:
     """
     if without is not None and without not in CONTROLS:
         raise InvalidInputError(f"a run can be made without one of {', '.join(CONTROLS)}; got {without!r}")
-    with warnings.catch_warnings(), _doing_without(without):
+    # Leases are renewed by their holders here, not by threads that nobody schedules.
+    unrenewed = mock.patch.object(CheckpointLease, "_keep_renewing", lambda _: None)
+    with warnings.catch_warnings(), unrenewed, _doing_without(without):
         # What `latest_whole` says of checkpoints that nobody was told of.
         warnings.simplefilter("ignore", RuntimeWarning)
         return _Run(seed, without).go()
