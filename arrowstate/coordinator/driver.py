@@ -114,6 +114,7 @@ class _Flight(Generic[SnapshotT]):
     cause: BaseException | None = None
     outcome: SnapshotT | None = None
     error: BaseException | None = None
+    ended: CheckpointRecord | None = None
 
     @property
     def done(self) -> bool:
@@ -143,7 +144,7 @@ class PendingCheckpoint(Generic[SnapshotT]):
 
     def progress(self) -> CheckpointProgress:
         """Return how far it is."""
-        return self._coordinator.progress_of(self.checkpoint_id)
+        return self._coordinator.progress_of(self.checkpoint_id, self._flight.ended)
 
     def result(self, timeout_ms: int | None = None) -> SnapshotT:
         """Wait until it has ended, and return what was committed; from any thread.
@@ -363,9 +364,9 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                     return False
                 self._changed.wait(left)
 
-    def progress_of(self, checkpoint_id: int) -> CheckpointProgress:
-        """Return how far a checkpoint of the history is."""
-        record = next(record for record in reversed(self.history) if record.checkpoint_id == checkpoint_id)
+    def progress_of(self, checkpoint_id: int, ended: CheckpointRecord | None = None) -> CheckpointProgress:
+        """Return how far a checkpoint is that is in flight, or how far one was that has ended."""
+        record = ended or self._record(checkpoint_id)
         written = sum(part.metrics.bytes_written for part in record.acknowledged.values() if part.metrics is not None)
         return CheckpointProgress(record.status.value, len(record.acknowledged), len(self._parts), written)
 
@@ -383,12 +384,14 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         if self._closed:
             raise CheckpointsStoppedError("the coordinator is closed")
         check_json("properties", properties)
-        for action in self._feed(event):
-            if isinstance(action, Start):
-                flight = self._flights[action.checkpoint_id]
-                flight.properties, flight.watermark, flight.target = properties, watermark, target
-                return self._start(action, flight, format or self._format)
-        return None
+        with self._changed:
+            # Nobody else may end it before it is known here.
+            start = next((action for action in self._feed(event) if isinstance(action, Start)), None)
+            if start is None:
+                return None
+            flight = self._flights[start.checkpoint_id]
+            flight.properties, flight.watermark, flight.target = properties, watermark, target
+        return self._start(start, flight, format or self._format)
 
     def _start(self, action: Start, flight: _Flight[SnapshotT], format: RunFormat) -> PendingCheckpoint[SnapshotT]:
         id = action.checkpoint_id
@@ -529,7 +532,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                 self._finisher.submit(self._discard, handle)
             case Complete(id, kind):
                 flight = self._flights.pop(id)
-                flight.outcome = flight.committed
+                flight.outcome, flight.ended = flight.committed, self._record(id)
                 if self._on_complete is not None:
                     self._news.append(partial(self._on_complete, id, kind))
             case Abort(id, reason):
@@ -540,7 +543,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
     def _abort(self, id: int, reason: str) -> None:
         flight = self._flights.pop(id)
         flight.cancelled.set()
-        record = next(record for record in reversed(self._coordination.records) if record.checkpoint_id == id)
+        record = flight.ended = self._record(id)
         if isinstance(flight.cause, (FencedError, CommitUnknownError)):
             flight.error = self._failure = flight.cause
         else:
@@ -548,6 +551,9 @@ class CheckpointCoordinator(Generic[SnapshotT]):
             flight.error.__cause__ = flight.cause
         if self._on_abort is not None:
             self._news.append(partial(self._on_abort, id, record.kind, reason))
+
+    def _record(self, checkpoint_id: int) -> CheckpointRecord:
+        return next(record for record in reversed(self.history) if record.checkpoint_id == checkpoint_id)
 
     def _tell_listeners(self) -> None:
         while self._news:

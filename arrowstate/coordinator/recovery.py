@@ -10,11 +10,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from arrowstate.errors import ArrowStateError
-from arrowstate.snapshot.log import CommittedEntry
+from arrowstate.snapshot.log import CommitLog, CommittedEntry
 from arrowstate.snapshot.verification import LogCheck, Verification, verify_checkpoint, verify_log
 from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["CheckedCheckpoint", "StoreVerification", "checked_checkpoints", "proposals", "verify_store"]
+__all__ = [
+    "CheckedCheckpoint",
+    "NewestWhole",
+    "StoreVerification",
+    "checked_checkpoints",
+    "find_newest_whole",
+    "proposals",
+    "verify_store",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,16 @@ class CheckedCheckpoint:
         """The id to ask the store for it."""
         assert self.entry.document.checkpoint_id is not None, "a fence is no checkpoint"
         return self.entry.document.checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class NewestWhole:
+    """The newest checkpoint without a problem, and what was found on the way to it."""
+
+    entry: LogEntryDocument | None
+    "None if there is none."
+    problems: list[str]
+    "Of the log, and of newer checkpoints."
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +138,29 @@ def proposals(found: StoreVerification, url: str) -> list[str]:
             "put back from a copy of the store"
         )
     return said
+
+
+def find_newest_whole(storage: Storage, store_id: str, *, deep: bool) -> NewestWhole:
+    """Return the newest checkpoint that is whole, beside writers and collections.
+
+    Raises
+    ------
+    ArrowStateError
+        The first that tells of no damage, such as a storage that does not answer: what it hides may be whole.
+    """
+    log = CommitLog(storage)
+    while True:
+        boundary = log.boundary()
+        check = verify_log(storage)
+        for failure in check.failures:
+            raise failure
+        problems = [*check.problems, *check.beside]
+        for item in checked_checkpoints(storage, store_id, check.checkpoints, deep=deep):
+            if item.verification.ok:
+                return NewestWhole(item.entry.document, problems)
+            for failure in item.verification.failures:
+                raise failure
+            problems += [f"checkpoint {item.checkpoint_id}: {problem}" for problem in item.verification.problems]
+        if log.boundary() == boundary:
+            return NewestWhole(None, problems)
+        # What was looked at has been collected meanwhile, because there are newer ones.

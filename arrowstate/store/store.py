@@ -21,7 +21,7 @@ from arrowstate.coordinator.disposal import dispose_savepoint
 from arrowstate.coordinator.driver import StoreSide
 from arrowstate.coordinator.importing import ClaimMode, import_checkpoint
 from arrowstate.coordinator.leases import DEFAULT_LEASE_MS
-from arrowstate.coordinator.recovery import StoreVerification, checked_checkpoints, proposals, verify_store
+from arrowstate.coordinator.recovery import StoreVerification, find_newest_whole, proposals, verify_store
 from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.coordinator.store_compaction import (
     StoreCompactionReport,
@@ -34,7 +34,6 @@ from arrowstate.snapshot.log import CommitLog, CommittedEntry, create_store, ope
 from arrowstate.snapshot.pins import delete_tag, put_tag, read_pins
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
-from arrowstate.snapshot.verification import verify_log
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.store.plans import Collection, Compaction, Lease
@@ -540,20 +539,13 @@ class StateStore:
             If something could not be looked at before a whole checkpoint was found, here because the storage failed:
             it may be whole. So does every other error that tells of no damage, such as a missing package.
         """
-        log = verify_log(self.storage)
-        problems = [*log.problems, *log.beside]
-        for failure in log.failures:
-            raise failure
-        for item in checked_checkpoints(self.storage, self.store_id, log.checkpoints, deep=deep):
-            if item.verification.ok:
-                for problem in problems:
-                    warnings.warn(f"{self.url}: {problem}", RuntimeWarning, stacklevel=2)
-                return self.snapshot_of(item.entry.document)
-            for failure in item.verification.failures:
-                raise failure
-            problems += [f"checkpoint {item.checkpoint_id}: {problem}" for problem in item.verification.problems]
-        if problems:
-            raise CorruptDataError(self.url, f"no checkpoint is whole: {'; '.join(problems[:5])}")
+        found = find_newest_whole(self.storage, self.store_id, deep=deep)
+        if found.entry is not None:
+            for problem in found.problems:
+                warnings.warn(f"{self.url}: {problem}", RuntimeWarning, stacklevel=2)
+            return self.snapshot_of(found.entry)
+        if found.problems:
+            raise CorruptDataError(self.url, f"no checkpoint is whole: {'; '.join(found.problems[:5])}")
         raise CheckpointNotFoundError(None, [])
 
     def _committed(self, checkpoint: int | None) -> CommittedEntry:

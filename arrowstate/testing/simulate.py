@@ -99,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checkpoints += result.checkpoints
         faults += result.faults
         crashes += result.crashes
+        if count % 1000 == 0:
+            print(f"{count} of {options.seeds} seeds, {time.monotonic() - started:.0f} s", file=sys.stderr)
         if result.violation is not None:
             failed = result
             break

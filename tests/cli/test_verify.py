@@ -265,6 +265,30 @@ def test_a_damaged_newest_entry_is_passed_over_loudly(folder):
         assert arrowstate.open_store(folder).latest_whole().checkpoint_id == 3
 
 
+def test_checkpoints_that_are_collected_while_they_are_looked_at_are_not_all_there_is(folder, monkeypatch):
+    """Of those in the log when the look began none is left, since newer ones took their place."""
+    cut(data_file(folder, 4))
+    store = arrowstate.open_store(folder)
+    read, rest = store.storage.read, [None]
+
+    def read_late(path, *arguments):
+        if path == f"log/{3:020d}.json" and rest:
+            rest.clear()
+            entry = read(path, *arguments)
+            backend = arrowstate.open_store(folder).snapshot(3).restore("op")
+            with store.writer() as writer:
+                for _ in range(3):
+                    backend.state(TOTAL).add_batch([1], [1])
+                    writer.checkpoint({"op": [backend]}, allow_dropped_state=True, format="parquet")
+            arrowstate.open_store(folder).collect(arrowstate.RetentionPolicy(count=1), grace_ms=0).apply()
+            return entry
+        return read(path, *arguments)
+
+    monkeypatch.setattr(store.storage, "read", read_late)
+
+    assert store.latest_whole(deep=False).number > 4
+
+
 def test_without_a_whole_checkpoint_there_is_nothing_to_go_back_to(folder, tmp_path):
     for checkpoint in (2, 3, 4):
         cut(data_file(folder, checkpoint))

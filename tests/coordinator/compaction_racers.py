@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
+import traceback
 from pathlib import Path
 
 import pyarrow as pa
-from killed_writers import KEY, KEYS, NOTE, TOTAL, apply, forked, model, rest
 
 from arrowstate import (
     CheckpointNotFoundError,
@@ -21,13 +22,68 @@ from arrowstate import (
     CompactionPolicy,
     CorruptDataError,
     KeyedStateBackend,
+    ReducingStateDescriptor,
     RetentionPolicy,
+    ValueStateDescriptor,
     key_group_range,
+    key_hash,
     open_store,
 )
 from arrowstate.table.merging import MergePolicy
 
+KEY = pa.schema([("k", pa.int64())])
+TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = ValueStateDescriptor("note", pa.string())
+KEYS = 5000
 TIGHT = CompactionPolicy(1.05, max_small_files=1, min_bytes=0)
+
+
+def batch(number):
+    """The rows of batch `number`: pairs of key and value."""
+    random_of_batch = random.Random(number)
+    return [(random_of_batch.randrange(KEYS), random_of_batch.randrange(100)) for _ in range(400)]
+
+
+def model(batches):
+    total, note = {}, {}
+    for number in range(batches):
+        for key, value in batch(number):
+            total[key] = total.get(key, 0) + value
+            note[key] = f"{number} {value}" * 5
+    return total, note
+
+
+def apply(backends, number):
+    for backend in backends:
+        low, high = backend.key_groups.hash_bounds(backend.max_parallelism)
+        rows = batch(number)
+        hashes = key_hash(pa.array([key for key, _ in rows])).to_pylist()
+        own = [row for row, value in zip(rows, hashes, strict=True) if low <= value <= high]
+        keys = pa.array([key for key, _ in own], pa.int64())
+        backend.state(TOTAL).add_batch(keys, pa.array([value for _, value in own], pa.int64()))
+        backend.state(NOTE).update_batch(keys, pa.array([f"{number} {value}" * 5 for _, value in own], pa.string()))
+
+
+def forked(function, *arguments):
+    """Run a function in a process of its own; return its process id and the pipe it writes to."""
+    reader, sink = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(sink)
+        return child, reader
+    os.close(reader)
+    try:
+        function(*arguments, sink)
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - whatever it is, the child must not go on as its parent
+        traceback.print_exc()
+        os._exit(1)
+
+
+def rest(reader):
+    """Return what is left in a pipe whose writer is gone."""
+    with os.fdopen(reader, "rb") as file:
+        return file.read()
 
 
 def write(url, rounds, sink):

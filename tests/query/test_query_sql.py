@@ -41,10 +41,11 @@ def test_names_do_not_depend_on_case(people):
     assert people.sql("select AGE from People.Age where NAME = 'bob'").fetchall() == [(40,)]
 
 
-def test_show_tables_lists_the_states(people):
+def test_show_tables_lists_the_states_and_the_history_of_the_store(people):
     names = people.sql("show tables").fetchall()
 
-    assert names == [("page-views.v1.count.all",), ("people.address",), ("people.age",)]
+    states = [("page-views.v1.count.all",), ("people.address",), ("people.age",)]
+    assert names == [("arrowstate.checkpoints",), ("arrowstate.subtasks",), *states]
 
 
 def test_describe_gives_the_types(people):
@@ -340,7 +341,7 @@ def test_names_that_differ_in_case_only_get_a_number(new_store):
 
     names = [row[0] for row in snapshot.sql("show tables").fetchall()]
 
-    assert sorted(names) == ["OP~2.v", "op.v"]
+    assert sorted(names) == ["OP~2.v", "arrowstate.checkpoints", "arrowstate.subtasks", "op.v"]
     assert snapshot.sql('select v from "op~2".v').fetchall() == [(1,)]
 
 

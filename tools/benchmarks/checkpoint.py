@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="arrowstate-bench-", dir=arguments.folder) as temporary:
         folder = Path(temporary)
         _full(report, backend, folder)
+        _others(report, backend, folder)
         _updates(report, backend, keys, folder, arguments.batch, arguments.batches)
         _churn(report, backend, keys, folder, arguments.checkpoints, int(arguments.keys * arguments.changed))
     return report.finish()
@@ -84,6 +85,29 @@ def _full(report: Report, backend: arrowstate.KeyedStateBackend, folder: Path) -
     )
     source.unlink()
     clear()
+
+
+def _others(report: Report, backend: arrowstate.KeyedStateBackend, folder: Path) -> None:
+    """Take a checkpoint when nothing has changed, and a savepoint as Parquet."""
+    store = arrowstate.open_store(folder / "others", create=True)
+    writer = store.writer()
+    writer.checkpoint({"bench": [backend]})
+    report.compare(
+        "a checkpoint with nothing changed",
+        "",
+        [Contender("arrowstate", lambda: writer.checkpoint({"bench": [backend]}))],
+    )
+    numbers = count()
+    (series,) = report.compare(
+        "a savepoint as Parquet",
+        "",
+        [Contender("arrowstate", lambda: store.savepoint(folder / "saved" / str(next(numbers))))],
+        warmup=0,
+    )
+    size = _bytes(folder / "saved") / len(series.seconds)
+    report.figure("savepoint", size / 2**20, "MiB")
+    shutil.rmtree(folder / "saved")
+    shutil.rmtree(folder / "others")
 
 
 def _updates(

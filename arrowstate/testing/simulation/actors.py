@@ -73,14 +73,19 @@ def _write_until_stopped(process: Process, checkpoints: int | None = None) -> No
     backends, base = _start(process, store)
     newest = oracle.checkpoints()[-1:]
     rollback = [commit.token for commit in newest] != ([] if base is None else [base])
-    secure = not rollback and all(commit.acknowledged for commit in newest)
+    in_time = all(commit.number not in oracle.late for commit in newest)
+    secure = in_time and not rollback and all(commit.acknowledged for commit in newest)
     for _ in range(checkpoints or draw.randint(1, 4)):
         changed = change(backends, draw)
         token = process.token()
         oracle.promise(token, changed.content, base, rollback=rollback)
         committed = _committed(process, writer, changed, token, started_at_ms if secure else None)
         oracle.acknowledged(committed)
-        backends, base, rollback, secure, started_at_ms = changed, token, False, True, process.now_ms()
+        # A plan made before a late commit may still condemn its files, which the next commits refer to.
+        in_time = in_time and process.now_ms() - started_at_ms < (process.nominal_grace_ms or 0)
+        if not in_time:
+            oracle.late.add(committed.number)
+        backends, base, rollback, secure, started_at_ms = changed, token, False, in_time, process.now_ms()
 
 
 def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
@@ -235,6 +240,7 @@ def _compact(process: Process) -> None:
                 )
             if report.entry is not None:
                 oracle.acknowledged(report.entry)
+                oracle.late.add(report.entry.number)
         except (CheckpointNotFoundError, CompactionConflictError):
             process.actor.wait(20)
         except ArrowStateError as error:

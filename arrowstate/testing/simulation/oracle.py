@@ -85,6 +85,8 @@ class Oracle:
     "How many files were deleted so far."
     statements: int = 0
     "How often a collection said so far what goes, which is when it goes for whoever reads the log."
+    late: set[int] = field(default_factory=set)
+    "Commits whose files, or those that they took over, had waited for longer than the grace period, or may have."
     late_statement: bool = False
     "Whether one came with a request that was late, when its collection had died: it condemns what may be referred to."
     version: int = 1

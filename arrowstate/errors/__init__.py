@@ -1,0 +1,106 @@
+"""The one tree of errors, grouped by what a caller does next.
+
+Every error is an `ArrowStateError` and also the builtin that fits, so `except LookupError` works as
+well as `except StateNotFoundError`. It carries its values as attributes, builds its message from
+them, and survives pickling, because Spark sends errors from its workers to the driver.
+
+========================================  ====================================================
+What to do                                Errors
+========================================  ====================================================
+choose another name, id or place          `NotFoundError` and its kinds
+mend the argument or the data given       `InvalidInputError` and its kinds
+migrate the state, or declare it as it is `IncompatibleStateError`
+stop this writer                          `FencedError`, `QueryConflictError`
+wait for the next checkpoint              `CheckpointAbortedError`, `CheckpointCancelledError`
+mend the cause, take checkpoints anew     `CheckpointsStoppedError`
+open the store again, then look           `CommitUnknownError`
+make room or mend the storage, try again  `StorageFullError`, `StorageError`
+try again, files are written anew         `CollectedError`
+try again when less is committed          `CompactionConflictError`
+use another checkpoint or a copy          `CorruptDataError`
+install something                         `FormatVersionError`, `MissingDependencyError`
+========================================  ====================================================
+"""
+
+from __future__ import annotations
+
+from arrowstate.errors.arguments import (
+    IncompatibleStateError,
+    KeyOutOfRangeError,
+    KeyTypeError,
+    NullKeyError,
+    ProcessElementError,
+    UnsupportedStorageError,
+    ValueOverflowError,
+    ValueTypeError,
+)
+from arrowstate.errors.commits import (
+    CheckpointAbortedError,
+    CheckpointCancelledError,
+    CheckpointsStoppedError,
+    CommitUnknownError,
+    CompactionConflictError,
+    FencedError,
+    QueryConflictError,
+)
+from arrowstate.errors.names import (
+    CheckpointNotFoundError,
+    MissingFileError,
+    NotFoundError,
+    OperatorNotFoundError,
+    StateNotFoundError,
+    StoreNotFoundError,
+)
+from arrowstate.errors.storages import (
+    CollectedError,
+    FileTooLargeError,
+    NameTakenError,
+    StorageError,
+    StorageFullError,
+)
+from arrowstate_formats.errors import (
+    ArrowStateError,
+    CorruptDataError,
+    FormatVersionError,
+    InvalidInputError,
+    MissingDependencyError,
+)
+
+__all__ = [
+    "ArrowStateError",
+    "CheckpointAbortedError",
+    "CheckpointCancelledError",
+    "CheckpointNotFoundError",
+    "CheckpointsStoppedError",
+    "CollectedError",
+    "CommitUnknownError",
+    "CompactionConflictError",
+    "CorruptDataError",
+    "FencedError",
+    "FileTooLargeError",
+    "FormatVersionError",
+    "IncompatibleStateError",
+    "InvalidInputError",
+    "KeyOutOfRangeError",
+    "KeyTypeError",
+    "MissingDependencyError",
+    "MissingFileError",
+    "NameTakenError",
+    "NotFoundError",
+    "NullKeyError",
+    "OperatorNotFoundError",
+    "ProcessElementError",
+    "QueryConflictError",
+    "StateNotFoundError",
+    "StorageError",
+    "StorageFullError",
+    "StoreNotFoundError",
+    "UnsupportedStorageError",
+    "ValueOverflowError",
+    "ValueTypeError",
+]
+
+# Messages, tracebacks and pickles name the place from which they are imported.
+for _name in __all__:
+    if globals()[_name].__module__.startswith(f"{__name__}."):
+        globals()[_name].__module__ = __name__

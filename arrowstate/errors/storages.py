@@ -1,0 +1,150 @@
+"""Errors of the storage: no room, no answer, files taken by a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from arrowstate_formats.errors import ArrowStateError
+
+__all__ = ["CollectedError", "FileTooLargeError", "NameTakenError", "StorageError", "StorageFullError"]
+
+
+class StorageFullError(ArrowStateError, OSError):
+    """A file could not be written for want of space: the disk, a quota or the largest file size.
+
+    Nothing of the file is left, and the store is as it was.
+
+    Attributes
+    ----------
+    path : str
+        The file that was written.
+    detail : str
+        What the system said.
+
+    Examples
+    --------
+    >>> print(StorageFullError("data/counter/clicks/1.arrow", "No space left on device"))
+    no room to write data/counter/clicks/1.arrow: No space left on device; nothing was kept, make room and try again
+    """
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"no room to write {path}: {detail}; nothing was kept, make room and try again")
+        self.path = path
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.detail)
+
+
+class FileTooLargeError(StorageFullError):
+    """A state is larger than a file may be in a storage in memory.
+
+    Attributes
+    ----------
+    path : str
+        The file that was written.
+    file_bytes : int
+        Its size.
+    max_file_bytes : int
+        What the storage takes.
+
+    Examples
+    --------
+    >>> print(FileTooLargeError("data/counter/clicks/1.arrow", 6_000_000, 5_242_880))
+    no room to write data/counter/clicks/1.arrow: it has 6000000 bytes and a file in memory may have 5242880; nothing \
+was kept: use a folder or a bucket, or open the store with storage_options={'max_file_bytes': ...}, None for no limit
+    """
+
+    def __init__(self, path: str, file_bytes: int, max_file_bytes: int) -> None:
+        detail = f"it has {file_bytes} bytes and a file in memory may have {max_file_bytes}"
+        super().__init__(path, detail)
+        self.file_bytes = file_bytes
+        self.max_file_bytes = max_file_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"no room to write {self.path}: {self.detail}; nothing was kept: use a folder or a bucket, or open the "
+            "store with storage_options={'max_file_bytes': ...}, None for no limit"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.file_bytes, self.max_file_bytes)
+
+
+class StorageError(ArrowStateError, OSError):
+    """The storage refused or failed a request for another reason: permissions, a device, a path that is a folder.
+
+    Attributes
+    ----------
+    path : str
+        What was read or written.
+    detail : str
+        What the system said.
+
+    Examples
+    --------
+    >>> print(StorageError("data/counter/clicks/1.arrow", "Permission denied"))
+    data/counter/clicks/1.arrow: Permission denied
+    """
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"{path}: {detail}")
+        self.path = path
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.detail)
+
+
+class NameTakenError(StorageError, FileExistsError):
+    """A new file was written under a name that another file has; that one is as it was.
+
+    Attributes
+    ----------
+    path : str
+        The name.
+
+    Examples
+    --------
+    >>> print(NameTakenError("data/counter/clicks/1.arrow"))
+    data/counter/clicks/1.arrow: there is a file under this name already
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "there is a file under this name already")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,)
+
+
+class CollectedError(StorageError):
+    """Files that a new checkpoint would refer to were collected as garbage, or are being; nothing was committed.
+
+    It happens to state restored from a checkpoint that was dropped meanwhile, and to a writer that took longer than the
+    grace period of the collection to commit what it had written.
+
+    Attributes
+    ----------
+    paths : tuple of str
+        The files.
+
+    Examples
+    --------
+    >>> print(CollectedError(["data/counter/clicks/1.arrow", "data/counter/clicks/2.arrow"]))
+    data/counter/clicks/1.arrow: taken by a collection, as 1 other files were; nothing was committed, try again
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.paths = tuple(paths)
+        others = f", as {len(self.paths) - 1} other files were" if len(self.paths) > 1 else ""
+        super().__init__(self.paths[0], f"taken by a collection{others}; nothing was committed, try again")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.paths,)
