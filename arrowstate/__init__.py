@@ -1,5 +1,6 @@
 """Stream-processing state with Flink's guarantees, for Python and Spark, kept as open columnar files."""
 
+from arrowstate.backend.batch_process import BatchContext, BatchFunction, BatchProcess
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
@@ -64,6 +65,9 @@ __all__ = [
     "Aggregate",
     "AggregatingStateDescriptor",
     "ArrowStateError",
+    "BatchContext",
+    "BatchFunction",
+    "BatchProcess",
     "BroadcastStateDescriptor",
     "CheckpointAbortedError",
     "CheckpointCancelledError",

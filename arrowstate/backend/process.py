@@ -8,7 +8,7 @@ probe each, and writes them back in one put each. A batch is applied as a whole 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from arrowstate.state.element_collections import ElementList, ElementMap
 from arrowstate.state.element_rows import ElementAggregating, ElementReducing, ElementValue
 from arrowstate.state.element_timers import ElementTimers
 from arrowstate.state.elements import ElementState
+from arrowstate.state.operator import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.table.batch import KeyBatch
 
 __all__ = ["Collector", "KeyedProcess", "KeyedProcessFunction", "ProcessContext"]
@@ -49,7 +50,10 @@ class Collector:
 class ProcessContext:
     """What a process function knows besides the element: its states, its timers, the current key and the time."""
 
-    def __init__(self, backend: KeyedStateBackend, timers: bool) -> None:
+    def __init__(
+        self, backend: KeyedStateBackend, timers: bool, broadcasts: Mapping[str, ReadOnlyBroadcastState]
+    ) -> None:
+        self._broadcasts = broadcasts
         self.row = 0
         "The row of the batch that the element comes from."
         self.number = 0
@@ -126,6 +130,16 @@ class ProcessContext:
         if have is None:
             have = self._states[descriptor.name] = _VIEWS[descriptor.kind](state, self)
         return have
+
+    def broadcast(self, name: str) -> ReadOnlyBroadcastState:
+        """Return a broadcast state, which is the same in every subtask and cannot be changed here.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is none of this name.
+        """
+        return find_broadcast(self._broadcasts, name)
 
     @property
     def states(self) -> tuple[ElementState[Any], ...]:
@@ -232,6 +246,8 @@ class KeyedProcess:
         The type of what it emits; by default it may emit nothing but None.
     timestamp
         The column with the event time of each row: a timestamp, or milliseconds since 1970.
+    broadcasts
+        Broadcast states by name, for `context.broadcast`.
 
     Examples
     --------
@@ -256,13 +272,15 @@ class KeyedProcess:
         *,
         output: pa.DataType | None = None,
         timestamp: str | None = None,
+        broadcasts: Mapping[str, ReadOnlyBroadcastState] | None = None,
     ) -> None:
         self._backend = backend
         self._function = function
         self._output = pa.null() if output is None else output
         self._timestamp = timestamp
         self._row_types: dict[tuple[str, ...], Callable[[Any], Any]] = {}
-        self._context = ProcessContext(backend, type(function).on_timer is not KeyedProcessFunction.on_timer)
+        with_timers = type(function).on_timer is not KeyedProcessFunction.on_timer
+        self._context = ProcessContext(backend, with_timers, broadcasts or {})
         self._closed = False
         function.open(self._context)
 

@@ -31,7 +31,7 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
-__all__ = ["FrozenOperatorState", "operator_state_table", "read_part", "write_operator_states"]
+__all__ = ["FrozenOperatorState", "operator_state_table", "read_part", "write_operator_states", "write_part"]
 
 _SUBTASK_COLUMN = "_subtask"
 
@@ -117,18 +117,19 @@ def _write_parts(
     """Write one part per batch; of equal ones, those that are known already too, one serves for all."""
     parts = []
     for batch in batches:
-        part = _write_part(streams, folder, batch, known)
+        part = write_part(streams, folder, batch, known)
         known[part.bytes, part.xxh3_128] = part
         parts.append(part)
     return parts
 
 
-def _write_part(
+def write_part(
     streams: CheckpointStreamFactory,
     folder: str,
     batch: pa.RecordBatch,
     known: Mapping[tuple[int, str], OperatorPartDocument],
 ) -> OperatorPartDocument:
+    """Write what one subtask has of an operator state, inline if it is small; an equal known part is used again."""
     if not batch.num_rows:
         return OperatorPartDocument(rows=0, bytes=0, xxh3_128=checksum(b""))
     sink = pa.BufferOutputStream()

@@ -1,28 +1,40 @@
-"""Spark: a streaming sink that keeps state, and a reader for what it kept.
+"""Spark: stateful operators over streams, a sink that keeps state, and a reader for what was kept.
 
-`keyed_sink` folds a stream into states of a store, exactly once per micro-batch; `register` makes
-`spark.read.format("arrowstate")` known to a session. PySpark is imported at the first use of either.
+`stateful` runs a function with keyed state over a stream, `keyed_sink` folds a stream into states; both count each
+micro-batch exactly once. `register` makes `spark.read.format("arrowstate")` known to a session. PySpark is imported
+at the first use of any of them.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from arrowstate.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from arrowstate.spark.session import keyed_sink, register
+    from arrowstate.spark.stateful_stream import StatefulStream, stateful, write_stream
 
-__all__ = ["keyed_sink", "register"]
+__all__ = ["StatefulStream", "keyed_sink", "register", "stateful", "write_stream"]
+
+_MODULES = {
+    "StatefulStream": "stateful_stream",
+    "keyed_sink": "session",
+    "register": "session",
+    "stateful": "stateful_stream",
+    "write_stream": "stateful_stream",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from arrowstate.spark import session
+        module = import_module(f"arrowstate.spark.{_MODULES[name]}")
     except ImportError as error:
         if (error.name or "").partition(".")[0] in ("pyspark", "py4j"):
             raise MissingDependencyError("arrowstate.spark", "pyspark", "spark") from error
         raise
-    return getattr(session, name)
+    value = globals()[name] = getattr(module, name)
+    return value

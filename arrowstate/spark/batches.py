@@ -1,7 +1,7 @@
 """Which micro-batches a store holds: what the log says of a streaming query, and which batch may come next.
 
-Each checkpoint of a sink records in its properties, under `spark`, the operator uid, the query id, the run id
-and the batch id. Spark repeats a batch under the same id after a failure and never leaves one out, so the
+Each checkpoint of a query records in its properties, under `spark`, the query id, the run id and the batch id;
+a store belongs to one query. Spark repeats a batch under the same id after a failure and never leaves one out, so the
 recorded batch tells a repetition from a new batch; a new Spark checkpoint folder counts from 0 again, which
 only the query id tells from a repetition.
 """
@@ -9,7 +9,7 @@ only the query id tells from a repetition.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from arrowstate.errors import CorruptDataError, QueryConflictError
@@ -37,21 +37,30 @@ class MicroBatch:
 class BatchRecord:
     """What an entry of the log says of the micro-batch it committed."""
 
-    uid: str
     query_id: str
     run_id: str
     batch_id: int | None
     """None in the fence with which a run takes over the store."""
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    """By uid of an output, the row of it that is the first of this micro-batch."""
+    metrics: Mapping[str, int] = field(default_factory=dict)
+    """What the micro-batch took; see `BatchMetrics`."""
 
     @classmethod
     def of(cls, entry: LogEntryDocument) -> BatchRecord | None:
-        """Return the record of an entry; None if no Spark sink made it."""
+        """Return the record of an entry; None if no Spark query made it."""
         found = entry.properties.get(_PROPERTY)
         if found is None:
             return None
         try:
-            record = cls(found["uid"], found["query_id"], found["run_id"], found["batch_id"])
-        except (KeyError, TypeError) as error:
+            record = cls(
+                found["query_id"],
+                found["run_id"],
+                found["batch_id"],
+                found.get("outputs", {}),
+                found.get("metrics", {}),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
             raise CorruptDataError(path_of(entry.number), f"the property {_PROPERTY!r} is {found!r}") from error
         return record
 
@@ -66,19 +75,21 @@ class StoredState:
     checkpoint: LogEntryDocument | None
     """The newest checkpoint, None in a store without one."""
     record: BatchRecord | None
-    """The newest micro-batch of the operator, None if it has had none."""
+    """The newest micro-batch, None if there has been none."""
+    recorded: LogEntryDocument | None
+    """The checkpoint with this micro-batch."""
 
 
-def stored_state(log: CommitLog, uid: str) -> StoredState:
-    """Return what the store holds for the sink of an operator."""
+def stored_state(log: CommitLog) -> StoredState:
+    """Return what the store holds for the query that it belongs to."""
     newest = None
     for entry in log.backwards():
         newest = newest or entry
         record = BatchRecord.of(entry)
-        # A checkpoint made by other means, on top of those of the sink, says nothing of batches.
-        if record is not None and record.uid == uid:
-            return StoredState(newest, record)
-    return StoredState(newest, None)
+        # A checkpoint made by other means, on top of those of the query, says nothing of batches.
+        if record is not None:
+            return StoredState(newest, record, entry)
+    return StoredState(newest, None, None)
 
 
 def is_committed(uid: str, batch: MicroBatch, record: BatchRecord | None) -> bool:

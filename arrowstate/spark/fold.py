@@ -32,7 +32,7 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.key_groups import key_group_range
 
-__all__ = ["SubtaskResult", "fold_micro_batch"]
+__all__ = ["SubtaskResult", "fold_micro_batch", "same_subtask"]
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ def fold_micro_batch(
     """
     storage = open_storage(plan.store)
     store_id = open_store_document(storage).store_id
-    stored = stored_state(CommitLog(storage), plan.uid)
+    stored = stored_state(CommitLog(storage))
     checkpoint = stored.checkpoint
     base = None if checkpoint is None else checkpoint.number
     if is_committed(plan.uid, batch, stored.record):
@@ -80,7 +80,7 @@ def fold_micro_batch(
     operator = None
     if checkpoint is not None:
         operator = next((item for item in checkpoint.operators if item.uid == plan.uid), None)
-    previous = _same_subtask(operator, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
+    previous = same_subtask(operator, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
     table = pa.Table.from_batches(given) if (given := [item for item in rows if item.num_rows]) else None
     if table is None and previous is not None and operator is not None and _has_states(operator, plan):
         return _result(batch, base, operator.key, operator.states, previous)
@@ -153,7 +153,7 @@ def _values(descriptor: StateDescriptor, columns: Sequence[pa.Array]) -> pa.Arra
     return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
 
 
-def _same_subtask(
+def same_subtask(
     operator: OperatorDocument | None, subtask: int, key_groups: tuple[int, int], max_parallelism: int
 ) -> SubtaskDocument | None:
     """The subtask of the checkpoint that owned exactly these keys, if there is one."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +15,12 @@ from arrowstate.schema.keys import check_key_schema, to_type
 from arrowstate.schema.layout import StateLayout, key_documents, key_schema_of, state_document
 from arrowstate.schema.versions import evolve_state
 from arrowstate.snapshot.log import CommitLog
-from arrowstate.spark.committing import check_alone
+from arrowstate.spark.committing import check_alone, check_no_operator_state
 from arrowstate.spark.plan import SinkPlan, StateInput
 from arrowstate.spark.routing import quoted, subtask_expression
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.source import FORMAT, ArrowStateDataSource
+from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
 from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument
@@ -122,7 +120,8 @@ def keyed_sink(
         _state_input(descriptor, key_documents(given_key), columns, None)
     opened = open_store(store, create=True)
     checkpoint = CommitLog(opened.storage).latest_checkpoint()
-    check_alone(uid, checkpoint, opened.url)
+    check_alone([uid], checkpoint, opened.url)
+    check_no_operator_state(uid, checkpoint, opened.url)
     operator = None if checkpoint is None else next(iter(checkpoint.operators), None)
     stored = {} if operator is None else _stored_states(operator, states)
     key_schema = given_key if operator is None else key_schema_of(operator.key)
@@ -179,7 +178,7 @@ def register(spark: SparkSession) -> None:
     ...     register(spark)
     ...     return spark.read.format("arrowstate").option("operator", "counter").load(f"{folder}/store")
     """
-    with _own_python(spark):
+    with own_python(spark):
         spark.dataSource.register(ArrowStateDataSource)
 
 
@@ -279,25 +278,6 @@ def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]
             )
         found[have.name] = evolve_state(have, operator.key, descriptor)
     return found
-
-
-@contextmanager
-def _own_python(spark: SparkSession) -> Iterator[None]:
-    """Let workers on this machine run the Python that runs here, where the user has not chosen one.
-
-    Spark's own default is whatever `python3` is first on the path, which in a virtual environment that is not
-    activated lacks arrowstate.
-    """
-    context = getattr(spark, "_sc", None)
-    chosen = "PYSPARK_PYTHON" in os.environ or context is None or not context.master.startswith("local")
-    if context is None or chosen or context.pythonExec != "python3":
-        yield
-        return
-    context.pythonExec = sys.executable
-    try:
-        yield
-    finally:
-        context.pythonExec = "python3"
 
 
 def _text(key: pa.Schema) -> str:

@@ -30,7 +30,7 @@ from arrowstate.table.table import Table
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["BroadcastState", "OperatorListState", "ReadOnlyBroadcastState"]
+__all__ = ["BroadcastState", "OperatorListState", "ReadOnlyBroadcastState", "find_broadcast"]
 
 _ONE_KEY = pa.schema([pa.field("subtask", pa.int32(), nullable=False)])
 
@@ -264,3 +264,17 @@ class BroadcastState(ReadOnlyBroadcastState):
 def _same_key(keys: Any) -> pa.Array:
     """The map is that of one key; name it once per row."""
     return pa.array(np.zeros(len(keys), dtype=np.int32))
+
+
+def find_broadcast(broadcasts: Mapping[str, ReadOnlyBroadcastState], name: str) -> ReadOnlyBroadcastState:
+    """Return the broadcast state of a name.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is none; the message lists those there are.
+    """
+    if name not in broadcasts:
+        have = ", ".join(broadcasts) or "none"
+        raise InvalidInputError(f"no broadcast state named {name!r}; this operator has {have}")
+    return broadcasts[name]

@@ -7,9 +7,11 @@ from arrowstate.windows.assigners import (
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
 )
+from arrowstate.windows.function import WindowFunction
 from arrowstate.windows.operator import Trigger, WindowOperator, WindowOutput
 
 __all__ = [
+    "WindowFunction",
     "WindowOperator",
     "WindowOutput",
     "Trigger",

@@ -27,7 +27,7 @@ def test_a_checkpoint_records_its_micro_batch(sink: Any, make_rows: Any) -> None
     sink.run(0, make_rows(0))
     entry = sink.run(1, make_rows(1))
 
-    assert BatchRecord.of(entry) == BatchRecord("counter", "query-a", "run-1", 1)
+    assert BatchRecord.of(entry) == BatchRecord("query-a", "run-1", 1)
     assert entry.properties["spark"]["batch_id"] == 1
 
 
@@ -282,7 +282,7 @@ def test_a_store_with_other_operators_is_refused(sink: Any, make_rows: Any) -> N
     with store.writer() as writer:
         writer.checkpoint({"people": [backend]})
 
-    with pytest.raises(InvalidInputError, match="holds the state of 'people'; a sink needs a store of its own"):
+    with pytest.raises(InvalidInputError, match="holds the state of 'people'; a query needs a store of its own"):
         sink.run(0, make_rows(0))
 
 
@@ -291,7 +291,7 @@ def test_results_of_another_parallelism_are_refused(sink: Any, make_rows: Any) -
 
     with pytest.raises(InvalidInputError, match="cover the key groups 0 to 63 of 128"):
         sink.commit(results[:1])
-    with pytest.raises(InvalidInputError, match="expected subtask 0 of 2"):
+    with pytest.raises(InvalidInputError, match="expected subtask 0 from key group 0"):
         sink.commit(results[::-1])
 
 

@@ -226,7 +226,7 @@ def test_what_does_not_fit_the_store_is_refused_at_the_call(stream: Any, make_ro
         stream.start(states=[other], frame=stream.frame().withColumn("totals", sf.col("v")))
     with pytest.raises(KeyTypeError, match="keys must be k: int64, got k: string"):
         stream.start(frame=stream.frame().withColumn("k", sf.col("k").cast("string")))
-    with pytest.raises(InvalidInputError, match="holds the state of 'counter'; a sink needs a store of its own"):
+    with pytest.raises(InvalidInputError, match="holds the state of 'counter'; a query needs a store of its own"):
         stream.start(uid="another")
 
     assert stream.stored() == stream.expected()

@@ -1,0 +1,213 @@
+"""The task of a stateful operator: restore a subtask, let time pass, process its rows, write what is new.
+
+Like the task of a sink it is a pure function of a checkpoint and its rows; time is part of the micro-batch, so a
+repetition gives the same state and the same rows. Files get fresh names: the commit names those of one attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.backend.batch_process import BatchFunction, BatchProcess
+from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
+from arrowstate.schema.layout import key_schema_of
+from arrowstate.schema.operator_state import operator_descriptor_of
+from arrowstate.snapshot.log import CommitLog
+from arrowstate.snapshot.operator import read_part
+from arrowstate.snapshot.writing import delete_quietly, write_subtask
+from arrowstate.spark.batches import MicroBatch
+from arrowstate.spark.fold import SubtaskResult, same_subtask
+from arrowstate.spark.outputs import OutputTable, write_output
+from arrowstate.state.operator import BroadcastState, ReadOnlyBroadcastState
+from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
+from arrowstate_formats.documents import (
+    FieldDocument,
+    LogEntryDocument,
+    OperatorPartDocument,
+    OperatorStateDocument,
+)
+from arrowstate_formats.key_groups import key_group_range
+
+__all__ = ["Operator", "OperatorPlan", "OperatorResult", "Step", "run_subtask"]
+
+Operator = BatchFunction | KeyedProcessFunction
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """What one stateful operator does with each micro-batch."""
+
+    store: str
+    """Absolute path or URL of the store, the same for every process."""
+    uid: str
+    key: list[FieldDocument]
+    parallelism: int
+    max_parallelism: int
+    operator: Operator
+    columns: pa.Schema
+    """The columns of its rows, the key columns among them."""
+    output: OutputTable | None
+    order_by: tuple[str, ...] = ()
+    timestamp: str | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A micro-batch as the tasks of an operator see it."""
+
+    batch: MicroBatch
+    store_id: str
+    base: int | None
+    """The number of the checkpoint to start from; None for a store without one."""
+    watermark: int | None
+    """Spark's watermark in milliseconds, None while there is none."""
+    processing_time: int
+    """Spark's time of the micro-batch in milliseconds."""
+    broadcasts: Sequence[OperatorStateDocument] = field(default=())
+
+
+class OperatorResult(SubtaskResult, frozen=True, kw_only=True):
+    """What a task of a stateful operator hands to the commit."""
+
+    output: OperatorPartDocument | None
+    rows: int
+    """How many rows it was given."""
+    output_rows: int
+
+
+def run_subtask(
+    plan: OperatorPlan, step: Step, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
+) -> OperatorResult:
+    """Process the rows of one subtask and write the result, which takes effect with the commit.
+
+    First the watermark of the micro-batch is set and what is due by it fires, then what is due by processing time,
+    then the rows are processed. Nothing is left in the store if it fails.
+    """
+    storage = open_storage(plan.store, storage_options=plan.storage_options)
+    entry = None if step.base is None else CommitLog(storage).read(step.base).document
+    stored = None if entry is None else next((item for item in entry.operators if item.uid == plan.uid), None)
+    key_groups = key_group_range(plan.max_parallelism, parallelism=plan.parallelism, subtask=subtask)
+    if entry is None or stored is None:
+        backend = KeyedStateBackend(
+            key=key_schema_of(plan.key),
+            max_parallelism=plan.max_parallelism,
+            key_groups=key_groups,
+            clock_ms=lambda: step.processing_time,
+        )
+    else:
+        backend = _restored(storage, step, entry, plan, subtask)
+    table = _rows(plan, rows)
+    emitted = _process(plan, step, backend, table, _broadcasts(storage, step))
+    began = time.perf_counter_ns()
+    frozen = backend.freeze()
+    sync_us = (time.perf_counter_ns() - began) // 1000
+    began = time.perf_counter_ns()
+    previous = same_subtask(stored, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
+    written = write_subtask(
+        storage, step.store_id, plan.uid, subtask, frozen, format="arrow", new_id=new_id, previous=previous
+    )
+    paths = list(written.paths)
+    output = None
+    if plan.output is not None:
+        try:
+            output = write_output(storage, plan.output, emitted, new_id=new_id, paths=paths)
+        except BaseException:
+            delete_quietly(storage, paths)
+            raise
+    return OperatorResult(
+        query_id=step.batch.query_id,
+        run_id=step.batch.run_id,
+        batch_id=step.batch.batch_id,
+        base=step.base,
+        key=list(frozen.key),
+        states=[state.document for state in frozen.states],
+        subtask=written.document,
+        paths=paths,
+        statistics=written.statistics(plan.uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000),
+        output=output,
+        rows=table.num_rows,
+        output_rows=emitted.num_rows,
+    )
+
+
+def _restored(
+    storage: Storage, step: Step, entry: LogEntryDocument, plan: OperatorPlan, subtask: int
+) -> KeyedStateBackend:
+    return restore_backend(
+        storage,
+        step.store_id,
+        entry,
+        plan.uid,
+        parallelism=plan.parallelism,
+        subtask=subtask,
+        max_parallelism=plan.max_parallelism,
+        clock_ms=lambda: step.processing_time,
+    )
+
+
+def _process(
+    plan: OperatorPlan,
+    step: Step,
+    backend: KeyedStateBackend,
+    table: pa.Table,
+    broadcasts: Mapping[str, ReadOnlyBroadcastState],
+) -> pa.Table:
+    """Let time pass, process the rows, and return what was emitted."""
+    output = None if plan.output is None else plan.output.columns
+    process: BatchProcess | KeyedProcess
+    if isinstance(plan.operator, BatchFunction):
+        process = BatchProcess(
+            backend,
+            plan.operator,
+            output=output,
+            broadcasts=broadcasts,
+            now_ms=lambda: step.processing_time,
+        )
+    else:
+        kind = None if output is None else pa.struct(list(output)) if len(output) > 1 else output.field(0).type
+        process = KeyedProcess(backend, plan.operator, output=kind, timestamp=plan.timestamp, broadcasts=broadcasts)
+    emitted: list[Any] = []
+    with process:
+        if step.watermark is not None:
+            emitted.append(process.advance_watermark(step.watermark))
+        emitted.append(process.advance_processing_time(step.processing_time))
+        if table.num_rows:
+            emitted.append(process.process(table))
+    if output is None:
+        return pa.table({})
+    return pa.concat_tables([_as_table(item, output) for item in emitted])
+
+
+def _as_table(emitted: pa.Table | pa.Array, output: pa.Schema) -> pa.Table:
+    if isinstance(emitted, pa.Table):
+        return emitted
+    columns = emitted.flatten() if len(output) > 1 else [emitted]
+    return pa.Table.from_arrays(columns, schema=output)
+
+
+def _rows(plan: OperatorPlan, rows: Iterable[pa.RecordBatch]) -> pa.Table:
+    """The rows of the subtask in the types of the plan, in the order asked for."""
+    given = [batch for batch in rows if batch.num_rows]
+    if not given:
+        return plan.columns.empty_table()
+    # Timestamps come in the session's time zone.
+    table = pa.Table.from_batches(given).cast(plan.columns)
+    return table.sort_by([(name, "ascending") for name in plan.order_by]) if plan.order_by else table
+
+
+def _broadcasts(storage: Storage, step: Step) -> dict[str, ReadOnlyBroadcastState]:
+    found = {}
+    for document in step.broadcasts:
+        descriptor = operator_descriptor_of(document)
+        state = BroadcastState(descriptor)  # type: ignore[arg-type]
+        state.take_up(read_part(storage, document, 0))
+        found[document.name] = state.read_only()
+    return found

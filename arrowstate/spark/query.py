@@ -1,0 +1,305 @@
+"""The driver of stateful operators: for each micro-batch a job per operator, one log entry for all, then the outputs.
+
+Spark calls it from `foreachBatch`. Between micro-batches it remembers nothing that the store does not say, so it goes
+on after a restart as it would have without one. The entry is committed before the functions of the user see the rows,
+and they see the same rows again if Spark repeats the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.snapshot.log import CommitLog, create_store
+from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
+from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.spark.batches import BatchRecord, MicroBatch, StoredState, is_committed, stored_state
+from arrowstate.spark.committing import BatchWork, commit_batch, operator_of
+from arrowstate.spark.operator_task import OperatorPlan, OperatorResult, Step, run_subtask
+from arrowstate.spark.outputs import OutputTable, frame_of, merged_parts, rows_state
+from arrowstate.spark.routing import subtask_expression
+from arrowstate.spark.workers import own_python
+from arrowstate.state.operator import BroadcastState
+from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
+from arrowstate.store import new_id, now_ms
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    OperatorPartDocument,
+    OperatorStateDocument,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["BatchFrames", "QueryOperator", "StatefulQuery", "uids_of"]
+
+_RESULT = StructType([StructField("result", BinaryType())])
+_RESULT_SCHEMA = pa.schema([("result", pa.binary())])
+
+
+@dataclass
+class BatchFrames:
+    """The DataFrames of one micro-batch: that of the stream, and by uid those that operators have emitted."""
+
+    stream: DataFrame
+    emitted: dict[str, DataFrame] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class QueryOperator:
+    """An operator of a query, and where its rows come from."""
+
+    plan: OperatorPlan
+    rows: Callable[[BatchFrames], DataFrame]
+    """Returns its rows in a micro-batch, of which it takes the columns `taken`."""
+    taken: Sequence[Column]
+    broadcasts: Mapping[BroadcastStateDescriptor, DataFrame] = field(default_factory=dict)
+
+
+class StatefulQuery:
+    """What `foreachBatch` calls for each micro-batch.
+
+    Parameters
+    ----------
+    session
+        The session in which the stream was made.
+    operators
+        Each after those whose rows it takes; all of one store.
+    functions
+        By uid, what is called with the rows that an operator emitted.
+    dropped
+        The uids of operators in the store that the query has no more, whose state may go.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        operators: Sequence[QueryOperator],
+        functions: Mapping[str, Callable[[DataFrame, int], object]],
+        dropped: Sequence[str] = (),
+    ) -> None:
+        self._session = session
+        self._operators = operators
+        self._functions = functions
+        self._dropped = dropped
+        plan = operators[0].plan
+        self._store, self._options = plan.store, plan.storage_options
+        self._broadcasts: dict[str, list[OperatorStateDocument]] | None = None
+        self._broadcast_paths: list[str] = []
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Process a micro-batch, commit it, and hand its output on."""
+        started_at_ms = now_ms()
+        storage = open_storage(self._store, storage_options=self._options)
+        store_id = create_store(storage, new_id(), started_at_ms).store_id
+        stored = stored_state(CommitLog(storage))
+        batch, watermark, time = micro_batch(self._session, batch_id)
+        if is_committed(self._uids[0], batch, stored.record):
+            self._hand_on(frame, batch_id, stored.recorded, stored.record)
+            return
+        base = None if stored.checkpoint is None else stored.checkpoint.number
+        frames = BatchFrames(frame)
+        results: dict[str, list[OperatorResult]] = {}
+        paths: list[str] = []
+        try:
+            broadcasts = self._broadcast_documents(storage, stored)
+            paths += self._broadcast_paths
+            for item in self._operators:
+                plan = item.plan
+                step = Step(batch, store_id, base, watermark, time, broadcasts.get(plan.uid, ()))
+                found = _run(frame.sparkSession, item, frames, step)
+                results[plan.uid] = found
+                paths += [path for result in found for path in result.paths]
+                if plan.output is not None:
+                    parts = [result.output for result in found if result.output is not None]
+                    frames.emitted[plan.uid] = frame_of(
+                        frame.sparkSession, plan.output, parts, 0, self._store, self._options
+                    )
+            before = [] if stored.checkpoint is None else stored.checkpoint.operators
+            operators = [
+                operator_of(
+                    item.plan.uid,
+                    item.plan.max_parallelism,
+                    results[item.plan.uid],
+                    _of_each_subtask(broadcasts.get(item.plan.uid, ()), item.plan.parallelism),
+                )
+                for item in self._operators
+            ]
+            firsts: dict[str, int] = {}
+            operators += [
+                _appended(storage, item.plan.output, before, results[item.plan.uid], firsts, paths)
+                for item in self._operators
+                if item.plan.output is not None
+            ]
+        except BaseException:
+            # The commit has not been tried.
+            delete_quietly(storage, paths)
+            raise
+        everything = [result for found in results.values() for result in found]
+        work = BatchWork(
+            batch=batch,
+            bases=frozenset([base]),
+            operators=operators,
+            paths=frozenset(paths),
+            statistics=[result.statistics for result in everything if result.statistics is not None],
+            watermark=watermark,
+            outputs=firsts,
+            metrics=_metrics(everything, now_ms() - started_at_ms),
+        )
+        entry = commit_batch(
+            storage, [*self._uids, *self._dropped], work, new_id=new_id, clock_ms=now_ms, started_at_ms=started_at_ms
+        )
+        # What broadcast states were written is part of the store now.
+        self._broadcast_paths = []
+        record = None if entry is None else BatchRecord.of(entry)
+        self._hand_on(frame, batch_id, entry, record)
+
+    @property
+    def _uids(self) -> list[str]:
+        return uids_of([item.plan for item in self._operators])
+
+    def _hand_on(
+        self, frame: DataFrame, batch_id: int, entry: LogEntryDocument | None, record: BatchRecord | None
+    ) -> None:
+        """Call the user's functions with the rows of a committed micro-batch."""
+        for item in self._operators:
+            function, output = self._functions.get(item.plan.uid), item.plan.output
+            if function is None or output is None:
+                continue
+            if entry is None or record is None or record.batch_id != batch_id or output.uid not in record.outputs:
+                raise InvalidInputError(
+                    f"the output of operator {item.plan.uid!r} in micro-batch {batch_id} is not in the store any more, "
+                    "which has a later one; start the query with the checkpoint folder that it was stopped with"
+                )
+            state = rows_state(entry.operators, output.uid)
+            parts = [] if state is None else state.parts
+            first = record.outputs[output.uid]
+            function(frame_of(frame.sparkSession, output, parts, first, self._store, self._options), batch_id)
+
+    def _broadcast_documents(self, storage: Storage, stored: StoredState) -> dict[str, list[OperatorStateDocument]]:
+        """Return the broadcast states by operator; they are read from their DataFrames once in a run."""
+        if self._broadcasts is not None:
+            return self._broadcasts
+        found = {}
+        for item in self._operators:
+            if item.broadcasts:
+                states = [_broadcast_state(descriptor, frame) for descriptor, frame in item.broadcasts.items()]
+                before = None if stored.checkpoint is None else stored.checkpoint.operators
+                found[item.plan.uid] = write_operator_states(
+                    storage,
+                    item.plan.uid,
+                    [[FrozenOperatorState(state.descriptor, state.freeze()) for state in states]],
+                    new_id=new_id,
+                    paths=self._broadcast_paths,
+                    previous=next((known for known in before or () if known.uid == item.plan.uid), None),
+                )
+        self._broadcasts = found
+        return found
+
+
+def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
+    """Return the uids that a query has in its store, those of its operators first."""
+    return [plan.uid for plan in plans] + [plan.output.uid for plan in plans if plan.output is not None]
+
+
+def micro_batch(session: SparkSession, batch_id: int) -> tuple[MicroBatch, int | None, int]:
+    """Return the micro-batch that Spark is at, its watermark and its processing time in milliseconds.
+
+    Both times are in Spark's offset log, so they are the same if the micro-batch is repeated.
+
+    Raises
+    ------
+    InvalidInputError
+        If this is not called by `foreachBatch`.
+    """
+    context = session.sparkContext
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    run_id = context.getLocalProperty("spark.jobGroup.id")
+    # PySpark shows the times of a micro-batch only after its end; the JVM's query has them.
+    query = None if query_id is None else session._jsparkSession.streams().get(query_id)  # noqa: SLF001
+    if query is None or query_id is None or run_id is None:
+        raise InvalidInputError("this is no micro-batch of a streaming query; start the query that stateful returned")
+    times = query.streamingQuery().lastExecution().offsetSeqMetadata()
+    watermark = times.batchWatermarkMs()
+    # Spark has 0 where no watermark has been set yet.
+    return MicroBatch(query_id, run_id, batch_id), watermark or None, times.batchTimestampMs()
+
+
+def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: Step) -> list[OperatorResult]:
+    """Run the tasks of an operator, and return what they have done in the order of the subtasks."""
+    plan = item.plan
+    key = [document.name for document in plan.key]
+    subtask = sf.expr(subtask_expression(key, plan.parallelism, plan.max_parallelism))
+    rows = item.rows(frames).select(*item.taken).repartitionById(plan.parallelism, subtask)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None, "Spark runs this in a task"
+        result = run_subtask(plan, step, context.partitionId(), batches, new_id)
+        yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(result)], pa.binary())], schema=_RESULT_SCHEMA)
+
+    with own_python(session):
+        collected = rows.mapInArrow(task, _RESULT).collect()
+    results = [msgspec.json.decode(row["result"], type=OperatorResult) for row in collected]
+    return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
+
+
+def _appended(
+    storage: Storage,
+    output: OutputTable,
+    before: Sequence[OperatorDocument],
+    results: Sequence[OperatorResult],
+    firsts: dict[str, int],
+    paths: list[str],
+) -> OperatorDocument:
+    """Return the output with the rows of a micro-batch, and note the number of the first of them."""
+    parts = output.parts_before(before)
+    firsts[output.uid] = sum(part.rows for part in parts)
+    new: list[OperatorPartDocument] = [result.output for result in results if result.output is not None]
+    written = [part for part in new if part.rows]
+    # The rows of this micro-batch stay parts of their own until the next one.
+    merged = merged_parts(storage, output, parts, new_id=new_id, paths=paths)
+    return output.document([*merged, *written] or new[:1])
+
+
+def _of_each_subtask(states: Sequence[OperatorStateDocument], parallelism: int) -> list[OperatorStateDocument]:
+    """A broadcast state as a checkpoint has it: the same part for every subtask."""
+    return [msgspec.structs.replace(state, parts=state.parts[:1] * parallelism) for state in states]
+
+
+def _broadcast_state(descriptor: BroadcastStateDescriptor, frame: DataFrame) -> BroadcastState:
+    table = frame.toArrow()
+    if table.num_columns != 2:
+        raise InvalidInputError(
+            f"broadcast state {descriptor.name!r} needs a DataFrame of two columns, key and value, got "
+            f"{', '.join(table.column_names)}"
+        )
+    state = BroadcastState(descriptor)
+    columns = table.combine_chunks().columns
+    state.put_batch(*(column.combine_chunks() for column in columns))
+    return state
+
+
+def _metrics(results: Sequence[OperatorResult], duration_ms: int) -> dict[str, int]:
+    statistics = [result.statistics for result in results if result.statistics is not None]
+    live = [sum(result.subtask.live_rows.values()) for result in results if result.subtask is not None]
+    return {
+        "rows": sum(result.rows for result in results),
+        "output_rows": sum(result.output_rows for result in results),
+        "state_rows": sum(live),
+        "bytes_written": sum(item.bytes_written for item in statistics),
+        "state_bytes": sum(item.bytes_total for item in statistics),
+        "duration_ms": duration_ms,
+    }

@@ -1,0 +1,422 @@
+"""Stateful operators over a stream: `stateful`, what it returns, and `write_stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from arrowstate.backend.batch_process import BatchFunction
+from arrowstate.backend.process import KeyedProcessFunction
+from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
+from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.layout import key_documents, key_schema_of
+from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.snapshot.log import CommitLog
+from arrowstate.spark.committing import BATCH_SUFFIX, check_alone
+from arrowstate.spark.operator_task import Operator, OperatorPlan
+from arrowstate.spark.outputs import OutputTable
+from arrowstate.spark.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
+from arrowstate.spark.routing import quoted
+from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.spark.source import ArrowStateDataSource
+from arrowstate.spark.workers import own_python
+from arrowstate.storage.registry import SUPPORTED
+from arrowstate.store import open_store
+from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
+from arrowstate_formats.names import check_operator_uid
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["StatefulStream", "stateful", "write_stream"]
+
+
+@dataclass(frozen=True, eq=False)
+class StatefulStream:
+    """What stateful operators make of a stream: rows, micro-batch by micro-batch. `stateful` returns it."""
+
+    source: DataFrame
+    """The stream that it starts from."""
+    operators: tuple[QueryOperator, ...]
+    """The operators up to here, each after those whose rows it takes."""
+    frame: Callable[[BatchFrames], DataFrame]
+    """Returns its rows in a micro-batch."""
+    schema: StructType | None
+    """The columns of its rows; None if the last operator emits none."""
+    uid: str | None = None
+    """The uid of the operator whose rows these are as they were emitted; None after `transform` and `union`."""
+    store: str = field(default="", repr=False)
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> StatefulStream:
+        """Return the rows as a function of DataFrames changes them, in each micro-batch apart.
+
+        Parameters
+        ----------
+        function
+            Gets the rows of a micro-batch as a DataFrame that is not streaming, and returns another. It is called
+            once here with no rows, to learn the columns.
+        """
+        schema = self.columns()
+        empty = self.source.sparkSession.createDataFrame([], schema)
+        changed = function(empty).schema
+        return StatefulStream(
+            self.source, self.operators, lambda frames: function(self.frame(frames)), changed, None, self.store
+        )
+
+    def union(self, other: StatefulStream) -> StatefulStream:
+        """Return the rows of both, which start from the same stream and have columns of the same names and types."""
+        if other.source is not self.source:
+            raise InvalidInputError(
+                "the rows of two streams cannot be put together; both must start from one DataFrame"
+            )
+        mine, theirs = self.columns(), other.columns()
+        if mine.simpleString() != theirs.simpleString():
+            raise InvalidInputError(
+                f"both must have the same columns, got {mine.simpleString()} and {theirs.simpleString()}"
+            )
+        return StatefulStream(
+            self.source,
+            _all_operators([self, other]),
+            lambda frames: self.frame(frames).unionAll(other.frame(frames)),
+            mine,
+            None,
+            self.store,
+        )
+
+    def foreach_batch(self, function: Callable[[DataFrame, int], object]) -> DataStreamWriter:
+        """Return a writer of the query that calls a function with the rows of each micro-batch, after its commit.
+
+        Parameters
+        ----------
+        function
+            Gets a DataFrame and the id of the micro-batch. If Spark repeats a micro-batch, because the function or the
+            driver failed, it gets the same rows again: what it does must bear that.
+
+        Returns
+        -------
+        DataStreamWriter
+            Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`.
+        """
+        if self.uid is None:
+            raise InvalidInputError(
+                "foreach_batch takes the rows that an operator emitted; call it on what stateful returned, and change "
+                "the rows inside the function"
+            )
+        return write_stream(self, foreach_batch={self.uid: function})
+
+    def write_stream(self) -> DataStreamWriter:
+        """Return a writer of the query; see `write_stream` of this module."""
+        return write_stream(self)
+
+    def columns(self) -> StructType:
+        """Return the columns of the rows.
+
+        Raises
+        ------
+        InvalidInputError
+            If the last operator emits none.
+        """
+        if self.schema is None:
+            raise InvalidInputError(f"operator {self.uid!r} emits no rows; give it an output_schema")
+        return self.schema
+
+
+def stateful(
+    stream: DataFrame | StatefulStream,
+    *,
+    key: Sequence[str],
+    operator: Operator,
+    uid: str,
+    store: str | Path,
+    parallelism: int,
+    max_parallelism: int | None = None,
+    output_schema: str | StructType | None = None,
+    output: str | None = None,
+    order_by: Sequence[str] = (),
+    timestamp: str | None = None,
+    broadcast: Mapping[BroadcastStateDescriptor, DataFrame] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> StatefulStream:
+    """Run a function with keyed state over a stream, each micro-batch exactly once.
+
+    Every micro-batch becomes one checkpoint of the store, which has the state, the timers and the output of all
+    operators of the query. A query that is started again with its Spark checkpoint folder goes on where the store is,
+    at any parallelism and any max parallelism. In a micro-batch an operator first learns the watermark, which comes
+    from the rows of the micro-batches before, and what is due by it fires; then what is due by processing time; then it
+    gets the rows. Spark starts no micro-batch without new rows for it, so timers fire with the next rows that come.
+
+    Parameters
+    ----------
+    stream
+        A streaming DataFrame, with `withWatermark` if event time is to pass; or what another operator emits.
+    key
+        The key columns. A null in one of them fails the query.
+    operator
+        A `BatchFunction` or a `KeyedProcessFunction`. It is pickled: each task of each micro-batch has one of its own,
+        and keeps nothing but its state.
+    uid
+        The operator's name in the store, the same at every start.
+    store
+        Where the store is, a path that every worker sees; made if there is none. It belongs to this query alone, and
+        all operators of the query are in it.
+    parallelism
+        The number of subtasks, which is the number of tasks of a micro-batch; 1 to `max_parallelism`.
+    max_parallelism
+        The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
+        parallelism above 85.
+    output_schema
+        The columns that the operator emits, as DDL or as a Spark schema. A `KeyedProcessFunction` emits plain values
+        if there is one column, else tuples or mappings.
+    output
+        The name of a table in the store that keeps what is emitted, each row exactly once; read it with
+        `spark.readStream.format("arrowstate").option("output", name)`. It is the operator uid of the table, so it
+        must differ from those of operators.
+    order_by
+        Columns by which the rows of a subtask are sorted before they are processed, nulls last; without it they come
+        in any order, because Spark shuffles them.
+    timestamp
+        The column with the event time of a row, for a `KeyedProcessFunction`: a timestamp or milliseconds since 1970.
+    broadcast
+        By descriptor, a static DataFrame of two columns, key and value. It is read once at each start of the query,
+        and is part of each checkpoint.
+    storage_options
+        As for `arrowstate.open_store`.
+
+    Returns
+    -------
+    StatefulStream
+        `foreach_batch(function)` and `write_stream()` make a `DataStreamWriter` of it; `transform` and `union` lead to
+        further operators.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument is out of range, a column is missing, or `stream` is no stream.
+    KeyTypeError
+        If a key column has another type than the store's key; a narrower number is widened.
+    UnsupportedStorageError
+        If the store cannot be shared with Spark's workers.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.spark import stateful
+    >>> class Totals(arrowstate.BatchFunction):
+    ...     def open(self, context):
+    ...         self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    ...
+    ...     def process_batch(self, batch, context):
+    ...         self.total.add_batch(batch["user"], batch["amount"])
+    ...         users = batch["user"].unique()
+    ...         return pa.record_batch({"user": users, "total": self.total.get_batch(users)})
+    >>> def start(stream, folder):
+    ...     totals = stateful(
+    ...         stream,
+    ...         key=["user"],
+    ...         operator=Totals(),
+    ...         uid="totals",
+    ...         store=f"{folder}/store",
+    ...         parallelism=4,
+    ...         output_schema="user string, total long",
+    ...     )
+    ...     writer = totals.foreach_batch(lambda frame, batch_id: frame.show())
+    ...     return writer.option("checkpointLocation", f"{folder}/spark").start()
+    """
+    if isinstance(stream, StatefulStream):
+        before, source, schema = stream, stream.source, stream.columns()
+    else:
+        before, source, schema = None, stream, stream.schema
+    if not source.isStreaming:
+        raise InvalidInputError(
+            "stateful needs a streaming DataFrame, made by spark.readStream; this one is static: process it with "
+            "BatchProcess or KeyedProcess, or stream it from files"
+        )
+    _check_operator(operator, timestamp)
+    check_operator_uid(uid)
+    table = _output_table(uid, output, output_schema)
+    if isinstance(key, str) or not key:
+        raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
+    types = {column.name: column.dataType for column in schema}
+    if len(types) < len(schema):
+        raise InvalidInputError(f"the columns of a stream must have different names, got {', '.join(schema.names)}")
+    for name in [*key, *order_by, *([timestamp] if timestamp is not None else [])]:
+        if name not in types:
+            raise InvalidInputError(f"the stream has no column {name!r}; it has {', '.join(schema.names)}")
+    given_key = check_key_schema(pa.schema([(name, arrow_type(types[name])) for name in key]))
+    _check_broadcasts(broadcast or {})
+    if str(store).lower().startswith("memory:"):
+        reason = "its files are in the memory of this process, and Spark's tasks run in others"
+        raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
+    key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
+    columns = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
+
+    opened = open_store(store, create=True, storage_options=storage_options)
+    checkpoint = CommitLog(opened.storage).latest_checkpoint()
+    stored = next((item for item in checkpoint.operators if item.uid == uid), None) if checkpoint else None
+    if stored is not None and not stored.key:
+        raise InvalidInputError(f"{uid!r} is no operator with keyed state in the store {opened.url}; use another uid")
+    key_schema = given_key if stored is None else key_schema_of(stored.key)
+    if list(key) != key_schema.names or not all(widens(types[item.name], spark_type(item.type)) for item in key_schema):
+        raise KeyTypeError(_text(key_schema), _text(given_key))
+    if max_parallelism is None:
+        max_parallelism = default_max_parallelism(parallelism) if stored is None else stored.max_parallelism
+    key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
+    if before is not None and before.store != opened.url:
+        raise InvalidInputError(
+            f"the operators of a query share one store, so that one log entry has all of them; {uid!r} is in "
+            f"{opened.url}, the one before it in {before.store}"
+        )
+    for item in key_schema:
+        columns = columns.set(columns.get_field_index(item.name), pa.field(item.name, item.type))
+    plan = OperatorPlan(
+        store=opened.url,
+        uid=uid,
+        key=list(key_documents(key_schema) if stored is None else stored.key),
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        operator=operator,
+        columns=columns,
+        output=table,
+        order_by=tuple(order_by),
+        timestamp=timestamp,
+        storage_options=storage_options,
+    )
+    node = QueryOperator(
+        plan,
+        (lambda frames: frames.stream) if before is None else before.frame,
+        [_taken(name, kind.simpleString(), spark_type(columns.field(name).type)) for name, kind in types.items()],
+        dict(broadcast or {}),
+    )
+    operators = (*(() if before is None else before.operators), node)
+    _check_uids(operators)
+    return StatefulStream(
+        source,
+        operators,
+        lambda frames: frames.emitted[uid],
+        None if table is None else table.spark_schema,
+        uid,
+        opened.url,
+    )
+
+
+def write_stream(
+    *streams: StatefulStream,
+    foreach_batch: Mapping[str, Callable[[DataFrame, int], object]] | None = None,
+    allow_non_restored_state: bool = False,
+) -> DataStreamWriter:
+    """Return a writer of one query with several stateful operators: one log entry per micro-batch for all of them.
+
+    Parameters
+    ----------
+    streams
+        What `stateful` returned; the operators before them belong to the query too. All start from one DataFrame.
+    foreach_batch
+        By operator uid, functions as for `StatefulStream.foreach_batch`, called in this order.
+    allow_non_restored_state
+        Let state go that the store has of operators which this query does not have.
+
+    Returns
+    -------
+    DataStreamWriter
+        Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`.
+
+    Raises
+    ------
+    InvalidInputError
+        If the streams do not belong together, or the store holds the state of other operators.
+    """
+    if not streams:
+        raise InvalidInputError("write_stream needs at least one stream that stateful returned")
+    first = streams[0]
+    for other in streams[1:]:
+        if other.source is not first.source or other.store != first.store:
+            raise InvalidInputError("the operators of a query start from one DataFrame and share one store")
+    operators = _all_operators(streams)
+    _check_uids(operators)
+    functions = dict(foreach_batch or {})
+    emitting = [item.plan.uid for item in operators if item.plan.output is not None]
+    for uid in functions:
+        if uid not in emitting:
+            raise InvalidInputError(
+                f"foreach_batch names operator {uid!r}; those with an output_schema are {', '.join(emitting) or 'none'}"
+            )
+    plans = [item.plan for item in operators]
+    uids = uids_of(plans)
+    storage = open_store(first.store, storage_options=plans[0].storage_options).storage
+    checkpoint = CommitLog(storage).latest_checkpoint()
+    dropped: list[str] = []
+    if allow_non_restored_state and checkpoint is not None:
+        dropped = [item.uid for item in checkpoint.operators if item.uid not in uids]
+    check_alone([*uids, *dropped], checkpoint, first.store)
+    session = first.source.sparkSession
+    with own_python(session):
+        session.dataSource.register(ArrowStateDataSource)
+    return first.source.writeStream.foreachBatch(StatefulQuery(session, operators, functions, dropped))
+
+
+def _all_operators(streams: Sequence[StatefulStream]) -> tuple[QueryOperator, ...]:
+    """The operators of all streams, once each, each after those whose rows it takes."""
+    found: dict[int, QueryOperator] = {}
+    for stream in streams:
+        for item in stream.operators:
+            found.setdefault(id(item), item)
+    return tuple(found.values())
+
+
+def _check_uids(operators: Sequence[QueryOperator]) -> None:
+    names = [uid.lower() for uid in uids_of([item.plan for item in operators])]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInputError(
+            f"uids of operators and names of outputs must differ in more than case; {', '.join(twice)} is used twice"
+        )
+
+
+def _check_operator(operator: Any, timestamp: str | None) -> None:
+    if not isinstance(operator, BatchFunction | KeyedProcessFunction):
+        raise InvalidInputError(
+            f"operator must be a BatchFunction or a KeyedProcessFunction, got {operator!r}; make an instance of it"
+        )
+    if timestamp is not None and isinstance(operator, BatchFunction):
+        raise InvalidInputError("timestamp is for a KeyedProcessFunction; a BatchFunction has the column in its batch")
+
+
+def _check_broadcasts(broadcast: Mapping[Any, Any]) -> None:
+    for descriptor, frame in broadcast.items():
+        if not isinstance(descriptor, BroadcastStateDescriptor):
+            raise InvalidInputError(f"broadcast maps BroadcastStateDescriptor to DataFrame, got {descriptor!r}")
+        if frame.isStreaming:
+            raise InvalidInputError(f"broadcast state {descriptor.name!r} needs a static DataFrame, got a stream")
+
+
+def _output_table(uid: str, output: str | None, schema: str | StructType | None) -> OutputTable | None:
+    if schema is None:
+        if output is not None:
+            raise InvalidInputError(f"output {output!r} needs an output_schema, such as 'user string, total long'")
+        return None
+    if output is not None:
+        check_operator_uid(output)
+    columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(columns, StructType) or not columns.fields:
+        raise InvalidInputError(f"output_schema must have columns, such as 'user string, total long'; got {schema!r}")
+    return OutputTable(
+        uid=f"{uid}{BATCH_SUFFIX}" if output is None else output,
+        columns=pa.schema([(item.name, arrow_type(item.dataType)) for item in columns.fields]),
+        is_kept=output is not None,
+    )
+
+
+def _taken(name: str, given: str, wanted: Any) -> Column:
+    column = sf.col(quoted(name))
+    return column if given == wanted.simpleString() else column.cast(wanted).alias(name)
+
+
+def _text(key: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in key)

@@ -1,0 +1,198 @@
+"""`BatchProcess`: what a batch function sees, in which order, and that a failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate import BatchFunction, BatchProcess, KeyedStateBackend, ReducingStateDescriptor
+from arrowstate.errors import InvalidInputError
+from arrowstate.windows import Trigger, TumblingEventTimeWindows, WindowFunction
+
+KEY = pa.schema([("k", pa.int64())])
+SUM = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+
+
+class Traced(BatchFunction):
+    """Sums, sets a timer per row, and writes down what is called."""
+
+    def __init__(self):
+        self.calls = []
+
+    def open(self, context):
+        self.total = context.state(SUM)
+        self.timers = context.timers()
+        self.closed = 0
+
+    def process_batch(self, batch, context):
+        self.calls.append(("batch", batch.num_rows, context.watermark))
+        self.total.add_batch(batch["k"], batch["v"])
+        self.timers.register_batch(batch["k"], batch["at"])
+        return batch.select(["k"])
+
+    def on_watermark(self, watermark, context):
+        self.calls.append(("watermark", watermark, context.watermark))
+
+    def on_timers(self, timers, context):
+        self.calls.append((context.timers_name, context.clock, timers["timestamp"].to_pylist(), context.watermark))
+        again = timers.filter(pa.compute.less(timers["timestamp"], 20))
+        self.timers.register_batch(again["k"], pa.compute.add(again["timestamp"], 10), clock=context.clock)
+        return timers.select(["k"])
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def backend():
+    return KeyedStateBackend(key=KEY, max_parallelism=8)
+
+
+def rows(keys, at):
+    return pa.record_batch({"k": pa.array(keys, pa.int64()), "v": pa.array(keys, pa.int64()), "at": at})
+
+
+def test_time_passes_in_order_and_timers_that_timers_register_fire_in_the_same_step(backend):
+    function = Traced()
+    process = BatchProcess(backend, function)
+
+    process.process(rows([1, 2, 3], [5, 15, 30]))
+    fired = process.advance_watermark(25)
+    process.advance_watermark(25)
+
+    assert function.calls == [
+        ("batch", 3, None),
+        ("watermark", 25, None),
+        ("timers", "event_time", [5, 15], 25),
+        ("timers", "event_time", [15, 25], 25),
+        ("timers", "event_time", [25], 25),
+    ]
+    assert fired["k"].to_pylist() == [1, 2, 1, 2, 1]
+    assert len(function.timers) == 1
+
+
+def test_a_lower_watermark_is_passed_over(backend):
+    function = Traced()
+    process = BatchProcess(backend, function)
+    process.advance_watermark(25)
+
+    process.advance_watermark(20)
+
+    assert function.calls == [("watermark", 25, None)]
+    assert backend.watermark == 25
+
+
+def test_processing_time_timers_fire_by_their_own_clock(backend):
+    function = Traced()
+    process = BatchProcess(backend, function)
+    function.timers.register_batch([1, 2], [40, 60], clock="processing_time")
+
+    process.advance_processing_time(50)
+
+    assert function.calls == [("timers", "processing_time", [40], None)]
+
+
+def test_a_batch_without_rows_is_not_processed(backend):
+    function = Traced()
+
+    emitted = BatchProcess(backend, function).process(rows([], pa.array([], pa.int64())))
+
+    assert (emitted.num_rows, function.calls) == (0, [])
+
+
+def test_a_failure_leaves_the_states_as_they_were(backend):
+    class Failing(Traced):
+        def process_batch(self, batch, context):
+            super().process_batch(batch, context)
+            if batch["v"][0].as_py() == 9:
+                raise RuntimeError("no nines")
+
+    process = BatchProcess(backend, Failing())
+    process.process(rows([1, 2], [5, 6]))
+
+    with pytest.raises(RuntimeError, match="no nines"):
+        process.process(rows([9, 1], [7, 8]))
+
+    assert backend.state(SUM).get_batch([1, 2, 9]).to_pylist() == [1, 2, None]
+    assert backend.timers().pop_due(100)["timestamp"].to_pylist() == [5, 6]
+
+
+def test_what_is_emitted_must_fit_the_output_and_is_cast_where_no_value_changes(backend):
+    class Emitting(BatchFunction):
+        def process_batch(self, batch, context):
+            return pa.record_batch({"v": batch["v"].cast(pa.int32()), "k": batch["k"]})
+
+    output = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    emitted = BatchProcess(backend, Emitting(), output=output).process(rows([1], [5]))
+    assert emitted.schema.equals(output)
+    assert emitted.to_pylist() == [{"k": 1, "v": 1}]
+
+    with pytest.raises(InvalidInputError, match="emitted the columns v, k; the output has k"):
+        BatchProcess(backend, Emitting(), output=output.remove(1)).process(rows([1], [5]))
+    with pytest.raises(InvalidInputError, match=r"emitted int32 for the output column 'v', which is date64"):
+        BatchProcess(backend, Emitting(), output=output.set(1, pa.field("v", pa.date64()))).process(rows([1], [5]))
+
+
+def test_a_closed_runner_is_refused_and_close_is_called_once(backend):
+    function = Traced()
+    with BatchProcess(backend, function) as process:
+        process.close()
+
+    with pytest.raises(InvalidInputError, match="closed"):
+        process.process(rows([1], [5]))
+    assert function.closed == 1
+
+
+def test_a_broadcast_state_that_is_not_there_is_named(backend):
+    class Asking(BatchFunction):
+        def open(self, context):
+            context.broadcast("rules")
+
+    with pytest.raises(InvalidInputError, match="no broadcast state named 'rules'; this operator has none"):
+        BatchProcess(backend, Asking())
+
+
+def test_a_function_without_process_batch_or_on_timers_says_so(backend):
+    class Nothing(BatchFunction):
+        def open(self, context):
+            context.timers().register_batch([1], [5])
+
+    process = BatchProcess(backend, Nothing())
+
+    with pytest.raises(TypeError, match="Nothing has no process_batch"):
+        process.process(rows([1], [5]))
+    with pytest.raises(TypeError, match="Nothing has timers and no on_timers"):
+        process.advance_watermark(10)
+    assert backend.timers().count() == 1
+
+
+def test_windows_as_a_batch_function_give_what_the_operator_gives(backend):
+    clicks = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    function = WindowFunction(TumblingEventTimeWindows(10), clicks, timestamp="at", value="v")
+    process = BatchProcess(backend, function)
+
+    early = process.process(rows([1, 1, 2], [1, 2, 11]))
+    fired = process.advance_watermark(10)
+    process.process(rows([5], [3]))
+
+    assert early.num_rows == 0
+    assert fired.to_pylist() == [{"k": 1, "window_start": 0, "window_end": 10, "clicks": 2}]
+    assert function.late_rows == 1
+
+
+def test_windows_of_a_struct_take_the_columns_of_its_fields(backend):
+    both = ReducingStateDescriptor(
+        "both", pa.struct([("v", pa.int64()), ("at", pa.int64())]), reduce={"v": "sum", "at": "max"}
+    )
+    process = BatchProcess(backend, WindowFunction(TumblingEventTimeWindows(10), both, timestamp="at"))
+    process.process(rows([1, 1], [1, 2]))
+
+    assert process.advance_watermark(10)["both"].to_pylist() == [{"v": 2, "at": 2}]
+
+
+def test_windows_by_time_need_a_timestamp_and_others_take_none():
+    with pytest.raises(InvalidInputError, match="needs the name of a timestamp column, got None"):
+        WindowFunction(TumblingEventTimeWindows(10), SUM)
+    with pytest.raises(InvalidInputError, match="needs timestamp=None, got 'at'"):
+        WindowFunction(arrowstate.windows.GlobalWindows(), SUM, timestamp="at", trigger=Trigger(count=1))

@@ -1,0 +1,371 @@
+"""`stateful` in a real Spark session: operators, time, outputs, several operators, restarts, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
+
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+
+
+class Totals(arrowstate.BatchFunction):
+    """Emits the new sum of each key of the batch."""
+
+    def open(self, context: arrowstate.BatchContext) -> None:
+        self.total = context.state(TOTAL)
+
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.RecordBatch:
+        self.total.add_batch(batch["k"], batch["v"].fill_null(0))
+        keys = batch["k"].unique()
+        return pa.record_batch({"k": keys, "total": self.total.get_batch(keys)})
+
+
+class Positions(arrowstate.KeyedProcessFunction):
+    """Emits each row with its number among those of its key, and with `-1` when a timer of the key fires."""
+
+    def open(self, context: Any) -> None:
+        self.count = context.state(arrowstate.ValueStateDescriptor("count", pa.int64(), default=0))
+
+    def process_element(self, value: Any, context: Any, out: Any) -> None:
+        number = self.count.value() + 1
+        self.count.update(number)
+        if number == 1:
+            context.timers.register_event_time_timer(context.timestamp + 1000)
+        out.collect((value.k, number))
+
+    def on_timer(self, timestamp: int, context: Any, out: Any) -> None:
+        out.collect({"k": context.current_key, "n": -1})
+
+
+def timed(keys: list[int], times: list[int]) -> pa.Table:
+    """Rows with a key and an event time in milliseconds."""
+    at = pa.array(times, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
+    return pa.table({"k": pa.array(keys, pa.int64()), "at": at})
+
+
+class Job:
+    """A stateful query over the stream of the fixture; collects what `foreach_batch` is given."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.seen: list[tuple[int, list[dict[str, Any]]]] = []
+
+    def see(self, frame: Any, batch_id: int) -> None:
+        self.seen.append((batch_id, frame.toArrow().to_pylist()))
+
+    def operator(self, rows: Any = None, **changes: Any) -> Any:
+        from arrowstate.spark import stateful
+
+        arguments = {"key": ["k"], "operator": Totals(), "uid": "totals", "store": self.stream.store, "parallelism": 2}
+        arguments |= {"output_schema": "k long, total long"}
+        return stateful(self.stream.frame() if rows is None else rows, **arguments | changes)
+
+    def run(self, writer: Any = None, **changes: Any) -> Any:
+        writer = self.operator(**changes).foreach_batch(self.see) if writer is None else writer
+        query = writer.option("checkpointLocation", str(self.stream.checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    def sql(self, query: str) -> Any:
+        return arrowstate.open_store(self.stream.store).sql(query)
+
+
+@pytest.fixture
+def job(stream: Any) -> Job:
+    return Job(stream)
+
+
+def sums(rows: list[pa.Table]) -> dict[int, int]:
+    """The sum of `v` by `k`."""
+    grouped = pa.concat_tables(rows).group_by("k").aggregate([("v", "sum")])
+    return {row["k"]: row["v_sum"] or 0 for row in grouped.to_pylist()}
+
+
+def stored(job: Job) -> dict[int, int]:
+    return dict(job.sql("select k, total from totals.total").fetchall())
+
+
+def test_a_batch_function_keeps_state_and_emits_over_a_restart_at_any_parallelism(
+    job: Job, stream: Any, make_rows: Callable[..., pa.Table]
+) -> None:
+    stream.add(make_rows(0), make_rows(1))
+    job.run(parallelism=2, max_parallelism=128)
+    stream.add(make_rows(2))
+
+    job.run(parallelism=3, max_parallelism=192)
+
+    assert stored(job) == sums(stream.rows)
+    assert [batch_id for batch_id, _ in job.seen] == [0, 1, 2]
+    for number, (_, rows) in enumerate(job.seen):
+        expected = sums(stream.rows[: number + 1])
+        touched = set(stream.rows[number]["k"].to_pylist())
+        assert {row["k"]: row["total"] for row in rows} == {key: expected[key] for key in touched}
+        assert len(rows) == len(touched)
+
+
+def test_elements_come_in_the_order_asked_for_and_timers_fire_by_the_watermark_of_spark(job: Job, stream: Any) -> None:
+    stream.schema = "k long, at timestamp"
+    stream.add(timed([1, 2], [10_000, 10_500]), timed([1, 3], [20_000, 19_000]), timed([1, 1], [30_100, 30_000]))
+    rows = stream.frame().withWatermark("at", "2 seconds")
+
+    job.run(rows=rows, operator=Positions(), output_schema="k long, n long", order_by=["at"], timestamp="at")
+
+    found = [(batch_id, sorted((row["k"], row["n"]) for row in rows)) for batch_id, rows in job.seen]
+    # Micro-batch 2 is the first whose watermark, 18 s, is past the timers at 11 and 11.5 s; that of key 3 is at 20 s.
+    assert found == [(0, [(1, 1), (2, 1)]), (1, [(1, 2), (3, 1)]), (2, [(1, -1), (1, 3), (1, 4), (2, -1)])]
+    assert arrowstate.open_store(stream.store).latest().entry.watermark == 18_000
+
+
+def test_windows_close_when_the_watermark_passes_them(job: Job, stream: Any) -> None:
+    from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
+
+    stream.schema = "k long, at timestamp"
+    stream.add(timed([1, 1, 2], [1_000, 9_000, 11_000]), timed([2], [25_000]), timed([2], [40_000]))
+    clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="count")
+    windows = WindowFunction(TumblingEventTimeWindows(10_000), clicks, timestamp="at", value="k")
+    rows = stream.frame().withWatermark("at", "0 seconds")
+
+    job.run(rows=rows, operator=windows, output_schema="k long, window_start long, window_end long, clicks long")
+
+    found = [[(row["k"], row["window_start"], row["clicks"]) for row in rows] for _, rows in job.seen]
+    assert found == [[], [(1, 0, 2)], [(2, 10_000, 1)]]
+
+
+def test_several_operators_are_committed_in_one_entry(job: Job, stream: Any, make_rows: Any) -> None:
+    from arrowstate.spark import write_stream
+
+    stream.add(make_rows(0), make_rows(1))
+    first = job.operator(output="changes")
+    odd = job.operator(
+        first.transform(lambda frame: frame.where("k % 2 = 1").selectExpr("k", "1L as v")),
+        uid="odd",
+        output_schema="k long, total long",
+    )
+    both = job.operator(
+        first.union(odd).transform(lambda frame: frame.selectExpr("0L as k", "1L as v")), uid="all", output_schema=None
+    )
+
+    job.run(write_stream(both, foreach_batch={"odd": job.see}))
+
+    checkpoints = arrowstate.open_store(stream.store).checkpoints()
+    assert len(checkpoints) == 2
+    uids = [operator.uid for operator in checkpoints[0].entry.operators]
+    assert uids == ["totals", "odd", "all", "changes", "odd.batch"]
+    changes = [len(set(rows["k"].to_pylist())) for rows in stream.rows]
+    odds = [len({key for key in rows["k"].to_pylist() if key % 2}) for rows in stream.rows]
+    assert [len(rows) for _, rows in job.seen] == odds
+    assert job.sql("select sum(total) from odd.total").fetchall() == [(sum(odds),)]
+    assert job.sql('select k, total from "all".total').fetchall() == [(0, sum(changes) + sum(odds))]
+    assert stored(job) == sums(stream.rows)
+
+
+def test_a_repeated_micro_batch_counts_once_and_hands_the_same_rows_on(job: Job, stream: Any, make_rows: Any) -> None:
+    stream.add(make_rows(0), make_rows(1))
+    job.run(output="changes")
+    # Spark has not noted that it finished the last batch, as after a crash between the two commits.
+    (stream.checkpoint / "commits" / "1").unlink()
+    (stream.checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    stream.add(make_rows(2))
+
+    job.run(output="changes")
+
+    assert [batch_id for batch_id, _ in job.seen] == [0, 1, 1, 2]
+    assert job.seen[1] == job.seen[2]
+    assert stored(job) == sums(stream.rows)
+
+
+def test_a_function_that_fails_gets_the_rows_again_after_a_restart(job: Job, stream: Any, make_rows: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.add(make_rows(0), make_rows(1))
+
+    def fail(frame: Any, batch_id: int) -> None:
+        job.see(frame, batch_id)
+        if batch_id == 1:
+            raise OSError("the target is down")
+
+    with pytest.raises(StreamingQueryException, match="the target is down"):
+        job.run(job.operator().foreach_batch(fail))
+    job.run()
+
+    assert [batch_id for batch_id, _ in job.seen] == [0, 1, 1]
+    assert job.seen[1] == job.seen[2]
+    assert stored(job) == sums(stream.rows)
+
+
+def test_an_output_table_has_each_row_once_whatever_is_merged(job: Job, stream: Any, monkeypatch: Any) -> None:
+    from arrowstate.spark import outputs
+
+    monkeypatch.setattr(outputs, "_MERGED_PARTS", 1)
+    tables = [pa.table({"k": [number, 7], "v": [1, 1], "n": [1, 1]}) for number in range(8)]
+    stream.add(*tables)
+
+    job.run(output="changes")
+
+    snapshot = arrowstate.open_store(stream.store).latest()
+    table = snapshot.operator_state("changes", "rows")["rows"].combine_chunks()
+    rows = [(row["k"], row["total"]) for row in table.to_pylist()]
+    assert sorted(row for row in rows if row[0] != 7) == [(number, 1) for number in range(7)]
+    assert [total for key, total in rows if key == 7] == [1, 2, 3, 4, 5, 6, 7, 9]
+    (operator,) = [item for item in snapshot.entry.operators if item.uid == "changes"]
+    assert len(operator.operator_states[0].parts) < 8
+
+
+def test_large_output_is_read_by_the_workers(job: Job, stream: Any, monkeypatch: Any, make_rows: Any) -> None:
+    from arrowstate.spark import outputs
+
+    monkeypatch.setattr(outputs, "_LOCAL_BYTES", 0)
+    stream.add(make_rows(0), make_rows(1))
+
+    job.run(output="changes")
+
+    assert {row["k"]: row["total"] for row in job.seen[1][1]}.items() <= sums(stream.rows).items()
+    assert len(job.seen[1][1]) == len(set(stream.rows[1]["k"].to_pylist()))
+
+
+def test_a_broadcast_state_reaches_every_subtask_and_is_in_the_checkpoint(job: Job, stream: Any) -> None:
+    class Priced(arrowstate.BatchFunction):
+        def open(self, context: Any) -> None:
+            self.prices = context.broadcast("prices")
+
+        def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+            return pa.record_batch({"k": batch["k"], "price": self.prices.get_batch(batch["k"])})
+
+    stream.add(pa.table({"k": [1, 2, 3, 4], "v": [0] * 4, "n": [0] * 4}))
+    prices = stream.spark.createDataFrame([(1, 10.0), (2, 20.0), (4, 40.0)], "item long, price double")
+    descriptor = arrowstate.BroadcastStateDescriptor("prices", pa.int64(), pa.float64())
+
+    job.run(operator=Priced(), uid="priced", output_schema="k long, price double", broadcast={descriptor: prices})
+
+    assert sorted((row["k"], row["price"]) for row in job.seen[0][1]) == [(1, 10.0), (2, 20.0), (3, None), (4, 40.0)]
+    table = arrowstate.open_store(stream.store).latest().operator_state("priced", "prices")
+    assert table.num_rows == 6
+
+
+def test_time_to_live_and_processing_time_go_by_the_time_of_the_micro_batch(job: Job, stream: Any) -> None:
+    class Reminders(arrowstate.BatchFunction):
+        def open(self, context: Any) -> None:
+            self.timers = context.timers()
+
+        def process_batch(self, batch: pa.RecordBatch, context: Any) -> None:
+            times = np.full(batch.num_rows, context.processing_time)
+            self.timers.register_batch(batch["k"], pa.array(times), clock="processing_time")
+
+        def on_timers(self, timers: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+            late = pa.array(np.full(timers.num_rows, context.processing_time)).cast(pa.int64())
+            return pa.record_batch({"k": timers["k"], "due": timers["timestamp"], "now": late})
+
+    stream.add(*[pa.table({"k": [number], "v": [0], "n": [0]}) for number in range(2)])
+
+    job.run(operator=Reminders(), uid="reminders", output_schema="k long, due long, now long")
+
+    assert [len(rows) for _, rows in job.seen] == [0, 1]
+    (row,) = job.seen[1][1]
+    assert row["k"] == 0
+    assert row["due"] <= row["now"]
+
+
+def test_a_null_key_or_a_failing_function_leaves_the_store_as_it_was(job: Job, stream: Any, make_rows: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.add(make_rows(0))
+    job.run(output="changes")
+    before = {path: path.stat().st_size for path in Path(stream.store).rglob("*") if path.is_file()}
+    stream.add(pa.table({"k": pa.array([7, None], pa.int64()), "v": [1, 1], "n": [1, 1]}))
+
+    with pytest.raises(StreamingQueryException, match="NullKeyError: key column 'k' is null"):
+        job.run(output="changes")
+
+    after = {path: path.stat().st_size for path in Path(stream.store).rglob("*") if path.is_file()}
+    assert set(before) <= set(after)
+    assert stored(job) == sums(stream.rows[:1])
+
+
+def test_a_query_that_lost_an_operator_is_refused_unless_its_state_may_go(
+    job: Job, stream: Any, make_rows: Any
+) -> None:
+    from arrowstate.spark import write_stream
+
+    stream.add(make_rows(0))
+    rows = stream.frame()
+    job.run(write_stream(job.operator(rows), job.operator(rows, uid="more")))
+    stream.add(make_rows(1))
+
+    with pytest.raises(InvalidInputError, match="holds the state of 'more'; a query needs a store of its own"):
+        job.operator().write_stream()
+    job.run(write_stream(job.operator(), allow_non_restored_state=True))
+
+    assert stored(job) == sums(stream.rows)
+    assert [item.uid for item in arrowstate.open_store(stream.store).latest().entry.operators] == [
+        "totals",
+        "totals.batch",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"key": []}, InvalidInputError, "key must be a list of at least one column"),
+        ({"key": ["x"]}, InvalidInputError, "the stream has no column 'x'; it has k, v, n"),
+        ({"order_by": ["x"]}, InvalidInputError, "the stream has no column 'x'"),
+        ({"operator": Totals}, InvalidInputError, "make an instance of it"),
+        ({"timestamp": "v"}, InvalidInputError, "timestamp is for a KeyedProcessFunction"),
+        ({"uid": "a/b"}, InvalidInputError, "an operator uid must be"),
+        ({"output": "totals"}, InvalidInputError, "totals is used twice"),
+        ({"output": "x", "output_schema": None}, InvalidInputError, "output 'x' needs an output_schema"),
+        ({"output_schema": "long"}, InvalidInputError, "output_schema must have columns"),
+        ({"parallelism": 0}, InvalidInputError, "parallelism"),
+        ({"parallelism": 4, "max_parallelism": 2}, InvalidInputError, "parallelism"),
+        ({"store": "memory://x"}, UnsupportedStorageError, "Spark's tasks run in others"),
+        ({"broadcast": {"rules": None}}, InvalidInputError, "broadcast maps BroadcastStateDescriptor to DataFrame"),
+    ],
+)
+def test_bad_arguments_are_refused_before_a_store_is_made(
+    job: Job, stream: Any, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    stream.add(pa.table({"k": [1], "v": [1], "n": [1]}))
+
+    with pytest.raises(error, match=message):
+        job.operator(**changes)
+
+    assert not stream.store.exists() or changes.get("output") == "totals"
+
+
+def test_a_static_frame_an_unknown_function_and_rows_that_are_not_there_are_refused(job: Job, stream: Any) -> None:
+    from arrowstate.spark import write_stream
+
+    stream.add(pa.table({"k": [1], "v": [1], "n": [1]}))
+    silent = job.operator(output_schema=None)
+
+    with pytest.raises(InvalidInputError, match="this one is static"):
+        job.operator(stream.spark.range(1).withColumnRenamed("id", "k"))
+    with pytest.raises(InvalidInputError, match="names operator 'x'; those with an output_schema are totals"):
+        write_stream(job.operator(), foreach_batch={"x": job.see})
+    with pytest.raises(InvalidInputError, match="operator 'totals' emits no rows; give it an output_schema"):
+        silent.transform(lambda frame: frame)
+    with pytest.raises(InvalidInputError, match="call it on what stateful returned"):
+        job.operator().transform(lambda frame: frame).foreach_batch(job.see)
+    with pytest.raises(InvalidInputError, match="start from one DataFrame"):
+        write_stream(job.operator(), job.operator(uid="b"))
+
+
+def test_a_key_of_another_type_is_refused_and_a_narrower_one_is_widened(job: Job, stream: Any, make_rows: Any) -> None:
+    from pyspark.sql import functions as sf
+
+    stream.add(make_rows(0))
+    job.run()
+    stream.add(make_rows(1))
+
+    with pytest.raises(KeyTypeError):
+        job.operator(stream.frame().withColumn("k", sf.col("k").cast("string")))
+    job.run(rows=stream.frame().withColumn("k", sf.col("k").cast("int")))
+
+    assert stored(job) == sums(stream.rows)
