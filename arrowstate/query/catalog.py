@@ -71,19 +71,25 @@ class SqlName:
     view: str
     relation: str
     "One name that holds all columns, `_key_hash` too: the schema, a dot, the view."
+    is_operator_state: bool = False
+    "Whether it is a state of the operator's subtasks rather than of keys."
 
 
 def sql_names(entry: LogEntryDocument) -> list[SqlName]:
-    """Return the SQL name of each state of a checkpoint."""
+    """Return the SQL name of each state of a checkpoint, operator state included."""
     names = []
     taken = set(HISTORY_NAMES)
     schemas = _distinct((operator.uid for operator in entry.operators), set(_RESERVED_SCHEMAS))
     for operator in entry.operators:
         schema = schemas[operator.uid]
-        views = _distinct((state.name for state in operator.states), set())
-        for state, view in views.items():
-            name = f"{schema}.{view}"
-            names.append(SqlName(operator.uid, state, schema, view, _distinct([name], taken)[name]))
+        views: set[str] = set()
+        keyed = [state.name for state in operator.states]
+        others = [state.name for state in operator.operator_states]
+        for is_operator_state, states in ((False, keyed), (True, others)):
+            for state, view in _distinct(states, views).items():
+                name = f"{schema}.{view}"
+                relation = _distinct([name], taken)[name]
+                names.append(SqlName(operator.uid, state, schema, view, relation, is_operator_state))
     return names
 
 

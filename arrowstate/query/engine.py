@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from arrowstate.query.catalog import HISTORY_NAMES, HISTORY_SCHEMA, SqlName, quoted
 from arrowstate.query.dataset import ScanStatistics, StateDataset
 from arrowstate.query.history import HistoryDataset
+from arrowstate.query.operator_state import SUBTASK_COLUMN, OperatorStateDataset
 from arrowstate.query.recent import Recent
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
 from arrowstate.storage.base import Storage
@@ -27,13 +28,20 @@ __all__ = ["Database", "databases"]
 class Database:
     """The states of one checkpoint, and the history of its store, as a DuckDB database.
 
-    `readers` are in the order of `names`.
+    Each of `names` is in `readers` or, where it is operator state, in `operator_states`.
     """
 
-    def __init__(self, storage: Storage, names: Sequence[SqlName], readers: Mapping[SqlName, StateReader]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        names: Sequence[SqlName],
+        readers: Mapping[SqlName, StateReader],
+        operator_states: Mapping[SqlName, OperatorStateDataset],
+    ) -> None:
         self.storage = storage
         self.names = names
         self.readers = readers
+        self.operator_states = operator_states
         self._lock = threading.Lock()
         self._root: duckdb.DuckDBPyConnection | None = None
 
@@ -56,7 +64,7 @@ class Database:
         self._register(connection, on_scan)
         for name in self.names:
             connection.execute(f"create schema if not exists {quoted(name.schema)}")
-            columns = [quoted(column) for column in [*self.readers[name].columns, KEY_GROUP_COLUMN]]
+            columns = [quoted(column) for column in self._columns(name)]
             view = f"{quoted(name.schema)}.{quoted(name.view)}"
             query = f"select {', '.join(columns)} from {quoted(name.relation)}"  # noqa: S608 (names are quoted)
             connection.execute(f"create view {view} as {query}")
@@ -66,9 +74,17 @@ class Database:
             connection.execute(f"create view {relation} as {query}")
         return connection
 
+    def _columns(self, name: SqlName) -> list[str]:
+        """What a view shows: all but `_key_hash`, or `_subtask`."""
+        if name in self.readers:
+            return [*self.readers[name].columns, KEY_GROUP_COLUMN]
+        return [column for column in self.operator_states[name].schema.names if column != SUBTASK_COLUMN]
+
     def _register(self, connection: duckdb.DuckDBPyConnection, on_scan: Callable[[ScanStatistics], None]) -> None:
         for name in self.names:
-            connection.register(name.relation, StateDataset(self.readers[name], on_scan))
+            keyed = self.readers.get(name)
+            dataset = self.operator_states[name] if keyed is None else StateDataset(keyed, on_scan)
+            connection.register(name.relation, dataset)
         for relation in HISTORY_NAMES:
             connection.register(relation, HistoryDataset(self.storage, relation))
 

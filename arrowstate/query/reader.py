@@ -229,7 +229,9 @@ class SnapshotReader:
         Each state is a view `<operator uid>.<state>` with the key columns, the value columns and `_key_group`; a
         name with other characters than letters, digits and `_` is written in double quotes, as in
         `"page-views".clicks`. Where a filter limits all key columns to values (`=`, `in`), only these keys are
-        looked up; filters on `_key_group` and on columns leave out what they exclude.
+        looked up; filters on `_key_group` and on columns leave out what they exclude. Operator state is a view of the
+        same form with a row per element: `<state>`, for a list of structs a column per field, as an output table of
+        Spark has it in `<output>.rows`; for a broadcast state `<state>_key` and `<state>`.
 
         `arrowstate.checkpoints` holds the checkpoints of the store, with times, sizes and properties, and
         `arrowstate.subtasks` the same of each subtask: `triggered_at` and `committed_at` in UTC, `sync_us`, `async_us`
@@ -317,10 +319,20 @@ class SnapshotReader:
     def _database(self) -> Database:
         # Asked for each time: one that was made before a fork is of no use after it.
         from arrowstate.query.engine import Database, databases
+        from arrowstate.query.operator_state import OperatorStateDataset
 
         def make() -> Database:
             names = sql_names(self.entry)
-            return Database(self.storage, names, {name: self._reader(name.uid, name.state) for name in names})
+            keyed = {name: self._reader(name.uid, name.state) for name in names if not name.is_operator_state}
+            documents = {
+                (item.uid, state.name): state for item in self.entry.operators for state in item.operator_states
+            }
+            others = {
+                name: OperatorStateDataset(self.storage, documents[name.uid, name.state])
+                for name in names
+                if name.is_operator_state
+            }
+            return Database(self.storage, names, keyed, others)
 
         return databases.get(self._identity, make)
 
@@ -329,5 +341,6 @@ class SnapshotReader:
         text = str(error)
         missing = _MISSING_TABLE.search(text)
         if missing is not None:
-            return StateNotFoundError(missing[1], self.states(), None, self.checkpoint_id)
+            names = [f"{name.uid}.{name.state}" for name in sql_names(self.entry)]
+            return StateNotFoundError(missing[1], names, None, self.checkpoint_id)
         return InvalidInputError(text)
