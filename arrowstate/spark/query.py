@@ -94,7 +94,9 @@ class StatefulQuery:
         self._dropped = dropped
         plan = operators[0].plan
         self._store, self._options = plan.store, plan.storage_options
-        self._broadcasts: dict[str, list[OperatorStateDocument]] | None = None
+        self._broadcasts: dict[str, list[OperatorStateDocument]] = {}
+        self._broadcasts_of: str | None = None
+        "The run of the query that the broadcast states were read for."
         self._broadcast_paths: list[str] = []
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -112,7 +114,7 @@ class StatefulQuery:
         results: dict[str, list[OperatorResult]] = {}
         paths: list[str] = []
         try:
-            broadcasts = self._broadcast_documents(storage, stored)
+            broadcasts = self._broadcast_documents(storage, stored, batch.run_id)
             paths += self._broadcast_paths
             for item in self._operators:
                 plan = item.plan
@@ -143,7 +145,8 @@ class StatefulQuery:
             ]
         except BaseException:
             # The commit has not been tried.
-            delete_quietly(storage, paths)
+            delete_quietly(storage, [*paths, *self._broadcast_paths])
+            self._broadcasts_of = None
             raise
         everything = [result for found in results.values() for result in found]
         work = BatchWork(
@@ -186,25 +189,27 @@ class StatefulQuery:
             first = record.outputs[output.uid]
             function(frame_of(frame.sparkSession, output, parts, first, self._store, self._options), batch_id)
 
-    def _broadcast_documents(self, storage: Storage, stored: StoredState) -> dict[str, list[OperatorStateDocument]]:
+    def _broadcast_documents(
+        self, storage: Storage, stored: StoredState, run_id: str
+    ) -> dict[str, list[OperatorStateDocument]]:
         """Return the broadcast states by operator; they are read from their DataFrames once in a run."""
-        if self._broadcasts is not None:
+        if self._broadcasts_of == run_id:
             return self._broadcasts
-        found = {}
+        self._broadcasts, self._broadcast_paths = {}, []
+        before = [] if stored.checkpoint is None else stored.checkpoint.operators
         for item in self._operators:
             if item.broadcasts:
                 states = [_broadcast_state(descriptor, frame) for descriptor, frame in item.broadcasts.items()]
-                before = None if stored.checkpoint is None else stored.checkpoint.operators
-                found[item.plan.uid] = write_operator_states(
+                self._broadcasts[item.plan.uid] = write_operator_states(
                     storage,
                     item.plan.uid,
                     [[FrozenOperatorState(state.descriptor, state.freeze()) for state in states]],
                     new_id=new_id,
                     paths=self._broadcast_paths,
-                    previous=next((known for known in before or () if known.uid == item.plan.uid), None),
+                    previous=next((known for known in before if known.uid == item.plan.uid), None),
                 )
-        self._broadcasts = found
-        return found
+        self._broadcasts_of = run_id
+        return self._broadcasts
 
 
 def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:

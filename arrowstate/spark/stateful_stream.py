@@ -201,6 +201,8 @@ def stateful(
         If an argument is out of range, a column is missing, or `stream` is no stream.
     KeyTypeError
         If a key column has another type than the store's key; a narrower number is widened.
+    IncompatibleStateError
+        If the store has an output of this name with other columns.
     UnsupportedStorageError
         If the store cannot be shared with Spark's workers.
 
@@ -262,6 +264,8 @@ def stateful(
     stored = next((item for item in checkpoint.operators if item.uid == uid), None) if checkpoint else None
     if stored is not None and not stored.key:
         raise InvalidInputError(f"{uid!r} is no operator with keyed state in the store {opened.url}; use another uid")
+    if table is not None and checkpoint is not None:
+        table.parts_before(checkpoint.operators)
     key_schema = given_key if stored is None else key_schema_of(stored.key)
     if list(key) != key_schema.names or not all(widens(types[item.name], spark_type(item.type)) for item in key_schema):
         raise KeyTypeError(_text(key_schema), _text(given_key))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
+from arrowstate.errors import IncompatibleStateError, InvalidInputError, KeyTypeError, UnsupportedStorageError
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
@@ -248,6 +248,46 @@ def test_a_broadcast_state_reaches_every_subtask_and_is_in_the_checkpoint(job: J
     assert sorted((row["k"], row["price"]) for row in job.seen[0][1]) == [(1, 10.0), (2, 20.0), (3, None), (4, 40.0)]
     table = arrowstate.open_store(stream.store).latest().operator_state("priced", "prices")
     assert table.num_rows == 6
+
+
+def test_a_broadcast_state_is_written_anew_when_a_query_that_failed_is_started_again(job: Job, stream: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    marker = stream.folder / "fail"
+    marker.touch()
+
+    class Failing(arrowstate.BatchFunction):
+        def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+            if marker.exists():
+                raise ValueError("not yet")
+            return pa.record_batch({"k": batch["k"], "price": context.broadcast("prices").get_batch(batch["k"])})
+
+    stream.add(pa.table({"k": [1], "v": [0], "n": [0]}))
+    # More than what is kept inline, so that it is a file, which goes with the attempt that failed.
+    prices = stream.spark.range(5_000).selectExpr("id", "id * 1.5D")
+    descriptor = arrowstate.BroadcastStateDescriptor("prices", pa.int64(), pa.float64())
+    arguments = {"uid": "priced", "output_schema": "k long, price double", "broadcast": {descriptor: prices}}
+    writer = job.operator(operator=Failing(), **arguments).foreach_batch(job.see)
+
+    with pytest.raises(StreamingQueryException, match="not yet"):
+        job.run(writer)
+    assert not list((stream.store / "data" / "priced" / "prices").glob("*"))
+    marker.unlink()
+    job.run(writer)
+
+    assert job.seen == [(0, [{"k": 1, "price": 1.5}])]
+
+
+def test_an_output_with_other_columns_is_refused(job: Job, stream: Any, make_rows: Any) -> None:
+    class Renamed(Totals):
+        def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+            return super().process_batch(batch, context).rename_columns(["k", "sum"])
+
+    stream.add(make_rows(0))
+    job.run(output="changes")
+
+    with pytest.raises(IncompatibleStateError, match="name another output"):
+        job.operator(operator=Renamed(), output="changes", output_schema="k long, sum long")
 
 
 def test_time_to_live_and_processing_time_go_by_the_time_of_the_micro_batch(job: Job, stream: Any) -> None:
