@@ -13,15 +13,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
 from arrowstate.errors import KeyTypeError
-from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
-from arrowstate.schema.keys import to_type
 from arrowstate.snapshot.log import CommitLog, open_store_document
 from arrowstate.snapshot.writing import write_subtask
 from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.plan import SinkPlan
-from arrowstate.state.keyed import ReducingState, ValueState
+from arrowstate.spark.state_rows import StateRows, ordered
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import (
     FieldDocument,
@@ -62,7 +60,7 @@ def fold_micro_batch(
     ------
     QueryConflictError
         If this micro-batch must not be written to the operator.
-    NullKeyError, KeyOutOfRangeError, ValueOverflowError, ValueTypeError
+    NullKeyError, KeyOutOfRangeError, ValueOverflowError, ValueTypeError, InvalidInputError
         If a row does not fit; nothing is left in the store.
     IncompatibleStateError, KeyTypeError
         If the store holds a state or a key of another type.
@@ -84,8 +82,11 @@ def fold_micro_batch(
     table = pa.Table.from_batches(given) if (given := [item for item in rows if item.num_rows]) else None
     if table is None and previous is not None and operator is not None and _has_states(operator, plan):
         return _result(batch, base, operator.key, operator.states, previous)
+    clock_ms = _clock(plan, table)
     if operator is None or checkpoint is None:
-        backend = KeyedStateBackend(key=plan.key_schema, max_parallelism=plan.max_parallelism, key_groups=key_groups)
+        backend = KeyedStateBackend(
+            key=plan.key_schema, max_parallelism=plan.max_parallelism, key_groups=key_groups, clock_ms=clock_ms
+        )
     else:
         backend = restore_backend(
             storage,
@@ -95,10 +96,11 @@ def fold_micro_batch(
             parallelism=plan.parallelism,
             subtask=subtask,
             max_parallelism=plan.max_parallelism,
+            clock_ms=clock_ms,
         )
         if not backend.key.equals(plan.key_schema):
             raise KeyTypeError(_text(backend.key), _text(plan.key_schema))
-    _fold(plan, backend, table)
+    _fold(plan, backend, operator, table)
     began = time.perf_counter_ns()
     frozen = backend.freeze()
     sync_us = (time.perf_counter_ns() - began) // 1000
@@ -111,46 +113,34 @@ def fold_micro_batch(
     return _result(batch, base, frozen.key, states, written.document, written.paths, statistics)
 
 
-def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) -> None:
+def _fold(
+    plan: SinkPlan, backend: KeyedStateBackend, operator: OperatorDocument | None, table: pa.Table | None
+) -> None:
     """Fold all rows into all states; a state without rows is declared all the same."""
+    if plan.timestamp is not None and operator is not None:
+        # Each subtask has noted how far its own rows came, and event time is that of all of them.
+        for known in operator.subtasks:
+            if known.watermark is not None:
+                backend.advance_watermark(known.watermark)
     # One batch, unless a column holds more text than one array can address.
-    batches = [] if table is None else table.combine_chunks().to_batches()
-    key = [item.name for item in plan.key]
-    for state_input in plan.states:
-        descriptor = state_input.descriptor
-        backend.migrate(state_input.state)
-        state = backend.state(descriptor)
-        for rows in batches:
-            keys = pa.RecordBatch.from_arrays(rows.columns[: len(key)], names=key)
-            values = _values(descriptor, [rows.column(number) for number in state_input.columns])
-            if isinstance(state, ValueState):
-                state.update_batch(keys, values)
-                continue
-            if values.null_count:
-                # In a table a null is no value; what clears a state when it is added one by one is passed over.
-                kept = values.is_valid()
-                keys, values = keys.filter(kept), values.filter(kept)
-            assert isinstance(state, ReducingState)
-            state.add_batch(keys, values)
+    batches = [] if table is None else ordered(plan, table).combine_chunks().to_batches()
+    prepared = [StateRows(plan, backend, rows) for rows in batches]
+    for given in plan.states:
+        backend.migrate(given.state)
+        state = backend.state(given.descriptor)
+        for rows in prepared:
+            rows.fold(state, given)
+    for rows in prepared:
+        if rows.timestamps is not None:
+            backend.advance_watermark(pc.max(rows.timestamps).as_py() - plan.watermark_delay_ms)
 
 
-def _values(descriptor: StateDescriptor, columns: Sequence[pa.Array]) -> pa.Array:
-    """The values of a state, put together from the columns that stand for them."""
-    if not pa.types.is_struct(descriptor.type):
-        return columns[0]
-    # Timestamps come in the session's time zone; what is counted comes in a type of its own.
-    columns = [
-        column if pa.types.is_int8(column.type) else to_type(column, field.type)
-        for field, column in zip(descriptor.type, columns, strict=True)
-    ]
-    fields = [pa.field(field.name, column.type) for field, column in zip(descriptor.type, columns, strict=True)]
-    if isinstance(descriptor, ReducingStateDescriptor) and not isinstance(descriptor.reduce, str):
-        # Field by field, as in SQL: a row of nulls makes a group, and changes nothing in one that exists.
-        return pa.StructArray.from_arrays(columns, fields=fields)
-    absent = columns[0].is_null()
-    for column in columns[1:]:
-        absent = pc.and_(absent, column.is_null())
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
+def _clock(plan: SinkPlan, table: pa.Table | None) -> Callable[[], int]:
+    """The processing time: that of the micro-batch, so that a repetition has the same."""
+    if table is None or plan.batch_time is None:
+        return now_ms
+    batch_time: int = table.column(plan.batch_time)[0].as_py()
+    return lambda: batch_time
 
 
 def same_subtask(

@@ -27,6 +27,10 @@ class StateInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     state: StateDocument
     columns: list[int]
     """Per value column of the state, the number of the column in the rows that reach the sink."""
+    namespace: list[int] = []
+    """Those of the namespace columns."""
+    user_key: int | None = None
+    """That of the user key of a map."""
 
     @property
     def descriptor(self) -> StateDescriptor:
@@ -44,6 +48,16 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     states: list[StateInput]
     parallelism: int
     max_parallelism: int
+    sequence: list[int] = []
+    """The columns that order the rows of a key; none where order does not matter, or there is none."""
+    operation: int | None = None
+    """The column that says whether a row is added or removed; None if all rows are added."""
+    timestamp: int | None = None
+    """The column with the event time of each row, None where no state needs one."""
+    watermark_delay_ms: int = 0
+    """How far the watermark is behind the highest event time."""
+    batch_time: int | None = None
+    """The column with the time of the micro-batch in milliseconds, None where no state needs it."""
 
     @property
     def key_schema(self) -> pa.Schema:

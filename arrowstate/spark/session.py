@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as sf
 
-from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError, ValueTypeError
-from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
-from arrowstate.schema.keys import check_key_schema, to_type
-from arrowstate.schema.layout import StateLayout, key_documents, key_schema_of, state_document
+from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.versions import evolve_state
 from arrowstate.snapshot.log import CommitLog
+from arrowstate.spark.changelog import check_follows_changes
+from arrowstate.spark.columns import StreamColumns, check_states, state_input
 from arrowstate.spark.committing import check_alone, check_no_operator_state
-from arrowstate.spark.plan import SinkPlan, StateInput
-from arrowstate.spark.routing import quoted, subtask_expression
+from arrowstate.spark.plan import SinkPlan
+from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.source import FORMAT, ArrowStateDataSource
 from arrowstate.spark.workers import own_python
@@ -28,9 +31,8 @@ from arrowstate_formats.key_groups import default_max_parallelism, key_group_ran
 from arrowstate_formats.names import check_operator_uid
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-    from pyspark.sql.types import DataType
 
 __all__ = ["keyed_sink", "register"]
 
@@ -44,13 +46,18 @@ def keyed_sink(
     states: Sequence[StateDescriptor],
     parallelism: int,
     max_parallelism: int | None = None,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    sequence: str | Sequence[str] | None = None,
+    operation: str | None = None,
+    timestamp: str | None = None,
 ) -> DataStreamWriter:
     """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
 
     Every micro-batch becomes one checkpoint of the store. A query that is started again with its Spark
     checkpoint folder goes on where the store is, at any parallelism and any max parallelism; its last batch,
-    which Spark may repeat, counts once. Rows of one key within a micro-batch have no order, because Spark
-    shuffles them: a value state, and the reducers `first` and `last`, take any of them.
+    which Spark may repeat, counts once. Micro-batches are folded in their order. Rows of one key within a
+    micro-batch have no order, because Spark shuffles them, unless `sequence` gives them one: without it value and map
+    states and the reducers `first` and `last` take any of them, and a list gets them in any order.
 
     Parameters
     ----------
@@ -63,14 +70,43 @@ def keyed_sink(
     key
         The key columns. A null in one of them fails the query.
     states
-        The states. The values of a state are the column with its name; those of a state with a struct type
-        are the columns named after its fields. A null changes nothing in a reducing state, and clears a value
-        state (one with a struct type: if all its fields are null). A counted column may have any type.
+        Value, reducing, aggregating, list and map states; reducers and aggregates are built-in ones. What a row
+        does to a state:
+
+        - value: sets it; a null clears it.
+        - reducing, aggregating: adds to it; a null changes nothing. A counted column may have any type.
+        - list: appends an element; a null appends nothing.
+        - map: sets the entry of its user key, which must not be null; a null is a value.
+
+        A value of a struct type is null if all its fields are. Namespace columns are columns of the stream with
+        their names; a null in one fails the query. A time to live by processing time is measured by the time of the
+        micro-batch.
     parallelism
         The number of subtasks, which is the number of tasks of a micro-batch; 1 to `max_parallelism`.
     max_parallelism
         The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
         parallelism above 85.
+    columns
+        By the name of a state, the columns of its values: one for a plain type, for a struct one per field; for a map
+        the column of its user keys first. By default columns with the names that the table of the state has: the name
+        of the state, or of the fields, and for a map `<state>_key` (a field that is named as a key column is:
+        `<state>_<field>`).
+    sequence
+        The column, or columns, that order the rows of a key within a micro-batch: numbers, dates, timestamps or
+        strings, none null. Rows where they are equal have no order.
+    operation
+        The string column that says what a row of a stream of changes does: `+I`, `-U`, `+U`, `-D` (Flink); `c`, `r`,
+        `u`, `d` (Debezium); `insert`, `update_preimage`, `update_postimage`, `delete` (Spark, Delta). Value and map
+        states then need a `sequence` of the changes, such as a commit version or the offset in a log: inserts and
+        post-images set, deletes and pre-images remove, and where the sequence is equal removals come first. Sums and
+        counts take back the values of deletes and pre-images, which must bring them, in any order; a key of which
+        all counts and sums are back at zero is removed, if the state counts. No other state is allowed. `u` brings no
+        old row: sums and counts fail the query on it, and neither a key nor a user key may change by it. A value that
+        is none of these fails the query too, and nothing of its micro-batch is kept.
+    timestamp
+        The column with the event time of each row, a timestamp or whole milliseconds, for states that expire by event
+        time; none may be null. Their time is the highest timestamp of the micro-batches before, less the delay of
+        `withWatermark` if the stream has one on this column.
 
     Returns
     -------
@@ -80,23 +116,49 @@ def keyed_sink(
     Raises
     ------
     InvalidInputError
-        If an argument is out of range, a column is missing, `stream` is no stream, or the store holds the
-        state of other operators.
+        If an argument is out of range, a column is missing, `stream` is no stream, a state cannot follow a stream of
+        changes, or the store holds the state of other operators.
     KeyTypeError, ValueTypeError
         If a column has another type than the store's key or the state; a narrower number is widened.
     IncompatibleStateError
         If the store has a state of this name with another kind, type or reducer.
     UnsupportedStorageError
         If the store cannot be shared with Spark's workers.
+    MissingDependencyError
+        If an aggregate needs a package that is not installed.
 
     Examples
     --------
     >>> import arrowstate, pyarrow as pa
     >>> from arrowstate.spark import keyed_sink
     >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="count")
+    >>> pages = arrowstate.MapStateDescriptor("pages", pa.string(), pa.timestamp("us", tz="UTC"))
     >>> def start(stream, folder):
     ...     sink = keyed_sink(
-    ...         stream, store=f"{folder}/store", uid="counter", key=["user"], states=[clicks], parallelism=4
+    ...         stream,
+    ...         store=f"{folder}/store",
+    ...         uid="counter",
+    ...         key=["user"],
+    ...         states=[clicks, pages],
+    ...         columns={"clicks": "url", "pages": ["url", "at"]},
+    ...         sequence="at",
+    ...         parallelism=4,
+    ...     )
+    ...     return sink.option("checkpointLocation", f"{folder}/spark").start()
+
+    A table by its primary key, from the change feed of a Delta table:
+
+    >>> city = arrowstate.ValueStateDescriptor("city", pa.string())
+    >>> def follow(feed, folder):
+    ...     sink = keyed_sink(
+    ...         feed,
+    ...         store=f"{folder}/store",
+    ...         uid="users",
+    ...         key=["user"],
+    ...         states=[city],
+    ...         operation="_change_type",
+    ...         sequence="_commit_version",
+    ...         parallelism=4,
     ...     )
     ...     return sink.option("checkpointLocation", f"{folder}/spark").start()
     """
@@ -106,18 +168,17 @@ def keyed_sink(
             "KeyedStateBackend, or stream it from files"
         )
     check_operator_uid(uid)
-    columns = _Columns(stream)
     if isinstance(key, str) or not key:
         raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
-    given_key = check_key_schema(pa.schema([(name, arrow_type(columns.type_of(name))) for name in key]))
-    _check_states(states)
+    found = StreamColumns(stream)
+    given_key = check_key_schema(pa.schema([(name, arrow_type(found.type_of(name))) for name in key]))
+    inputs = _Inputs(states, columns or {}, [sequence] if isinstance(sequence, str) else sequence, operation, timestamp)
     if str(store).lower().startswith("memory:"):
         reason = "its files are in the memory of this process, and Spark's tasks run in others"
         raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
     key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
     # What does not depend on the store is refused before one is made.
-    for descriptor in states:
-        _state_input(descriptor, key_documents(given_key), columns, None)
+    inputs.take(found, key_documents(given_key), {})
     opened = open_store(store, create=True)
     checkpoint = CommitLog(opened.storage).latest_checkpoint()
     check_alone([uid], checkpoint, opened.url)
@@ -131,23 +192,23 @@ def keyed_sink(
         max_parallelism = default_max_parallelism(parallelism) if operator is None else operator.max_parallelism
     key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
 
-    columns = _Columns(stream)
+    taken = StreamColumns(stream)
     for field in key_schema:
-        given = columns.type_of(field.name)
+        given = taken.type_of(field.name)
         if not widens(given, spark_type(field.type)):
             raise KeyTypeError(_text(key_schema), _text(given_key))
-        columns.take(field.name, spark_type(field.type))
+        taken.take(field.name, spark_type(field.type))
     key_fields = key_documents(key_schema) if operator is None else operator.key
     plan = SinkPlan(
         store=opened.url,
         uid=uid,
         key=key_fields,
-        states=[_state_input(descriptor, key_fields, columns, stored.get(descriptor.name)) for descriptor in states],
         parallelism=parallelism,
         max_parallelism=max_parallelism,
+        **inputs.take(taken, key_fields, stored),
     )
     subtask = sf.expr(subtask_expression(key_schema.names, parallelism, max_parallelism))
-    rows = stream.select(*columns.taken).repartitionById(parallelism, subtask)
+    rows = stream.select(*taken.taken).repartitionById(parallelism, subtask)
     register(stream.sparkSession)
     return rows.writeStream.format(FORMAT).options(**plan.to_options())
 
@@ -182,86 +243,60 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(ArrowStateDataSource)
 
 
-class _Columns:
-    """The columns of a stream, and those of them that the sink takes, in order."""
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a caller says of the rows, checked as far as no column is needed."""
 
-    def __init__(self, stream: DataFrame) -> None:
-        self._schema = stream.schema
-        self._case_sensitive = stream.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-        self._numbers: dict[tuple[str, str], int] = {}
-        self.taken: list[Column] = []
+    states: Sequence[StateDescriptor]
+    columns: Mapping[str, str | Sequence[str]]
+    sequence: Sequence[str] | None
+    operation: str | None
+    timestamp: str | None
 
-    def type_of(self, name: str) -> DataType:
-        """The type of a column, found as Spark would."""
-        for field in self._schema:
-            if field.name == name or (not self._case_sensitive and field.name.lower() == name.lower()):
-                return field.dataType
-        raise InvalidInputError(f"the stream has no column {name!r}; it has {', '.join(self._schema.names)}")
+    def __post_init__(self) -> None:
+        check_states(self.states)
+        names = [descriptor.name for descriptor in self.states]
+        if unknown := [name for name in self.columns if name not in names]:
+            raise InvalidInputError(
+                f"columns names the columns of states by the state, and there is no state {unknown[0]!r}; there is "
+                f"{', '.join(names)}"
+            )
+        if self.sequence is not None and not self.sequence:
+            raise InvalidInputError("sequence must name at least one column; leave it out if rows have no order")
+        if self.operation is not None:
+            for descriptor in self.states:
+                check_follows_changes(descriptor, self.sequence is not None)
+        by_event_time = [item.name for item in self.states if item.ttl and item.ttl.clock == "event_time"]
+        if by_event_time and self.timestamp is None:
+            raise InvalidInputError(
+                f"state {by_event_time[0]!r} expires by event time; name the column with the time of each row with "
+                "timestamp="
+            )
+        if self.timestamp is not None and not by_event_time:
+            raise InvalidInputError(
+                f"timestamp={self.timestamp!r} is for states that expire by event time, and none of "
+                f"{', '.join(names)} does; leave it out, or declare a TimeToLive with clock='event_time'"
+            )
 
-    def take(self, name: str, wanted: DataType) -> int:
-        """Take a column, widened to a type, and return its number."""
-        column = sf.col(quoted(name))
-        if self.type_of(name).simpleString() != wanted.simpleString():
-            column = column.cast(wanted)
-        return self._take(name, wanted.simpleString(), column)
-
-    def take_presence(self, name: str) -> int:
-        """Take 1 where a column has a value and null where it has none, which is all that counting needs."""
-        self.type_of(name)
-        return self._take(name, "presence", sf.when(sf.col(quoted(name)).isNotNull(), sf.lit(1).cast("tinyint")))
-
-    def _take(self, name: str, form: str, column: Column) -> int:
-        number = self._numbers.setdefault((name, form), len(self.taken))
-        if number == len(self.taken):
-            taken_names = [taken for taken, _ in self._numbers]
-            # The key is routed by name, so a second form of a column must not have the same one.
-            self.taken.append(column.alias(name if taken_names.count(name) == 1 else f"{name} ({form})"))
-        return number
-
-
-def _state_input(
-    descriptor: StateDescriptor, key: Sequence[FieldDocument], columns: _Columns, stored: StateDocument | None
-) -> StateInput:
-    """Say where the values of a state come from, after checking their types."""
-    if not isinstance(descriptor, (ValueStateDescriptor, ReducingStateDescriptor)):
-        raise InvalidInputError(
-            f"a stream is folded into value and reducing states; {descriptor.name!r} is of the kind {descriptor.kind}"
-        )
-    if isinstance(descriptor, ReducingStateDescriptor) and descriptor.callable_name is not None:
-        raise InvalidInputError(
-            f"state {descriptor.name!r}: a stream is folded by built-in reducers, got {descriptor.callable_name}"
-        )
-    layout = StateLayout.of(key_schema_of(key), descriptor)
-    is_struct = pa.types.is_struct(descriptor.type)
-    inner = [field.name for field in descriptor.type] if is_struct else [descriptor.name]
-    numbers = []
-    for name, field in zip(inner, layout.value_fields, strict=True):
-        reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
-        if (reduce[name] if isinstance(reduce, Mapping) else reduce) == "count":
-            numbers.append(columns.take_presence(field.name))
-            continue
-        where = f"{descriptor.name}.{name}" if is_struct else descriptor.name
-        given, wanted = columns.type_of(field.name), spark_type(field.type)
-        if not widens(given, wanted):
-            raise ValueTypeError(where, str(field.type), given.simpleString())
-        try:
-            to_type(pa.array([], arrow_type(wanted)), field.type)
-        except (pa.ArrowException, TypeError) as error:
-            raise ValueTypeError(where, str(field.type), f"{given.simpleString()} ({error})") from None
-        numbers.append(columns.take(field.name, wanted))
-    return StateInput(state=state_document(descriptor, layout, key, stored), columns=numbers)
-
-
-def _check_states(states: Sequence[StateDescriptor]) -> None:
-    if isinstance(states, (ValueStateDescriptor, ReducingStateDescriptor)) or not states:
-        raise InvalidInputError("states must be a list of at least one descriptor")
-    names: set[str] = set()
-    for descriptor in states:
-        if not isinstance(descriptor, (ValueStateDescriptor, ReducingStateDescriptor)):
-            raise InvalidInputError(f"expected a state descriptor, got {type(descriptor).__name__}")
-        if descriptor.name.lower() in names:
-            raise InvalidInputError(f"state names must differ in more than case, got {descriptor.name!r} twice")
-        names.add(descriptor.name.lower())
+    def take(
+        self, columns: StreamColumns, key: Sequence[FieldDocument], stored: Mapping[str, StateDocument]
+    ) -> dict[str, Any]:
+        """Take the columns that the states need; return what a plan says of them."""
+        found: dict[str, Any] = {
+            "states": [
+                state_input(item, key, columns, stored.get(item.name), self.columns.get(item.name))
+                for item in self.states
+            ]
+        }
+        if self.sequence is not None:
+            found["sequence"] = columns.take_sequence(self.sequence)
+        if self.operation is not None:
+            found["operation"] = columns.take_operation(self.operation)
+        if self.timestamp is not None:
+            found["timestamp"], found["watermark_delay_ms"] = columns.take_timestamp(self.timestamp)
+        if any(item.ttl and item.ttl.clock == "processing_time" for item in self.states):
+            found["batch_time"] = columns.take_batch_time()
+        return found
 
 
 def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]) -> dict[str, StateDocument]:

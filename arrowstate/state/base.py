@@ -130,7 +130,12 @@ class KeyedState(Generic[D]):
         return self._namespace
 
     def _keys(self, keys: Any, namespace: Any, user_keys: pa.Array | None = None) -> KeyBatch:
-        """Check, hash, sort and group what tells rows apart: keys, and where there are any namespaces and user keys."""
+        """Check, hash, sort and group what tells rows apart: keys, and where there are any namespaces and user keys.
+
+        What `key_batch` has grouped, for a state with the same namespaces, is that already.
+        """
+        if isinstance(keys, KeyBatch):
+            return keys
         columns = self._context.columns(keys)
         entry = self.namespace_columns(namespace, len(columns[0]))
         if user_keys is not None:

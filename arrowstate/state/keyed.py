@@ -23,6 +23,7 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.state.base import KeyedState
 from arrowstate.state.context import KeyContext
 from arrowstate.state.reducers import reduce_by_callable, reduce_column, reduce_scalar
+from arrowstate.state.retraction import amounts, check_retractable, row_flags, without_empty
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.table import Found, Table
 
@@ -261,7 +262,15 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
     3
     """
 
-    def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
+    def add_batch(
+        self,
+        keys: Any,
+        values: Any,
+        *,
+        namespace: Any = None,
+        timestamps: Any = None,
+        retracted: Any = None,
+    ) -> None:
         """Fold each value into its key's, in the order of the batch.
 
         Parameters
@@ -275,11 +284,16 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             For a state with namespaces: one per row as columns, or one plain value for all rows.
         timestamps
             For a state that expires by event time: the time of each row, in milliseconds.
+        retracted
+            For sums and counts: which values are taken back instead of added, one a row, without nulls. A key whose
+            counts and sums have all come back to zero is removed, if the state counts anything.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
             If a key or value does not fit; the state is unchanged then.
+        InvalidInputError
+            If a reducer cannot take values back; the state is unchanged then.
         ValueOverflowError
             If a sum does not fit the type; the state is unchanged then.
         ProcessElementError
@@ -290,6 +304,10 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         self.flush()
         batch = self._keys(keys, namespace)
         given = self._given(values, batch.row_count)
+        if retracted is not None:
+            check_retractable(self.descriptor)
+            flags = row_flags(retracted, batch.row_count, self.descriptor.name, "retracted")
+            given = amounts(self.descriptor, given, flags)
         updated = self._youngest(batch, self._update_times(batch.row_count, timestamps))
         self._settle()
         found = self._find(batch)
@@ -298,7 +316,10 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         else:
             order, starts, cleared = batch.order, batch.starts, None
         left = found if cleared is None else found.without(cleared)
-        values = self._reduce(found, given, order, starts, cleared)
+        # What a count is given with retractions are amounts, as it is in a merge.
+        values = self._reduce(found, given, order, starts, cleared, merging=retracted is not None)
+        if retracted is not None:
+            values = without_empty(self.descriptor, values)
         self._replace(found, batch, values, self._latest(left, updated))
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:

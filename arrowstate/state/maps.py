@@ -18,6 +18,7 @@ from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.layout import StateLayout
 from arrowstate.state.context import KeyContext
 from arrowstate.state.many import ManyRowsState, as_lists
+from arrowstate.state.retraction import row_flags
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.table import Found, Table
@@ -50,7 +51,14 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         self._pending: dict[Any, tuple[KeyBatch, pa.Scalar | None, bool, list[pa.Array]]] = {}
 
     def put_batch(
-        self, keys: Any, user_keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None
+        self,
+        keys: Any,
+        user_keys: Any,
+        values: Any,
+        *,
+        namespace: Any = None,
+        timestamps: Any = None,
+        removed: Any = None,
     ) -> None:
         """Set one entry per row; the last one wins where a key and user key occur more than once.
 
@@ -66,6 +74,8 @@ class MapState(ManyRowsState[MapStateDescriptor]):
             For a state with namespaces: one per row as columns, or one plain value for all rows.
         timestamps
             For a state that expires by event time: the time of each row, in milliseconds.
+        removed
+            Which rows remove their entry instead of setting it, one a row, without nulls; none by default.
 
         Raises
         ------
@@ -77,8 +87,12 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
         last = pa.array(batch.last_rows())
         updated = [column.take(last) for column in self._update_times(batch.row_count, timestamps)]
+        keep = None
+        if removed is not None:
+            flags = row_flags(removed, batch.row_count, self.descriptor.name, "removed").take(last)
+            keep = np.flatnonzero(~flags.to_numpy(zero_copy_only=False))
         self._settle()
-        self._table.put(self._table.find(batch), batch, [*self.layout.split(given.take(last)), *updated])
+        self._table.put(self._table.find(batch), batch, [*self.layout.split(given.take(last)), *updated], keep=keep)
 
     def get_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the value of one entry per row; null where there is no such entry, or its value is null."""

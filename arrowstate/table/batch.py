@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,15 @@ class KeyBatch:
         seconds = None if self.seconds is None else self.seconds[numbers]
         columns = tuple(take(column, numbers) for column in self.columns)
         return KeyBatch(self.hashes[numbers], columns, rows[:-1], rows, self.one_to_one, seconds)
+
+    def of_rows(self, kept: npt.NDArray[np.bool_]) -> KeyBatch:
+        """Return some rows of the batch, numbered anew, with the keys that they have."""
+        chosen = kept[self.order]
+        counts = np.add.reduceat(chosen, self.starts[:-1], dtype=np.int64)
+        present = np.flatnonzero(counts)
+        starts = np.concatenate(([0], np.cumsum(counts[present]))).astype(np.int64)
+        numbers = np.cumsum(kept) - 1
+        return replace(self.only(present), order=numbers[self.order[chosen]], starts=starts)
 
     def groups(self) -> Ints:
         """Return, for each row of the batch, the number of its key."""

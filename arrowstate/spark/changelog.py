@@ -1,0 +1,108 @@
+"""A stream of changes: which operation each row names, and what it does to a state.
+
+Three vocabularies are known, and may be mixed: the row kinds of Flink, the operations of Debezium, and the change
+types of Spark and Delta. All that matters here is whether a row is there after the change or was there before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import (
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from arrowstate.state.retraction import check_retractable
+
+__all__ = ["ADDED", "REMOVED", "Changes", "check_follows_changes"]
+
+ADDED = ("+I", "+U", "c", "r", "u", "insert", "update_postimage")
+"""The row is there from now on."""
+REMOVED = ("-U", "-D", "d", "update_preimage", "delete")
+"""The row was there before, and is there no more; after a pre-image its successor follows."""
+
+_KNOWN = (*ADDED, *REMOVED)
+_WITHOUT_OLD_VALUE = "u"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The operations of the rows of a batch."""
+
+    operations: pa.Array
+    removed: pa.BooleanArray
+    """Which rows are there no more, without nulls."""
+
+    @classmethod
+    def of(cls, operations: pa.Array, column: str, keys: pa.RecordBatch) -> Changes:
+        """Read the operations of a batch; `keys` are there for an error.
+
+        Raises
+        ------
+        InvalidInputError
+            If one is not known.
+        """
+        numbers = pc.index_in(operations, value_set=pa.array(_KNOWN, operations.type))
+        if numbers.null_count:
+            row = _first(numbers.is_null())
+            raise InvalidInputError(
+                f"an operation is one of {', '.join(_KNOWN)}; column {column!r} holds {operations[row].as_py()!r} in "
+                f"the row with the key {_shown(keys, row)}: rename it in the stream, or filter such rows out"
+            )
+        return cls(operations, pc.greater_equal(numbers, len(ADDED)))
+
+    def check_old_values(self, state: str, keys: pa.RecordBatch) -> None:
+        """Refuse an update that does not come with the old row, which a state of sums and counts must take back.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is one.
+        """
+        alone = pc.equal(self.operations, _WITHOUT_OLD_VALUE)
+        if alone.true_count:
+            raise InvalidInputError(
+                f"state {state!r} takes the old values of an update back, and the operation {_WITHOUT_OLD_VALUE!r} of "
+                f"the row with the key {_shown(keys, _first(alone))} brings the new ones only; make two rows of it, "
+                "-U with what Debezium has in `before` and +U with what it has in `after`"
+            )
+
+
+def check_follows_changes(descriptor: StateDescriptor, sequence: bool) -> None:
+    """Refuse a state that cannot follow a stream of changes, or not without their order.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is one.
+    """
+    if isinstance(descriptor, ReducingStateDescriptor):
+        check_retractable(descriptor)
+    elif not isinstance(descriptor, (ValueStateDescriptor, MapStateDescriptor)):
+        raise InvalidInputError(
+            f"state {descriptor.name!r}: a state of the kind {descriptor.kind} cannot take back a value, which a "
+            "stream with operation= asks for; a map state that holds the rows by their own key can, and so can sums "
+            "and counts"
+        )
+    elif not sequence:
+        raise InvalidInputError(
+            f"state {descriptor.name!r} keeps what the last change says, and the rows of a micro-batch have no order; "
+            "name what orders the changes of a key with sequence=, such as a commit version or the offset in a log"
+        )
+
+
+def _first(mask: pa.BooleanArray) -> int:
+    return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
+
+
+def _shown(keys: pa.RecordBatch, row: int) -> str:
+    values: list[Any] = [column[row].as_py() for column in keys.columns]
+    return ", ".join(f"{name}={value!r}" for name, value in zip(keys.schema.names, values, strict=True))

@@ -1,0 +1,235 @@
+"""Which columns of a stream a sink takes, in which types, and where each state finds its own among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ByteType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.schema.aggregates import BuiltIn
+from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from arrowstate.schema.keys import to_type
+from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
+from arrowstate.spark.plan import StateInput
+from arrowstate.spark.routing import quoted
+from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.state.aggregates import aggregate_of
+from arrowstate_formats.documents import FieldDocument, StateDocument
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField
+
+__all__ = ["KINDS", "StreamColumns", "check_states", "state_input"]
+
+KINDS = (
+    ValueStateDescriptor,
+    ReducingStateDescriptor,
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+)
+"""The kinds of state that a stream is folded into."""
+
+_WATERMARK_DELAY = "spark.watermarkDelayMs"
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_ORDERED = (*_WHOLE, FloatType, DoubleType, DecimalType, DateType, TimestampType, TimestampNTZType, StringType)
+
+
+class StreamColumns:
+    """The columns of a stream, and those of them that the sink takes, in order."""
+
+    def __init__(self, stream: DataFrame) -> None:
+        self._schema = stream.schema
+        self._case_sensitive = stream.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._names: set[str] = set()
+        self.taken: list[Column] = []
+
+    def field(self, name: str) -> StructField:
+        """A column of the stream, found as Spark would."""
+        for field in self._schema:
+            if field.name == name or (not self._case_sensitive and field.name.lower() == name.lower()):
+                return field
+        raise InvalidInputError(f"the stream has no column {name!r}; it has {', '.join(self._schema.names)}")
+
+    def type_of(self, name: str) -> DataType:
+        """The type of a column."""
+        return self.field(name).dataType
+
+    def take(self, name: str, wanted: DataType) -> int:
+        """Take a column, widened to a type, and return its number."""
+        column = sf.col(quoted(name))
+        if self.type_of(name).simpleString() != wanted.simpleString():
+            column = column.cast(wanted)
+        return self._take(name, wanted.simpleString(), column)
+
+    def take_presence(self, name: str) -> int:
+        """Take 1 where a column has a value and null where it has none, which is all that counting needs."""
+        self.type_of(name)
+        return self._take(name, "presence", sf.when(sf.col(quoted(name)).isNotNull(), sf.lit(1).cast("tinyint")))
+
+    def take_values(self, name: str, field: pa.Field, where: str) -> int:
+        """Take a column in the type in which Spark holds the values of a field, after checking that they fit."""
+        given, wanted = self.type_of(name), spark_type(field.type)
+        if not widens(given, wanted):
+            raise ValueTypeError(where, str(field.type), given.simpleString())
+        try:
+            to_type(pa.array([], arrow_type(wanted)), field.type)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueTypeError(where, str(field.type), f"{given.simpleString()} ({error})") from None
+        return self.take(name, wanted)
+
+    def take_sequence(self, sequence: Sequence[str]) -> list[int]:
+        """Take the columns that order rows."""
+        numbers = []
+        for name in sequence:
+            kind = self.type_of(name)
+            if not isinstance(kind, _ORDERED) or (isinstance(kind, StringType) and not kind.isUTF8BinaryCollation()):
+                raise InvalidInputError(
+                    f"sequence column {name!r} must be a number, date, timestamp or string, got {kind.simpleString()}"
+                )
+            numbers.append(self.take(name, kind))
+        return numbers
+
+    def take_operation(self, name: str) -> int:
+        """Take the column that says what each row does."""
+        kind = self.type_of(name)
+        if not isinstance(kind, StringType):
+            raise InvalidInputError(f"operation column {name!r} must be a string, got {kind.simpleString()}")
+        return self.take(name, StringType())
+
+    def take_timestamp(self, name: str) -> tuple[int, int]:
+        """Take the event times of rows, in milliseconds or as timestamps; return (number, delay of the watermark)."""
+        field = self.field(name)
+        kind = field.dataType
+        if not isinstance(kind, (*_WHOLE, TimestampType, TimestampNTZType)):
+            raise InvalidInputError(
+                f"timestamp column {name!r} must be a timestamp, or a whole number of milliseconds since 1970, got "
+                f"{kind.simpleString()}"
+            )
+        number = self.take(name, LongType() if isinstance(kind, _WHOLE) else kind)
+        return number, int(field.metadata.get(_WATERMARK_DELAY, 0))
+
+    def take_batch_time(self) -> int:
+        """Take the time of the micro-batch in milliseconds, which Spark keeps and gives again if it is repeated."""
+        return self._take("", "batch time", sf.unix_millis(sf.current_timestamp()))
+
+    def _take(self, name: str, form: str, column: Column) -> int:
+        number = self._numbers.setdefault((name, form), len(self.taken))
+        if number == len(self.taken):
+            # The key is routed by name, so a second form of a column must not have the same one, in any case.
+            free = name if name and name.lower() not in self._names else f"{name} ({form})"
+            while free.lower() in self._names:
+                free += "'"
+            self._names.add(free.lower())
+            self.taken.append(column.alias(free))
+        return number
+
+
+def check_states(states: Sequence[StateDescriptor]) -> None:
+    """Refuse what is no list of states that a stream can be folded into."""
+    if isinstance(states, KINDS) or not states:
+        raise InvalidInputError("states must be a list of at least one descriptor")
+    names: set[str] = set()
+    for descriptor in states:
+        if not isinstance(descriptor, KINDS):
+            raise InvalidInputError(
+                "a stream is folded into value, reducing, aggregating, list and map states, expected a descriptor of "
+                f"one, got {type(descriptor).__name__}"
+            )
+        if descriptor.name.lower() in names:
+            raise InvalidInputError(f"state names must differ in more than case, got {descriptor.name!r} twice")
+        names.add(descriptor.name.lower())
+
+
+def state_input(
+    descriptor: StateDescriptor,
+    key: Sequence[FieldDocument],
+    columns: StreamColumns,
+    stored: StateDocument | None,
+    chosen: str | Sequence[str] | None,
+) -> StateInput:
+    """Say where the rows of a state come from, after checking their types; `chosen` are the columns, if not by name."""
+    _check_code(descriptor)
+    layout = StateLayout.of(key_schema_of(key), descriptor)
+    # What an aggregating state stores is not what it is given.
+    values = StateLayout(layout.key, layout.name, descriptor.type, layout.namespace, layout.user_key_type).value_fields
+    named = [*(layout.entry_fields[-1:] if isinstance(descriptor, MapStateDescriptor) else ()), *values]
+    sources = [field.name for field in named] if chosen is None else _chosen(descriptor.name, named, chosen)
+    namespace = [
+        columns.take_values(field.name, field, f"{descriptor.name}.{field.name}") for field in layout.namespace_fields
+    ]
+    user_key = None
+    if isinstance(descriptor, MapStateDescriptor):
+        user_key = columns.take_values(sources[0], named[0], f"{descriptor.name}.{named[0].name}")
+    numbers = []
+    inner = list(descriptor.type) if pa.types.is_struct(descriptor.type) else [None]
+    for source, field, part in zip(sources[-len(values) :], values, inner, strict=True):
+        if _is_counted(descriptor, part):
+            numbers.append(columns.take_presence(source))
+        else:
+            where = descriptor.name if part is None else f"{descriptor.name}.{part.name}"
+            numbers.append(columns.take_values(source, field, where))
+    return StateInput(
+        state=state_document(descriptor, layout, key, stored), columns=numbers, namespace=namespace, user_key=user_key
+    )
+
+
+def _is_counted(descriptor: StateDescriptor, part: pa.Field | None) -> bool:
+    if not isinstance(descriptor, ReducingStateDescriptor):
+        return False
+    reduce = descriptor.reduce
+    return (reduce[part.name] if isinstance(reduce, Mapping) and part is not None else reduce) == "count"
+
+
+def _check_code(descriptor: StateDescriptor) -> None:
+    """Refuse what would need code of the user's in the workers: the plan is text, and a store keeps names only."""
+    called = None
+    if isinstance(descriptor, ReducingStateDescriptor):
+        called = descriptor.callable_name
+    elif isinstance(descriptor, AggregatingStateDescriptor):
+        given = descriptor.declared
+        if isinstance(given, BuiltIn):
+            # A package that a sketch needs is missed here and not in a task.
+            aggregate_of(given, descriptor.type)
+        else:
+            called = given.name
+    if called is not None:
+        raise InvalidInputError(
+            f"state {descriptor.name!r}: a sink is a plan without code, and a store keeps the name of {called} only; "
+            "a stream is folded by built-in reducers and aggregates"
+        )
+
+
+def _chosen(state: str, named: Sequence[pa.Field], chosen: str | Sequence[str]) -> list[str]:
+    names = [chosen] if isinstance(chosen, str) else list(chosen)
+    if len(names) != len(named):
+        raise InvalidInputError(
+            f"columns of state {state!r} must name the columns for {', '.join(field.name for field in named)}, in this "
+            f"order; got {', '.join(map(repr, names)) or 'none'}"
+        )
+    return names

@@ -1,0 +1,206 @@
+"""The rows of a subtask as its states take them: ordered, with their operations, and grouped by key once for all.
+
+States that tell rows apart by the same columns share one grouping, which hashes and sorts; a state that passes rows
+over takes the rest of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
+from arrowstate.schema.keys import to_type
+from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.spark.changelog import Changes
+from arrowstate.spark.plan import SinkPlan, StateInput
+from arrowstate.state.aggregating import AggregatingState
+from arrowstate.state.base import KeyedState
+from arrowstate.state.keyed import OneRowState, ReducingState, ValueState
+from arrowstate.state.lists import ListState
+from arrowstate.state.maps import MapState
+from arrowstate.table.batch import KeyBatch
+
+__all__ = ["StateRows", "ordered"]
+
+
+def ordered(plan: SinkPlan, table: pa.Table) -> pa.Table:
+    """Return the rows in the order of the sequence; where it is equal, rows that are removed come first.
+
+    Raises
+    ------
+    InvalidInputError
+        If the sequence of a row is null, or its operation is not known.
+    """
+    if not plan.sequence:
+        return table
+    columns = {}
+    for number in plan.sequence:
+        column = table.column(number)
+        if column.null_count:
+            raise InvalidInputError(
+                f"sequence column {table.column_names[number]!r} is null in {column.null_count} rows, so they have no "
+                "place in the order; fill it in the stream, or filter such rows out"
+            )
+        columns[f"sequence {number}"] = column
+    if plan.operation is not None:
+        rows = table.combine_chunks()
+        # Of rows with one place in the order, those that were there before come before those that come.
+        columns["added"] = pa.chunked_array(
+            [pc.invert(_changes(plan, batch).removed).cast(pa.uint8()) for batch in rows.to_batches()], pa.uint8()
+        )
+    order = pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
+    return table.take(order)
+
+
+class StateRows:
+    """Rows of a subtask, to be folded into its states one after the other.
+
+    Parameters
+    ----------
+    plan
+        Says which columns are for what.
+    backend
+        The state of the subtask.
+    rows
+        In the order in which they count.
+
+    Raises
+    ------
+    InvalidInputError
+        If an operation is not known, or an event time is null.
+    """
+
+    def __init__(self, plan: SinkPlan, backend: KeyedStateBackend, rows: pa.RecordBatch) -> None:
+        self._backend = backend
+        self._rows = rows
+        self._keys = _keys(plan, rows)
+        self._changes = None if plan.operation is None else _changes(plan, rows)
+        self._grouped: dict[Any, KeyBatch] = {}
+        self.timestamps: pa.Array | None = None
+        """The event times in milliseconds, None where no state needs them."""
+        if plan.timestamp is not None:
+            self.timestamps = _milliseconds(rows.column(plan.timestamp), rows.schema.names[plan.timestamp])
+
+    def fold(self, state: KeyedState[Any], given: StateInput) -> None:
+        """Fold the rows into a state.
+
+        Raises
+        ------
+        NullKeyError, KeyOutOfRangeError, ValueOverflowError, ValueTypeError, InvalidInputError
+            If a row does not fit.
+        """
+        descriptor = state.descriptor
+        values = _values(descriptor, [self._rows.column(number) for number in given.columns])
+        by_event_time = descriptor.ttl is not None and descriptor.ttl.clock == "event_time"
+        timestamps = self.timestamps if by_event_time else None
+        removed = None if self._changes is None else self._changes.removed
+        if isinstance(state, MapState):
+            assert given.user_key is not None
+            user_keys = _typed(self._rows.column(given.user_key), descriptor.key_type, f"{descriptor.name}_key")
+            namespace = self._namespace(descriptor, given)
+            state.put_batch(
+                self._keys, user_keys, values, namespace=namespace, timestamps=timestamps, removed=removed
+            )  # fmt: skip
+            return
+        if isinstance(state, ValueState):
+            if removed is not None and removed.true_count:
+                values = values.take(pa.array(np.arange(len(values)), mask=removed.to_numpy(zero_copy_only=False)))
+            state.update_batch(self._group(state, given), values, timestamps=timestamps)
+            return
+        # In a table a null is no value; what clears a state when it is added one by one is passed over.
+        kept = values.is_valid() if values.null_count else None
+        if kept is not None:
+            values = values.filter(kept)
+            timestamps = None if timestamps is None else timestamps.filter(kept)
+        if isinstance(state, ListState):
+            keys, namespace = self._keys, self._namespace(descriptor, given)
+            if kept is not None:
+                keys, namespace = keys.filter(kept), None if namespace is None else namespace.filter(kept)
+            state.add_batch(keys, values, namespace=namespace, timestamps=timestamps)
+            return
+        assert isinstance(state, (ReducingState, AggregatingState))
+        grouped = self._group(state, given)
+        if kept is not None:
+            grouped = grouped.of_rows(kept.to_numpy(zero_copy_only=False))
+        if isinstance(state, AggregatingState):
+            state.add_batch(grouped, values, timestamps=timestamps)
+            return
+        if self._changes is not None:
+            self._changes.check_old_values(descriptor.name, self._keys)
+        retracted = removed if kept is None or removed is None else removed.filter(kept)
+        state.add_batch(grouped, values, timestamps=timestamps, retracted=retracted)
+
+    def _group(self, state: OneRowState[Any], given: StateInput) -> KeyBatch:
+        namespace = self._namespace(state.descriptor, given)
+        types = [] if namespace is None else [str(field.type) for field in namespace.schema]
+        by = (*given.namespace, *types)
+        if by not in self._grouped:
+            self._grouped[by] = state.key_batch(self._keys, namespace)
+        return self._grouped[by]
+
+    def _namespace(self, descriptor: StateDescriptor, given: StateInput) -> pa.RecordBatch | None:
+        if descriptor.namespace is None:
+            return None
+        columns = [
+            _typed(self._rows.column(number), field.type, f"{descriptor.name}.{field.name}")
+            for number, field in zip(given.namespace, descriptor.namespace, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=descriptor.namespace.names)
+
+
+def _keys(plan: SinkPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
+    columns = []
+    for field, column in zip(plan.key_schema, rows.columns, strict=False):
+        # Timestamps come in the session's time zone; the instant, and with it the hash, is the same.
+        both = pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type)
+        columns.append(column.cast(field.type) if both and column.type.unit == field.type.unit else column)
+    return pa.RecordBatch.from_arrays(columns, names=plan.key_schema.names)
+
+
+def _changes(plan: SinkPlan, rows: pa.RecordBatch) -> Changes:
+    assert plan.operation is not None
+    return Changes.of(rows.column(plan.operation), rows.schema.names[plan.operation], _keys(plan, rows))
+
+
+def _milliseconds(column: pa.Array, name: str) -> pa.Array:
+    if column.null_count:
+        raise InvalidInputError(
+            f"timestamp column {name!r} is null in {column.null_count} rows; fill it in the stream, or filter such "
+            "rows out"
+        )
+    if not pa.types.is_timestamp(column.type):
+        return column
+    return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).view(pa.int64())
+
+
+def _typed(column: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
+    try:
+        return to_type(column, kind)
+    except CONVERSION_ERRORS as error:
+        raise ValueTypeError(where, str(kind), f"{column.type} ({error})") from None
+
+
+def _values(descriptor: StateDescriptor, columns: Sequence[pa.Array]) -> pa.Array:
+    """The values of a state, put together from the columns that stand for them."""
+    if not pa.types.is_struct(descriptor.type):
+        return columns[0]
+    # Timestamps come in the session's time zone; what is counted comes in a type of its own.
+    columns = [
+        column if pa.types.is_int8(column.type) else _typed(column, field.type, f"{descriptor.name}.{field.name}")
+        for field, column in zip(descriptor.type, columns, strict=True)
+    ]
+    fields = [pa.field(field.name, column.type) for field, column in zip(descriptor.type, columns, strict=True)]
+    if isinstance(descriptor, ReducingStateDescriptor) and not isinstance(descriptor.reduce, str):
+        # Field by field, as in SQL: a row of nulls makes a group, and changes nothing in one that exists.
+        return pa.StructArray.from_arrays(columns, fields=fields)
+    absent = columns[0].is_null()
+    for column in columns[1:]:
+        absent = pc.and_(absent, column.is_null())
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
