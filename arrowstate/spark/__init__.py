@@ -1,8 +1,8 @@
 """Spark: stateful operators over streams, a sink that keeps state, and a reader for what was kept.
 
 `stateful` runs a function with keyed state over a stream, `keyed_sink` folds a stream into states; both count each
-micro-batch exactly once. `register` makes `spark.read.format("arrowstate")` known to a session. PySpark is imported
-at the first use of any of them.
+micro-batch exactly once. `register` makes `spark.read.format("arrowstate")` known to a session. `bootstrap` makes the
+state to start from of a table. PySpark is imported at the first use of any of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Any
 from arrowstate.errors import MissingDependencyError
 
 if TYPE_CHECKING:
+    from arrowstate.spark.bootstrapping import bootstrap
     from arrowstate.spark.session import keyed_sink, register
     from arrowstate.spark.stateful_stream import StatefulStream, stateful, write_stream
 
-__all__ = ["StatefulStream", "keyed_sink", "register", "stateful", "write_stream"]
+__all__ = [
+    "StatefulStream",
+    "bootstrap",
+    "keyed_sink",
+    "register",
+    "stateful",
+    "write_stream",
+]
 
 _MODULES = {
     "StatefulStream": "stateful_stream",
+    "bootstrap": "bootstrapping",
     "keyed_sink": "session",
     "register": "session",
     "stateful": "stateful_stream",

@@ -165,7 +165,7 @@ def keyed_sink(
     if not stream.isStreaming:
         raise InvalidInputError(
             "keyed_sink needs a streaming DataFrame, made by spark.readStream; this one is static: write it with "
-            "KeyedStateBackend, or stream it from files"
+            "bootstrap, or stream it from files"
         )
     check_operator_uid(uid)
     if isinstance(key, str) or not key:
@@ -231,6 +231,32 @@ def register(spark: SparkSession) -> None:
     pushFilters
         `true` lets the reader apply comparisons and look up keys itself. It needs the Spark setting
         `spark.sql.python.filterPushdown.enabled`.
+
+    A table is written with `df.write.format("arrowstate")` and `.mode("append")`, or `.mode("overwrite")` to replace a
+    state that exists, then `.save(path of a store)`. One process makes the state then, so large tables go through
+    `bootstrap`, and so do several states at once, times to live and namespaces. The options:
+
+    operator, state, key
+        The operator's uid, the state, and the key columns, separated by commas.
+    kind
+        `value` (the default), `reducing`, `aggregating`, `list` or `map`.
+    reduce
+        For a reducing state: a reducer, or `field=reducer` for each field, separated by commas.
+    aggregate
+        For an aggregating state: `mean`, `variance`, `count_distinct`, `quantiles` or `top_k`.
+    columns
+        The columns with the values; all but the key by default. One column that is named, or that has the name of the
+        state, is the value itself; otherwise the value is a struct of them.
+    userKey
+        For a map with one entry a row: the column with its user key, `<state>_key` by default.
+    accumulators
+        `true` if the rows have what a reducing state stores, once for each key.
+    parallelism, maxParallelism
+        Subtasks and key groups of the operator; by default those it has, or 1 and 128.
+    savepoint
+        A name or a path: also write the checkpoint as a savepoint.
+    format
+        `arrow` (the default) or `parquet`, or `lance`.
 
     Examples
     --------

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.spark.batch_writer import StateWriter, state_writer
 from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.committing import abort_micro_batch, commit_micro_batch
 from arrowstate.spark.fold import SubtaskResult, fold_micro_batch
@@ -94,6 +95,10 @@ class ArrowStateDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         plan = self._read_plan or ReadPlan.from_options(self.options)
         return reader_of(plan, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> StateWriter:
+        """The writer of a table into a state; see `register` for the options."""
+        return state_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:  # noqa: ARG002
         if overwrite:

@@ -1,0 +1,254 @@
+"""`bootstrap`: a table becomes the state that a job or a query starts from.
+
+Spark sends each row to the task of its subtask, as in a micro-batch, and each task writes the state of one range
+of key groups. The commit is in the driver: one checkpoint, whatever was tried again on the way.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import functions as sf
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.spark.fill_commit import FilledOperator, commit_fill, delete_files_of
+from arrowstate.spark.fill_planning import Columns, plan_fill
+from arrowstate.spark.filling import FilledSubtask, FillPlan, fill_subtask
+from arrowstate.spark.routing import quoted, subtask_expression
+from arrowstate.spark.schemas import spark_type
+from arrowstate.spark.workers import own_python
+from arrowstate.store import Snapshot, new_id, now_ms, open_store
+from arrowstate_formats.names import check_savepoint_name
+from arrowstate_formats.run_files import RunFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["DEFAULT_BUDGET_BYTES", "bootstrap", "check_savepoint", "columns_of", "run_fills"]
+
+DEFAULT_BUDGET_BYTES = 256 << 20
+"""What a task holds of the state it makes in memory; the rest is in mapped local files."""
+
+
+def bootstrap(
+    frame: DataFrame,
+    *,
+    store: str | Path,
+    uid: str,
+    key: Sequence[str],
+    states: Sequence[StateDescriptor],
+    parallelism: int,
+    max_parallelism: int | None = None,
+    overwrite: bool = False,
+    accumulators: bool = False,
+    updated_at: str | None = None,
+    order_by: Sequence[str] = (),
+    watermark: int | None = None,
+    savepoint: str | Path | None = None,
+    format: RunFormat = "arrow",
+    memory_budget_bytes: int | None = DEFAULT_BUDGET_BYTES,
+    properties: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Make keyed states of a table and commit them as one checkpoint, exactly once whatever Spark tries again.
+
+    A job restores from the checkpoint as from any other; a query of `keyed_sink` or `stateful` that has no Spark
+    checkpoint folder yet starts from it. Operators and states that the store has beside those given stay. Whoever
+    writes to the store meanwhile is fenced.
+
+    A state is made of the columns with its name, or for a struct type of those named after its fields or one struct
+    column with the state's name:
+
+    ===========  ===========================================================================================
+    kind         what a row has
+    ===========  ===========================================================================================
+    value        the value of its key; a second row of a key is refused
+    reducing     a value to fold in; with `accumulators`, what is stored for its key, once
+    aggregating  a value to add; with `accumulators`, what is stored for its key, once
+    list         one element; or an array with some of the key's elements, in their order
+    map          one entry, with its user key in the column `<state>_key`; or a map with some of the key's entries;
+                 a second row of an entry is refused
+    timer        the `timestamp`; a state for each clock, `timers_event_time` for example
+    ===========  ===========================================================================================
+
+    A row with a null has nothing for that state, except that a map may hold nulls under user keys. Namespaces are
+    columns of their names. Rows of one key have no order unless `order_by` gives them one.
+
+    Parameters
+    ----------
+    frame
+        A static DataFrame. Only the columns named here are used.
+    store
+        Where the store is, a path that every worker sees; made if there is none.
+    uid
+        The operator's name in the store; a new one, or one that has the same key.
+    key
+        The key columns. A null in one of them is refused.
+    states
+        The states to make, with the descriptors that the job uses.
+    parallelism
+        The number of subtasks, which is the number of tasks; 1 to `max_parallelism`. A job may restore at any other.
+    max_parallelism
+        The number of key groups, up to 32768. By default that of the operator in the store; for a new one 128, or
+        more at a parallelism above 85.
+    overwrite
+        Replace states of these names that the operator has. They are refused otherwise.
+    accumulators
+        The rows have what reducing and aggregating states store, such as a count so far, instead of values to fold.
+    updated_at
+        For states with a time to live: the column with the time a row was last updated, a timestamp or milliseconds.
+        Without it, and where it is null, rows count as updated now; a state that expires by event time needs it.
+    order_by
+        Columns by which the rows of each subtask are sorted before they are written, for lists and for the reducers
+        `first` and `last`.
+    watermark
+        The event time, in milliseconds since 1970, up to which everything is in the state.
+    savepoint
+        Also write the checkpoint as a savepoint, in Parquet: a name, or a path or URL (with a `/`).
+    format
+        The format of the run files.
+    memory_budget_bytes
+        What each task holds of its state in memory, the rest is in mapped local files; None for no limit.
+    properties
+        JSON values kept in the checkpoint, for instance where the table comes from.
+
+    Returns
+    -------
+    Snapshot
+        The checkpoint, or the savepoint if there is to be one.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument is out of range, a column is missing, a state exists already, or a key has two rows where it
+        may have one; nothing is committed then, nor after any other error.
+    NullKeyError, ValueOverflowError
+        If a row does not fit.
+    KeyTypeError, ValueTypeError
+        If a column has another type than the store's key or the state; a narrower number is widened.
+    FencedError
+        If another writer committed to the store meanwhile.
+    UnsupportedStorageError
+        If the store cannot be shared with Spark's workers.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.spark import bootstrap
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> def start_from_history(spark, folder):
+    ...     history = spark.read.parquet(f"{folder}/history").groupBy("user").agg({"n": "sum"})
+    ...     return bootstrap(
+    ...         history.toDF("user", "clicks"), store=f"{folder}/store", uid="counter", key=["user"], states=[clicks],
+    ...         parallelism=4,
+    ...     )
+    """
+    if frame.isStreaming:
+        raise InvalidInputError(
+            "bootstrap needs a static DataFrame, made by spark.read; this one is a stream: fold it with keyed_sink"
+        )
+    check_savepoint(savepoint)
+    plan = plan_fill(
+        columns_of(frame),
+        store=store,
+        uid=uid,
+        key=key,
+        states=states,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        overwrite=overwrite,
+        accumulators=accumulators,
+        updated_at=updated_at,
+        format=format,
+        memory_budget_bytes=memory_budget_bytes,
+        watermark=watermark,
+    )
+    run_fills([(frame, plan, order_by)], lambda _: dict(properties or {}))
+    made = open_store(plan.store)
+    return made.latest() if savepoint is None else made.savepoint(savepoint)
+
+
+def columns_of(frame: DataFrame) -> Columns:
+    """Return the columns of a frame, found as its session finds them."""
+    return Columns(frame.schema, case_sensitive=frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true")
+
+
+def check_savepoint(name_or_path: str | Path | None) -> None:
+    """Refuse a savepoint's name before anything is written.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is a name, and not one that a savepoint may have.
+    """
+    if name_or_path is not None and "/" not in str(name_or_path):
+        check_savepoint_name(str(name_or_path))
+
+
+def run_fills(
+    fills: Sequence[tuple[DataFrame, FillPlan, Sequence[str]]],
+    properties: Callable[[Sequence[FilledOperator]], Mapping[str, Any]],
+) -> list[FilledOperator]:
+    """Run the jobs of operators, each with its frame and the columns to sort by, and commit them as one checkpoint.
+
+    `properties` is asked when all is written. After an error nothing is committed and no file is left, but what a
+    task wrote that Spark has not told of yet.
+    """
+    started_at_ms = now_ms()
+    filled: list[FilledOperator] = []
+    try:
+        filled.extend(FilledOperator(plan, _run(frame, plan, order_by)) for frame, plan, order_by in fills)
+        kept = properties(filled)
+    except BaseException:
+        for _, plan, _ in fills:
+            delete_files_of(plan)
+        raise
+    commit_fill(filled, properties=kept, started_at_ms=started_at_ms, new_id=new_id, clock_ms=now_ms)
+    return filled
+
+
+def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[FilledSubtask]:
+    """Fill the subtasks of an operator, each in its task."""
+    if isinstance(order_by, str):
+        raise InvalidInputError(f"order_by must be a list of columns, got {order_by!r}")
+    columns = columns_of(frame)
+    taken = [
+        sf.col(quoted(name)).cast(spark_type(field.type)).alias(name)
+        for name, field in zip(plan.key_columns, plan.key_schema, strict=True)
+    ]
+    names = [name for fill in plan.states for name in (*fill.values, *fill.entry, *filter(None, [fill.updated]))]
+    others = dict.fromkeys([*names, *map(columns.name_of, order_by)])
+    taken += [sf.col(quoted(name)) for name in others if name not in plan.key_columns]
+    subtask = sf.expr(subtask_expression(plan.key_columns, plan.parallelism, plan.max_parallelism))
+    rows = frame.select(*taken).repartitionById(plan.parallelism, subtask)
+    if order_by:
+        rows = rows.sortWithinPartitions(*(quoted(columns.name_of(name)) for name in order_by))
+    with own_python(frame.sparkSession):
+        found = rows.mapInArrow(_task(plan), "result binary").collect()
+    # What was pickled is the work of this very plan's tasks.
+    results = [pickle.loads(row.result) for row in found]  # noqa: S301
+    for result in results:
+        if isinstance(result, InvalidInputError):
+            raise result
+    return sorted(results, key=lambda result: result.subtask.subtask)
+
+
+def _task(plan: FillPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what a task does with its rows: it hands a `FilledSubtask` over, or what is wrong with a row."""
+
+    def fill(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None, "Spark calls this inside a task"
+        try:
+            result: FilledSubtask | InvalidInputError = fill_subtask(plan, context.partitionId(), rows, new_id)
+        except InvalidInputError as error:
+            # The same at every attempt: told by the driver as the error it is.
+            result = error
+        yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(result)], pa.binary())], names=["result"])
+
+    return fill
