@@ -2,7 +2,8 @@
 
 `stateful` runs a function with keyed state over a stream, `keyed_sink` folds a stream into states; both count each
 micro-batch exactly once. `register` makes `spark.read.format("arrowstate")` known to a session. `bootstrap` makes the
-state to start from of a table. PySpark is imported at the first use of any of them.
+state to start from of a table, `import_state` of the checkpoint of a Spark query. PySpark is imported at the first
+use of any of them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from arrowstate.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from arrowstate.spark.bootstrapping import bootstrap
+    from arrowstate.spark.import_report import ImportedState, ImportReport, LeftOut
+    from arrowstate.spark.importing import import_state
     from arrowstate.spark.session import keyed_sink, register
     from arrowstate.spark.stateful_stream import StatefulStream, stateful, write_stream
 
 __all__ = [
+    "ImportReport",
+    "ImportedState",
+    "LeftOut",
     "StatefulStream",
     "bootstrap",
+    "import_state",
     "keyed_sink",
     "register",
     "stateful",
@@ -27,8 +34,12 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ImportReport": "import_report",
+    "ImportedState": "import_report",
+    "LeftOut": "import_report",
     "StatefulStream": "stateful_stream",
     "bootstrap": "bootstrapping",
+    "import_state": "importing",
     "keyed_sink": "session",
     "register": "session",
     "stateful": "stateful_stream",

@@ -1,0 +1,253 @@
+"""`import_state`: the state that a Spark query keeps in its own checkpoint becomes state of a store.
+
+All states of an operator go through one shuffle, as rows in which the columns of the other states are null; all
+operators become one checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce as fold
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as sf
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import TimeToLive
+from arrowstate.spark.bootstrapping import DEFAULT_BUDGET_BYTES, columns_of, run_fills
+from arrowstate.spark.fill_commit import FilledOperator
+from arrowstate.spark.fill_planning import plan_fill
+from arrowstate.spark.filling import FillPlan
+from arrowstate.spark.import_report import ImportedState, ImportReport
+from arrowstate.spark.routing import quoted
+from arrowstate.spark.spark_checkpoints import (
+    BatchLog,
+    Part,
+    StatefulOperator,
+    Wishes,
+    parts_of,
+    stateful_operators,
+)
+from arrowstate.store import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["import_state"]
+
+_OTHERS = ("value", "user_key", "updated", "position")
+
+
+def import_state(
+    spark: SparkSession,
+    checkpoint_location: str | Path,
+    *,
+    store: str | Path,
+    parallelism: int,
+    max_parallelism: int | None = None,
+    operator_id: int | None = None,
+    uid: str | None = None,
+    key: Sequence[str] | None = None,
+    state: str | None = None,
+    columns: Sequence[str] | None = None,
+    reduce: str | Mapping[str, str] | None = None,
+    time_to_live: Mapping[str, TimeToLive] | None = None,
+    batch_id: int | None = None,
+    overwrite: bool = False,
+    memory_budget_bytes: int | None = DEFAULT_BUDGET_BYTES,
+) -> ImportReport:
+    """Take over the state of a Spark query from its checkpoint folder, and tell what was taken and what was not.
+
+    All of it becomes one checkpoint of the store. The query must be stopped, and its folder is only read. What Spark
+    keeps becomes, by operator:
+
+    ==========================================  ========================================================================
+    aggregation                                 a value state `buffers`: a struct of Spark's aggregation buffers, which
+                                                for sum, count, min and max are the results; with `reduce` a reducing
+                                                state, which `keyed_sink` goes on with
+    `dropDuplicates`                            a value state `seen`, true for each key
+    `dropDuplicatesWithinWatermark`             a value state `expires_at`, a timestamp
+    stream-stream join                          list states `left` and `right` of the rows, in their order, with a field
+                                                `matched`, under the columns of the join condition
+    `transformWithState`, in Python and Scala   each variable as a state of its name: value, list or map; timers as
+                                                those of `backend.timers()`
+    ==========================================  ========================================================================
+
+    A struct in the key, such as the window of a windowed aggregation, becomes columns `window_start` and `window_end`.
+    Spark keeps when a row of a variable expires, and not how long rows live, so such a variable needs its
+    `time_to_live`. Session windows, limits and arbitrary functions are left out, and so are columns of types without
+    an Arrow form.
+
+    The offsets of the sources are not part of the state: start the new query from those in the report. A Kafka source
+    takes them as `startingOffsets`, a file source reads the files that the old folder's `sources` does not list, a
+    Delta source begins at the `startingVersion` after the one named.
+
+    Parameters
+    ----------
+    spark
+        A session that can read the folder, with the packages of the state store provider it was written with.
+    checkpoint_location
+        The `checkpointLocation` of the query.
+    store, parallelism, max_parallelism, overwrite, memory_budget_bytes
+        As in `bootstrap`.
+    operator_id
+        The stateful operator to take, as numbered by Spark from 0; all by default. `uid`, `key`, `state`, `columns` and
+        `reduce` need it where the query has several.
+    uid
+        The operator's name in the store; by default Spark's name and number, such as `stateStoreSave-0`.
+    key
+        New names for the key columns, all of them in their order.
+    state
+        A new name for the state of an aggregation or a deduplication.
+    columns
+        New names for the buffers of an aggregation, all of them in their order. By default Spark's, a number added
+        where one occurs again: `count`, `sum`, `sum_2`.
+    reduce
+        The reducers that the buffers of an aggregation are results of, by column; or one for an aggregation with one
+        buffer, whose state then has a plain type. Whether they are is the caller's to know.
+    time_to_live
+        By variable of a `transformWithState`, how its rows expire.
+    batch_id
+        The micro-batch whose state is read, one that Spark still keeps; the last one committed by default.
+
+    Returns
+    -------
+    ImportReport
+        What was taken, with the number of rows, what was left out and why, and the offsets to go on from.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no such operator or batch, or an argument does not fit the operators taken.
+    FencedError, StorageError, UnsupportedStorageError
+        As in `bootstrap`; nothing is committed then.
+
+    Examples
+    --------
+    >>> from arrowstate.spark import import_state
+    >>> def take_over(spark, folder):
+    ...     report = import_state(
+    ...         spark, f"{folder}/spark", store=f"{folder}/store", uid="counter", state="totals", parallelism=4,
+    ...         columns=["n", "v"], reduce={"n": "count", "v": "sum"},
+    ...     )
+    ...     print(report)
+    """
+    location = str(checkpoint_location)
+    operators = stateful_operators(spark, location, operator_id, batch_id)
+    if len(operators) > 1:
+        given = {"uid": uid, "key": key, "state": state, "columns": columns, "reduce": reduce}
+        named = [name for name, value in given.items() if value is not None]
+        if named:
+            raise InvalidInputError(
+                f"{', '.join(named)} can be given for one operator, and the query has "
+                f"{', '.join(f'{operator.id} ({operator.name})' for operator in operators)}; choose one by operator_id"
+            )
+    batch = operators[0].batch_id
+    log = BatchLog.read(spark, location, batch)
+    wishes = Wishes(key, state, columns, reduce, time_to_live or {})
+    taken: list[tuple[StatefulOperator, list[Part], Observation]] = []
+    fills: list[tuple[DataFrame, FillPlan, Sequence[str]]] = []
+    for operator in operators:
+        parts = parts_of(operator, wishes)
+        if not parts:
+            continue
+        frame = _joined(parts)
+        observation = Observation()
+        null_key = fold(lambda left, right: left | right, (sf.col(quoted(name)).isNull() for name in parts[0].key))
+        plan = plan_fill(
+            columns_of(frame),
+            store=store,
+            uid=uid or f"{operator.name}-{operator.id}",
+            key=parts[0].key,
+            states=[part.descriptor for part in parts],
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            overwrite=overwrite,
+            accumulators=True,
+            updated_at=_named(parts, "updated"),
+            value_columns={name: [column] for name, column in _named(parts, "value").items()},
+            user_keys=_named(parts, "user_key"),
+            memory_budget_bytes=memory_budget_bytes,
+            watermark=log.watermark_ms,
+        )
+        # A key may be null in Spark, and not in a store.
+        frame = frame.observe(observation, sf.count_if(null_key).alias("null_keys")).where(~null_key)
+        taken.append((operator, parts, observation))
+        fills.append((frame, plan, ["position"] if "position" in frame.columns else []))
+    properties = {
+        "imported_from_spark": {
+            "checkpoint_location": location,
+            "query_id": log.query_id,
+            "batch_id": batch,
+            "watermark_ms": log.watermark_ms,
+            "offsets": list(log.offsets),
+        }
+    }
+    filled = run_fills(fills, lambda _: properties) if fills else []
+    imported: list[ImportedState] = []
+    for (operator, parts, observation), made in zip(taken, filled, strict=True):
+        imported += [_imported(operator, part, made) for part in parts]
+        null_keys = observation.get["null_keys"]
+        if null_keys:
+            operator.leave_out(
+                ", ".join(part.source for part in parts),
+                f"{null_keys:,} rows have a null in the key, which is no key here",
+            )
+    return ImportReport(
+        checkpoint_location=location,
+        query_id=log.query_id,
+        batch_id=batch,
+        watermark_ms=log.watermark_ms,
+        offsets=log.offsets,
+        store=fills[0][1].store if fills else str(store),
+        checkpoint_id=open_store(store).latest().checkpoint_id if filled else None,
+        imported=tuple(imported),
+        left_out=tuple(item for operator in operators for item in operator.left_out),
+    )
+
+
+def _joined(parts: Sequence[Part]) -> DataFrame:
+    """Return the rows of all parts; each has its own columns beside the key, null in the rows of the others."""
+    frames = [
+        part.frame.select(
+            *(sf.col(quoted(name)) for name in part.key),
+            *(
+                sf.col(name).alias(_column(name, number))
+                for name in _OTHERS
+                if name in part.frame.columns[len(part.key) :]
+            ),
+        )
+        for number, part in enumerate(parts)
+    ]
+    return fold(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
+
+
+def _named(parts: Sequence[Part], column: str) -> dict[str, str]:
+    """By state, what a column of its part is called among those of all parts; of the states that have it."""
+    return {
+        part.descriptor.name: _column(column, number)
+        for number, part in enumerate(parts)
+        if column in part.frame.columns[len(part.key) :]
+    }
+
+
+def _column(name: str, number: int) -> str:
+    # Positions order rows of one state each, so one column does for all of them.
+    return name if name == "position" else f"{name} of part {number}"
+
+
+def _imported(operator: StatefulOperator, part: Part, made: FilledOperator) -> ImportedState:
+    descriptor = part.descriptor
+    return ImportedState(
+        operator_id=operator.id,
+        operator_name=operator.name,
+        source=part.source,
+        uid=made.plan.uid,
+        state=descriptor.name,
+        kind=descriptor.kind,
+        key=", ".join(f"{field.name} {field.type}" for field in made.plan.key_schema),
+        type=str(descriptor.type),
+        rows=sum(item.subtask.live_rows[descriptor.name] for item in made.subtasks),
+    )
