@@ -13,6 +13,7 @@ EXAMPLES = [
     errors.StoreNotFoundError("/data/clicks"),
     errors.CheckpointNotFoundError(7, [41, 42]),
     errors.CheckpointNotFoundError(None, []),
+    errors.CheckpointsCollectedError(7, [41, 42]),
     errors.OperatorNotFoundError("conter", ["counter", "routes"], 41),
     errors.StateNotFoundError("cuonts", ["clicks", "counts"], "counter", 41),
     errors.StateNotFoundError("cuonts", []),

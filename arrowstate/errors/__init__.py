@@ -45,6 +45,7 @@ from arrowstate.errors.commits import (
 )
 from arrowstate.errors.names import (
     CheckpointNotFoundError,
+    CheckpointsCollectedError,
     MissingFileError,
     NotFoundError,
     OperatorNotFoundError,
@@ -71,6 +72,7 @@ __all__ = [
     "CheckpointAbortedError",
     "CheckpointCancelledError",
     "CheckpointNotFoundError",
+    "CheckpointsCollectedError",
     "CheckpointsStoppedError",
     "CollectedError",
     "CommitUnknownError",

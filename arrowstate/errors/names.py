@@ -9,6 +9,7 @@ from arrowstate_formats.errors import ArrowStateError
 
 __all__ = [
     "CheckpointNotFoundError",
+    "CheckpointsCollectedError",
     "MissingFileError",
     "NotFoundError",
     "OperatorNotFoundError",
@@ -88,6 +89,38 @@ class CheckpointNotFoundError(NotFoundError):
         if self.checkpoint_id is None:
             return "no checkpoint in this store yet"
         return f"no checkpoint {self.checkpoint_id} in this store; {_names(self.available, 'it has none yet')}"
+
+
+class CheckpointsCollectedError(NotFoundError):
+    """What changed since a checkpoint cannot be told any more: it was collected, or checkpoints after it were.
+
+    Attributes
+    ----------
+    after : int
+        The checkpoint from which the changes were asked for.
+    available : tuple of int
+        The ids there are, oldest first.
+
+    Examples
+    --------
+    >>> print(CheckpointsCollectedError(7, [41, 42]))
+    the changes after checkpoint 7 need it and every checkpoint since, and some were collected; it has 41, 42: start \
+anew from one of these (a stream with another Spark checkpoint folder), and keep checkpoints for longer than it takes \
+to read their changes, by a retention policy, a tag or a lease
+    """
+
+    def __init__(self, after: int, available: Iterable[int]) -> None:
+        self.after = after
+        self.available = tuple(available)
+        super().__init__(after, self.available)
+
+    def __str__(self) -> str:
+        return (
+            f"the changes after checkpoint {self.after} need it and every checkpoint since, and some were collected; "
+            f"{_names(self.available, 'the store has none')}: start anew from one of these (a stream with another "
+            "Spark checkpoint folder), and keep checkpoints for longer than it takes to read their changes, by a "
+            "retention policy, a tag or a lease"
+        )
 
 
 class OperatorNotFoundError(NotFoundError):

@@ -30,11 +30,23 @@ _NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 class StoredRun:
-    """One run of a checkpoint, as far as one subtask owns it; nothing is read before it is needed."""
+    """One run of a checkpoint, as far as one subtask owns it; nothing is read before it is needed.
 
-    def __init__(self, storage: Storage, document: RunDocument, schemas: RunSchemas) -> None:
+    `live` are live bits to go by in the place of those of the checkpoint.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        document: RunDocument,
+        schemas: RunSchemas,
+        *,
+        live: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
         self.document = document
+        self.has_dead_rows = document.deletion_vector is not None or live is not None
         self._storage = storage
+        self._given_live = live
         self._schema, self.conversion = schemas.of_version(document.schema_version)
 
     @property
@@ -64,6 +76,8 @@ class StoredRun:
     @cached_property
     def live(self) -> npt.NDArray[np.uint8]:
         """The live bits; bit i stands for row document.first_row + i of the file."""
+        if self._given_live is not None:
+            return self._given_live
         bits = all_live(self.rows)
         if self.document.deletion_vector is not None:
             dead = reading.dead_rows(self._storage, self.document.deletion_vector)
@@ -126,7 +140,7 @@ class Part:
     @property
     def live_rows(self) -> int:
         if self._live_rows is None:
-            has_dead = self.run.document.deletion_vector is not None
+            has_dead = self.run.has_dead_rows
             self._live_rows = count_rows(self.run.live, self._first_bit, self.rows) if has_dead else self.rows
         return self._live_rows
 

@@ -47,12 +47,16 @@ class OperatorStateDataset(ds.InMemoryDataset):  # type: ignore[misc]
         schema = pa.schema([self._columns.field(name) for name in wanted])
         return Scan(schema, self._batches(wanted, filter))
 
+    def part(self, number: int) -> pa.Table:
+        """Return the elements of one part, with all columns."""
+        part = read_part(self._storage, self._document, number)
+        values = part.column(0).flatten() if self._is_flat else part.columns
+        numbers = pa.repeat(pa.scalar(number, pa.int32()), part.num_rows)
+        return pa.Table.from_arrays([numbers, *values], schema=self._columns)
+
     def _batches(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         for number in range(len(self._document.parts)):
-            part = read_part(self._storage, self._document, number)
-            values = part.column(0).flatten() if self._is_flat else part.columns
-            numbers = pa.repeat(pa.scalar(number, pa.int32()), part.num_rows)
-            table = pa.Table.from_arrays([numbers, *values], schema=self._columns)
+            table = self.part(number)
             if filter is not None:
                 table = table.filter(filter)
             yield from table.select(columns).to_batches()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ _CONSTANT_ROWS = 1 << 20
 _STEP_ROWS = 65_536
 
 Ints = npt.NDArray[np.int64]
+HashBounds: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class StateReader:
     def __init__(self, storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> None:
         self.operator = find_operator(entry, uid)
         self.document = find_state(entry, self.operator, name)
-        self._schemas = RunSchemas(self.operator.key, self.document)
-        self.layout = self._schemas.layout
+        self.schemas = RunSchemas(self.operator.key, self.document)
+        self.layout = self.schemas.layout
         self._storage = storage
         self._checkpoint_id = entry.checkpoint_id
 
@@ -85,7 +87,7 @@ class StateReader:
 
     @property
     def _run_schema(self) -> pa.Schema:
-        return self._schemas.schema
+        return self.schemas.schema
 
     @property
     def columns(self) -> list[str]:
@@ -117,7 +119,7 @@ class StateReader:
     def runs(self) -> tuple[StoredRun, ...]:
         """The runs of all subtasks."""
         return tuple(
-            StoredRun(self._storage, document, self._schemas)
+            StoredRun(self._storage, document, self.schemas)
             for subtask in self.operator.subtasks
             for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
         )
@@ -160,6 +162,7 @@ class StateReader:
         columns: Sequence[str],
         *,
         key_groups: KeyGroupRange | None = None,
+        hash_bounds: HashBounds | None = None,
         condition: Condition | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the live rows of the parts, without empty batches.
@@ -172,17 +175,21 @@ class StateReader:
             Names from `self.schema`, in the order wanted.
         key_groups
             Only rows of these key groups.
+        hash_bounds
+            Only rows whose hash is in this range, both ends inclusive; in the place of `key_groups`.
         condition
             Only rows that pass it.
         """
+        if key_groups is not None:
+            hash_bounds = key_groups.hash_bounds(self.max_parallelism)
         schema = pa.schema([self.schema.field(name) for name in columns])
         output = self._stored(columns)
 
         def count(parts: Sequence[Part]) -> int:
-            return sum(piece.count for piece in self._pieces(parts, output, key_groups, condition))
+            return sum(piece.count for piece in self._pieces(parts, output, hash_bounds, condition))
 
         def read(parts: Sequence[Part]) -> list[pa.RecordBatch]:
-            pieces = self._pieces(parts, output, key_groups, condition)
+            pieces = self._pieces(parts, output, hash_bounds, condition)
             return [self._with_virtual(batch, schema) for batch in gather(pieces)]
 
         if output:
@@ -195,11 +202,10 @@ class StateReader:
         self,
         parts: Iterable[Part],
         output: Sequence[str],
-        key_groups: KeyGroupRange | None,
+        hash_bounds: HashBounds | None,
         condition: Condition | None,
     ) -> Iterator[Picked]:
         """Yield the rows asked for, part by part, as columns of the files."""
-        hash_bounds = None if key_groups is None else key_groups.hash_bounds(self.max_parallelism)
         read = list(output)
         tested = pa.schema([])
         if condition is not None:

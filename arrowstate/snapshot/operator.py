@@ -31,7 +31,14 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
-__all__ = ["FrozenOperatorState", "operator_state_table", "read_part", "write_operator_states", "write_part"]
+__all__ = [
+    "FrozenOperatorState",
+    "find_operator_state",
+    "operator_state_table",
+    "read_part",
+    "write_operator_states",
+    "write_part",
+]
 
 _SUBTASK_COLUMN = "_subtask"
 
@@ -200,13 +207,7 @@ def operator_state_table(storage: Storage, entry: LogEntryDocument, uid: str, na
     CorruptDataError
         If a file is missing, truncated or altered.
     """
-    operator = find_operator(entry, uid)
-    for document in operator.operator_states:
-        if document.name == name:
-            break
-    else:
-        names = [state.name for state in operator.operator_states]
-        raise StateNotFoundError(name, names, uid, entry.checkpoint_id)
+    document = find_operator_state(entry, uid, name)
     subtask = pa.field(_SUBTASK_COLUMN, pa.int32(), nullable=False)
     schema = pa.schema([subtask, *operator_state_schema(operator_descriptor_of(document))])
     batches = []
@@ -215,3 +216,12 @@ def operator_state_table(storage: Storage, entry: LogEntryDocument, uid: str, na
         numbers = pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows)
         batches.append(pa.RecordBatch.from_arrays([numbers, *batch.columns], schema=schema))
     return pa.Table.from_batches(batches, schema)
+
+
+def find_operator_state(entry: LogEntryDocument, uid: str, name: str) -> OperatorStateDocument:
+    """Return an operator state of a checkpoint, or raise StateNotFoundError with the names there are."""
+    states = find_operator(entry, uid).operator_states
+    for state in states:
+        if state.name == name:
+            return state
+    raise StateNotFoundError(name, [state.name for state in states], uid, entry.checkpoint_id)

@@ -1,7 +1,7 @@
 """Reading a state as a Spark table: which checkpoint, which columns, which keys, and in how many partitions.
 
 Every partition is a range of key groups and opens only the part of each run file that lies in it. A DataFrame
-stays with the checkpoint that was newest when it was loaded, whatever is committed later.
+stays with the checkpoint that was chosen when it was loaded, whatever is committed later.
 """
 
 from __future__ import annotations
@@ -12,24 +12,40 @@ from itertools import compress
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from arrowstate.errors import CheckpointNotFoundError, InvalidInputError
+from arrowstate.errors import InvalidInputError
 from arrowstate.query.filters import columns_of, may_match, read_filter
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.log import CommitLog, open_store_document
+from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.spark.filters import arrow_filter, key_lookup
-from arrowstate.spark.schemas import schema_for_spark, spark_schema
-from arrowstate.storage.base import Storage
+from arrowstate.spark.options import (
+    check_options,
+    column_names,
+    flag,
+    key_group_option,
+    open_checkpoint,
+    required,
+    whole_number,
+)
+from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_group_range, key_groups
 
-__all__ = ["FilteringTableReader", "KeyGroupPartition", "ReadPlan", "TableReader", "reader_of"]
+__all__ = [
+    "FilteringTableReader",
+    "KeyGroupPartition",
+    "ReadPlan",
+    "TableReader",
+    "check_schema",
+    "reader_of",
+    "split_key_groups",
+]
 
-_OPTIONS = ("operator", "state", "checkpoint", "columns", "partitions", "pushFilters")
+OPTIONS = ("operator", "state", "checkpoint", "asOf", "columns", "partitions", "keyGroups", "pushFilters")
+"""What a state is read with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,8 @@ class ReadPlan:
     push_filters: bool
     schema: StructType
     """The columns that are read, as Spark sees them."""
+    key_groups: KeyGroupRange
+    """The key groups that are read."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> ReadPlan:
@@ -56,38 +74,45 @@ class ReadPlan:
         StoreNotFoundError, CheckpointNotFoundError, OperatorNotFoundError, StateNotFoundError
             If there is none like that; the message lists those there are.
         """
-        known = {option.lower(): option for option in (*_OPTIONS, "path")}
-        unknown = [option for option in options if option.lower() not in known]
-        if unknown:
-            raise InvalidInputError(
-                f"unknown option {', '.join(map(repr, sorted(unknown)))}; a state is read with {', '.join(_OPTIONS)}"
-            )
-        for option, example in (("path", ".load('/data/store')"), ("operator", ".option('operator', 'counter')")):
-            if not options.get(option):
-                raise InvalidInputError(f"the option {option!r} is missing: spark.read.format('arrowstate'){example}")
-        storage, entry = _open(options["path"], _whole_number(options, "checkpoint"))
+        check_options(options, OPTIONS, "a state")
+        required(options, "path", ".load('/data/store')")
+        required(options, "operator", ".option('operator', 'counter')")
+        storage, entry = open_checkpoint(options)
         operator = find_operator(entry, options["operator"])
         names = [state.name for state in operator.states]
         if not options.get("state") and len(names) > 1:
             raise InvalidInputError(f"the option 'state' is missing; operator {operator.uid!r} has {', '.join(names)}")
         state = StateReader(storage, entry, operator.uid, options.get("state") or names[0])
-        partitions = _whole_number(options, "partitions")
+        partitions = whole_number(options, "partitions", at_least=1)
         assert entry.checkpoint_id is not None, "a fence is never read"
-        columns = _columns(options.get("columns"), state)
+        columns = state.check_columns(column_names(options))
+        groups = key_group_option(options, operator.max_parallelism)
         return cls(
             store=storage.url,
             checkpoint_id=entry.checkpoint_id,
             operator=operator.uid,
             state=state.layout.name,
-            partitions=min(operator.max_parallelism, len(operator.subtasks) if partitions is None else partitions),
-            push_filters=_flag(options, "pushFilters"),
+            partitions=len(operator.subtasks) if partitions is None else partitions,
+            push_filters=flag(options, "pushFilters"),
             schema=spark_schema(pa.schema([state.schema.field(name) for name in columns])),
+            key_groups=groups or KeyGroupRange(0, operator.max_parallelism - 1),
         )
 
     def open(self) -> StateReader:
         """Open the state of the checkpoint that was settled on."""
-        storage, entry = _open(self.store, self.checkpoint_id)
-        return StateReader(storage, entry, self.operator, self.state)
+        storage = open_storage(self.store)
+        return StateReader(storage, CommitLog(storage).checkpoint(self.checkpoint_id), self.operator, self.state)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads it."""
+        return reader_of(self, schema)
+
+    def stream_reader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
+        """Refuse: a state has no rows in order."""
+        raise InvalidInputError(
+            f"the state {self.state!r} is a table; stream what changes in it with .option('readChangeFeed', 'true'), "
+            "or the rows of an output table with .option('output', ...)"
+        )
 
 
 @dataclass(frozen=True)
@@ -110,12 +135,10 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the ranges of key groups; with keys, one for each range that holds some of them."""
-        maximum = self.plan.open().max_parallelism
-        count = self.plan.partitions
-        ranges = [key_group_range(maximum, parallelism=count, subtask=number) for number in range(count)]
+        ranges = split_key_groups(self.plan.key_groups, self.plan.partitions)
         if self.keys is None:
             return [KeyGroupPartition(groups.start, groups.end) for groups in ranges]
-        of_keys = key_groups(self.keys, maximum)
+        of_keys = key_groups(self.keys, self.plan.open().max_parallelism)
         found = []
         for groups in ranges:
             inside = pc.and_(pc.greater_equal(of_keys, groups.start), pc.less_equal(of_keys, groups.end))
@@ -123,7 +146,7 @@ class TableReader(DataSourceReader):
             if keys.num_rows:
                 found.append(KeyGroupPartition(groups.start, groups.end, keys))
         # Spark makes a partition of its own where it is given none.
-        return found or [KeyGroupPartition(ranges[0].start, ranges[0].end, self.keys)]
+        return found or [KeyGroupPartition(ranges[0].start, ranges[0].end, self.keys.slice(0, 0))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition in the form that Spark wants."""
@@ -132,7 +155,7 @@ class TableReader(DataSourceReader):
         for batch in self._batches(state, partition):
             kept = batch if self.filter is None else batch.filter(self.filter)
             if kept.num_rows:
-                yield self._for_spark(kept.select(self.target.names))
+                yield batch_for_spark(kept.select(self.target.names), self.target, f"state {self.plan.state!r}")
 
     def _batches(self, state: StateReader, partition: KeyGroupPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, those left out that cannot pass the filter."""
@@ -152,18 +175,6 @@ class TableReader(DataSourceReader):
                 passing = set(compress(state.parts.parts, may_match(node, state.bounds, len(state.parts.parts))))
                 parts = [part for part in parts if part in passing]
         yield from state.batches(parts, columns, key_groups=key_groups)
-
-    def _for_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = []
-        for field, column in zip(self.target, batch.columns, strict=True):
-            try:
-                columns.append(column if column.type == field.type else column.cast(field.type))
-            except pa.ArrowInvalid as error:
-                raise InvalidInputError(
-                    f"column {field.name!r} of state {self.plan.state!r} is {column.type} and holds a value that "
-                    f"Spark's {field.type} cannot: {error}; leave the column out with the option 'columns'"
-                ) from None
-        return pa.RecordBatch.from_arrays(columns, schema=self.target)
 
 
 class FilteringTableReader(TableReader):
@@ -185,49 +196,27 @@ class FilteringTableReader(TableReader):
 
 def reader_of(plan: ReadPlan, schema: StructType) -> DataSourceReader:
     """Return the reader for a plan, for the columns of a schema that Spark may have been given by the user."""
-    if schema.simpleString() != plan.schema.simpleString():
-        raise InvalidInputError(
-            f"the state has the columns {plan.schema.simpleString()}, the schema given is {schema.simpleString()}; "
-            "leave .schema(...) out and choose columns with the option 'columns'"
-        )
+    check_schema(schema, plan.schema)
     return (FilteringTableReader if plan.push_filters else TableReader)(plan, schema)
 
 
-def _open(store: str, checkpoint_id: int | None) -> tuple[Storage, LogEntryDocument]:
-    storage = open_storage(store)
-    open_store_document(storage)
-    log = CommitLog(storage)
-    if checkpoint_id is not None:
-        return storage, log.checkpoint(checkpoint_id)
-    entry = log.latest_checkpoint()
-    if entry is None:
-        raise CheckpointNotFoundError(None, [])
-    return storage, entry
-
-
-def _columns(option: str | None, state: StateReader) -> list[str]:
-    """The columns asked for, in the order they were named."""
-    if option is None:
-        return state.columns
-    names = [name.strip() for name in option.split(",")]
-    if len(set(names)) < len(names):
-        raise InvalidInputError(f"the option 'columns' must name each column once, got {option!r}")
-    return state.check_columns(names)
-
-
-def _whole_number(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) < (name == "partitions"):
+def check_schema(given: StructType, planned: StructType) -> None:
+    """Refuse columns of the user's own."""
+    if given.simpleString() != planned.simpleString():
         raise InvalidInputError(
-            f"the option {name!r} must be a whole number from {int(name == 'partitions')}, got {text!r}"
+            f"there are the columns {planned.simpleString()}, the schema given is {given.simpleString()}; "
+            "leave .schema(...) out and choose columns with the option 'columns'"
         )
-    return int(text)
 
 
-def _flag(options: Mapping[str, str], name: str) -> bool:
-    text = options.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise InvalidInputError(f"the option {name!r} must be true or false, got {text!r}")
-    return text == "true"
+def split_key_groups(groups: KeyGroupRange, parts: int) -> list[KeyGroupRange]:
+    """Return ranges of about the same length that make up the given one, no more of them than it has key groups.
+
+    Examples
+    --------
+    >>> split_key_groups(KeyGroupRange(3, 7), 2)
+    [KeyGroupRange(start=3, end=5), KeyGroupRange(start=6, end=7)]
+    """
+    count = min(parts, len(groups))
+    pieces = [key_group_range(len(groups), parallelism=count, subtask=number) for number in range(count)]
+    return [KeyGroupRange(groups.start + piece.start, groups.start + piece.end) for piece in pieces]

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["arrow_type", "schema_for_spark", "spark_schema", "spark_type", "widens"]
+__all__ = ["arrow_type", "batch_for_spark", "schema_for_spark", "spark_schema", "spark_type", "widens"]
 
 _WIDER = {
     "tinyint": ("smallint", "int", "bigint", "float", "double"),
@@ -118,6 +118,35 @@ def spark_schema(schema: pa.Schema) -> StructType:
 def schema_for_spark(spark: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark demands of a Python source with this schema, to the last detail."""
     return pa.schema([pa.field(field.name, to_arrow_type(field.dataType, timezone="UTC"), True) for field in spark])
+
+
+def batch_for_spark(batch: pa.RecordBatch, target: pa.Schema, what: str) -> pa.RecordBatch:
+    """Return a batch in the schema that Spark demands, its columns in the same order.
+
+    Parameters
+    ----------
+    batch
+        The rows.
+    target
+        The result of `schema_for_spark`.
+    what
+        What they are rows of, for messages.
+
+    Raises
+    ------
+    InvalidInputError
+        If a column holds a value that Spark's type cannot; the message names the column.
+    """
+    columns = []
+    for field, column in zip(target, batch.columns, strict=True):
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(
+                f"column {field.name!r} of {what} is {column.type} and holds a value that Spark's {field.type} "
+                f"cannot: {error}; leave the column out with the option 'columns'"
+            ) from None
+    return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def _nullable(arrow: pa.DataType) -> pa.DataType:

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
@@ -25,7 +26,7 @@ from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.committing import abort_micro_batch, commit_micro_batch
 from arrowstate.spark.fold import SubtaskResult, fold_micro_batch
 from arrowstate.spark.plan import SinkPlan
-from arrowstate.spark.reader import ReadPlan, reader_of
+from arrowstate.spark.reading import Plan, plan_from_options
 from arrowstate.store import new_id, now_ms
 
 if TYPE_CHECKING:
@@ -81,20 +82,22 @@ class KeyedStateWriter(DataSourceStreamArrowWriter):
 class ArrowStateDataSource(DataSource):
     """Reads the states of a store as tables, and writes streams to it for `keyed_sink`."""
 
-    _read_plan: ReadPlan | None = None
+    _plan: Plan | None = None
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns of the state; from here on the table is pinned to one checkpoint."""
-        self._read_plan = ReadPlan.from_options(self.options)
-        return self._read_plan.schema
+        """The columns; from here on a table is pinned to one checkpoint."""
+        self._plan = plan_from_options(self.options)
+        return self._plan.schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        plan = self._read_plan or ReadPlan.from_options(self.options)
-        return reader_of(plan, schema)
+        return (self._plan or plan_from_options(self.options)).reader(schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return (self._plan or plan_from_options(self.options)).stream_reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> StateWriter:
         """The writer of a table into a state; see `register` for the options."""

@@ -15,6 +15,7 @@ from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
     InvalidInputError,
+    NotFoundError,
     OperatorNotFoundError,
     StateNotFoundError,
     StoreNotFoundError,
@@ -51,6 +52,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 value = pa.StructArray.from_arrays([texts, keys.cast(pa.uint32())], ["text", "u"])
                 backend.state(names).update_batch(keys, value)
             writer.checkpoint({"counter": backends}, format=format)
+    opened = arrowstate.open_store(folder)
+    opened.tag("first", opened.checkpoints()[0].checkpoint_id)
     return folder
 
 
@@ -119,6 +122,39 @@ def test_a_checkpoint_is_chosen_by_option(read: Any, store: Path) -> None:
 
     assert read(checkpoint=str(first)).agg({"n": "sum"}).collect()[0][0] == KEYS
     assert read(checkpoint=str(second)).agg({"n": "sum"}).collect()[0][0] == KEYS + 100
+
+
+def test_a_checkpoint_is_chosen_by_tag_or_by_time(store: Path) -> None:
+    from arrowstate.spark.reader import ReadPlan
+
+    first, second = arrowstate.open_store(store).checkpoints()
+    time = datetime.datetime.fromtimestamp(first.entry.committed_at_ms / 1000, datetime.UTC)
+    options = {"path": str(store), "operator": "counter", "state": "counts"}
+
+    def chosen(**more: str) -> int:
+        return ReadPlan.from_options(options | more).checkpoint_id
+
+    assert chosen(checkpoint="first") == chosen(checkpoint=str(first.checkpoint_id)) == first.checkpoint_id
+    assert first.entry.committed_at_ms < second.entry.committed_at_ms
+    assert chosen(asOf=str(first.entry.committed_at_ms)) == chosen(asOf=time.isoformat()) == first.checkpoint_id
+    assert chosen(asOf=str(second.entry.committed_at_ms)) == chosen() == second.checkpoint_id
+
+
+def test_key_groups_are_chosen_by_option(read: Any, store: Path) -> None:
+    frame = read(keyGroups="3-7", partitions="2", columns="k,_key_group")
+
+    assert frame.rdd.getNumPartitions() == 2
+    groups = arrowstate.KeyGroupRange(3, 7)
+    expected = arrowstate.open_store(store).latest().to_arrow("counter.counts", key_groups=groups)
+    assert frame.toArrow()["k"].sort().to_pylist() == expected["k"].sort().to_pylist() != []
+
+
+@pytest.mark.usefixtures("push_down")
+def test_a_key_outside_of_the_key_groups_is_not_found(read: Any) -> None:
+    group = arrowstate.key_groups(pa.array([42]), 128)[0].as_py()
+
+    assert read(keyGroups=str(group), pushFilters="true").where("k = 42").count() == 1
+    assert read(keyGroups=str((group + 1) % 128), pushFilters="true").where("k = 42").count() == 0
 
 
 def test_a_frame_stays_with_the_checkpoint_it_was_loaded_from(spark: Any, sink: Any, make_rows: Any) -> None:
@@ -222,7 +258,12 @@ def test_a_partition_opens_its_own_part_of_the_files(store: Path) -> None:
         ({"state": ""}, InvalidInputError, "option 'state' is missing; operator 'counter' has counts, names"),
         ({"operator": ""}, InvalidInputError, "option 'operator' is missing"),
         ({"checkpoint": "99"}, CheckpointNotFoundError, "99.*it has"),
-        ({"checkpoint": "newest"}, InvalidInputError, "'checkpoint' must be a whole number from 0, got 'newest'"),
+        ({"checkpoint": "newest"}, NotFoundError, "no checkpoint and no tag 'newest' .* the tags are 'first'"),
+        ({"asOf": "yesterday"}, InvalidInputError, "'asOf' must be a time such as .*, got 'yesterday'"),
+        ({"asOf": "1000"}, NotFoundError, "at 1000 or before; the oldest, 2, was committed at 20"),
+        ({"asOf": "9", "checkpoint": "2"}, InvalidInputError, "'checkpoint' and 'asOf' .* give one of them"),
+        ({"keyGroups": "7-3"}, InvalidInputError, "'keyGroups' must be .* from 0 to 127, got '7-3'"),
+        ({"keyGroups": "120-128"}, InvalidInputError, "'keyGroups' must be .* from 0 to 127, got '120-128'"),
         ({"columns": "k,m"}, InvalidInputError, "no column 'm'; it has k, n"),
         ({"columns": "k,k"}, InvalidInputError, "must name each column once"),
         ({"partitions": "0"}, InvalidInputError, "'partitions' must be a whole number from 1, got '0'"),

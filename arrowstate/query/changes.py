@@ -1,0 +1,283 @@
+"""What changed in a state from one checkpoint to another: rows that came, went, or have another value.
+
+Two checkpoints share most of their runs. Only rows are read that are live in one of them and not in the other, which
+the live bits tell without opening a file; a run that one checkpoint does not have is read as a whole. Then rows of one
+key are put side by side: those with equal values were only moved, by a merge of runs, and did not change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec.structs import replace
+
+from arrowstate.errors import IncompatibleStateError
+from arrowstate.query.files import Part, StoredRun
+from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
+from arrowstate.snapshot.reading import subtask_runs
+from arrowstate.storage.base import Storage
+from arrowstate.table.batch import KeyBatch
+from arrowstate.table.columns import columns_equal, take
+from arrowstate.table.run import HASH_COLUMN
+from arrowstate_formats.documents import (
+    FieldDocument,
+    LogEntryDocument,
+    OperatorDocument,
+    RunDocument,
+    SchemaDocument,
+    StateDocument,
+)
+
+__all__ = ["CHANGE_TYPES", "CHANGE_TYPE_COLUMN", "StateChanges", "change_columns"]
+
+CHANGE_TYPE_COLUMN = "_change_type"
+CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
+"""What happened to a row: it came; it is what it was before a change, or after it; it went."""
+
+_INSERT, _BEFORE, _AFTER, _DELETE = range(4)
+_STEP_ROWS = 1 << 19
+
+Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.bool_]
+
+
+class StateChanges:
+    """The changes of one state between two checkpoints.
+
+    Parameters
+    ----------
+    storage
+        The store.
+    state
+        The state, in the schema that the rows are to have.
+    before
+        The earlier checkpoint; None for one in which nothing is stored. So it is for one without the state.
+    after
+        The later one.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the state has another key in one of the checkpoints, or a schema that the one given knows nothing of.
+    CorruptDataError
+        If a manifest is missing or damaged.
+    """
+
+    def __init__(
+        self, storage: Storage, state: StateReader, before: LogEntryDocument | None, after: LogEntryDocument
+    ) -> None:
+        self._state = state
+        files = [_files(storage, state, entry) for entry in (before, after)]
+        gone: list[StoredRun] = []
+        come: list[StoredRun] = []
+        for run in {**files[0], **files[1]}:
+            sides = [side.get(run, ()) for side in files]
+            if _same_rows(*sides):
+                continue
+            document = next(iter((*sides[0], *sides[1])))
+            rows = [_live(storage, state, document.rows, side) for side in sides]
+            for target, lost in ((gone, rows[0] & ~rows[1]), (come, rows[1] & ~rows[0])):
+                if lost.any():
+                    target.append(_run_of(storage, state, document, lost))
+        self._gone = _Side(gone)
+        self._come = _Side(come)
+
+    def batches(self, columns: Sequence[str], hash_bounds: HashBounds) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of the keys whose hash is in a range.
+
+        Parameters
+        ----------
+        columns
+            Columns of the state, without `_checkpoint_id`.
+        hash_bounds
+            Lowest and highest hash, both inclusive.
+
+        Yields
+        ------
+        pa.RecordBatch
+            The columns, and `_change_type` string, not null, one of `CHANGE_TYPES`: `update_preimage` is followed by
+            its `update_postimage`. A row of which only columns changed that are neither value nor asked for, such as
+            `_updated_at`, did not change.
+
+        Raises
+        ------
+        CorruptDataError
+            If a file is missing or damaged.
+        """
+        layout = self._state.layout
+        identity = [*layout.key.names, *(field.name for field in layout.entry_fields)]
+        seconds = [] if layout.second is None else [layout.second]
+        values = [field.name for field in layout.value_fields]
+        compared = [name for name in dict.fromkeys((*values, *columns)) if name not in (*identity, *seconds)]
+        compared = [name for name in compared if not name.startswith("_") or name in values or name == "_updated_at"]
+        read = list(dict.fromkeys((HASH_COLUMN, *seconds, *identity, *compared, *columns)))
+        for bounds in self._steps(hash_bounds):
+            gone, come = (self._read(side, read, bounds) for side in (self._gone, self._come))
+            changes = _changes(gone, come, identity, layout.second, compared, columns)
+            if changes.num_rows:
+                yield changes
+
+    def _read(self, side: _Side, columns: Sequence[str], bounds: HashBounds) -> pa.RecordBatch:
+        batches = list(self._state.batches(side.parts_in(bounds), columns, hash_bounds=bounds))
+        schema = pa.schema([self._state.schema.field(name) for name in columns])
+        return pa.concat_batches(batches) if batches else schema.empty_table().to_batches()[0]
+
+    def _steps(self, bounds: HashBounds) -> Iterator[HashBounds]:
+        """Cut a range of hashes so that each piece has a bounded number of rows, as hashes are spread evenly."""
+        rows = sum(part.live_rows for side in (self._gone, self._come) for part in side.parts_in(bounds))
+        count = -(-rows // _STEP_ROWS)
+        if count:
+            low, length = bounds[0], bounds[1] - bounds[0] + 1
+            for start, stop in pairwise(low + length * number // count for number in range(count + 1)):
+                yield start, stop - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Runs whose live rows are in one checkpoint and not in the other."""
+
+    runs: Sequence[StoredRun]
+
+    def parts_in(self, bounds: HashBounds) -> list[Part]:
+        parts = (part for run in self.runs for part in run.parts())
+        return [part for part in parts if part.max_hash >= bounds[0] and part.min_hash <= bounds[1]]
+
+
+def _check_same_schema(state: StateReader, operator: OperatorDocument, stored: StateDocument) -> None:
+    """Refuse a state of a checkpoint whose rows cannot be read in another schema of it.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the key has other columns, or the schema is not among those that the other one came from.
+    """
+    wanted = state.document
+    if _identity(operator.key) != _identity(state.operator.key):
+        raise IncompatibleStateError(
+            stored.name, _text("keyed by", operator.key), _text("keyed by", state.operator.key), _ANEW
+        )
+    known: Mapping[int, SchemaDocument | StateDocument] = {
+        **{schema.version: schema for schema in wanted.earlier_schemas},
+        wanted.schema_version: wanted,
+    }
+    known_columns = known.get(stored.schema_version)
+    if (
+        stored.kind != wanted.kind
+        or known_columns is None
+        or any(
+            _identity(have) != _identity(own) for have, own in zip(*map(_parts, (stored, known_columns)), strict=True)
+        )
+    ):
+        raise IncompatibleStateError(
+            stored.name,
+            _text(f"a {stored.kind} state, in version {stored.schema_version}, of", stored.columns),
+            _text(f"a {wanted.kind} state, in version {wanted.schema_version}, of", wanted.columns),
+            _ANEW,
+        )
+
+
+_ANEW = "read the changes on each side of that checkpoint apart, a stream by starting it anew"
+
+
+def _parts(schema: SchemaDocument | StateDocument) -> list[Sequence[FieldDocument]]:
+    return [schema.namespace, [schema.user_key] if schema.user_key is not None else [], schema.columns]
+
+
+def _identity(fields: Sequence[FieldDocument]) -> list[tuple[int, object]]:
+    return [(field.id, field.type) for field in fields]
+
+
+def _text(what: str, fields: Sequence[FieldDocument]) -> str:
+    return f"{what} {', '.join(f'{field.name}: {field.type}' for field in fields) or 'no columns'}"
+
+
+def _files(storage: Storage, state: StateReader, entry: LogEntryDocument | None) -> dict[str, Sequence[RunDocument]]:
+    """Return the runs of a state by their id; a file may belong to several subtasks, a piece to each."""
+    found: dict[str, list[RunDocument]] = defaultdict(list)
+    for operator in () if entry is None else entry.operators:
+        if operator.uid != state.operator.uid:
+            continue
+        for document in operator.states:
+            if document.name == state.document.name:
+                _check_same_schema(state, operator, document)
+        for subtask in operator.subtasks:
+            for run in subtask_runs(storage, operator, subtask).get(state.document.name, []):
+                found[run.id].append(run)
+    return dict(found)
+
+
+def _same_rows(left: Sequence[RunDocument], right: Sequence[RunDocument]) -> bool:
+    """Whether documents alone tell that the same rows are live."""
+    return [_rows_of(run) for run in left] == [_rows_of(run) for run in right]
+
+
+def _rows_of(run: RunDocument) -> tuple[int, int, str | None]:
+    vector = run.deletion_vector
+    return run.first_row, run.last_row, None if vector is None else vector.xxh3_128
+
+
+def _live(storage: Storage, state: StateReader, rows: int, runs: Sequence[RunDocument]) -> Bits:
+    """Return for each row of a file whether it is live in one of the pieces."""
+    live = np.zeros(rows, dtype=np.bool_)
+    for run in runs:
+        bits = np.unpackbits(StoredRun(storage, run, state.schemas).live, bitorder="little")
+        live[run.first_row : run.last_row] |= bits[: run.last_row - run.first_row].astype(np.bool_)
+    return live
+
+
+def _run_of(storage: Storage, state: StateReader, document: RunDocument, rows: Bits) -> StoredRun:
+    """Return a whole file as a run in which only some rows are live."""
+    whole = replace(document, first_row=0, last_row=document.rows, live_rows=int(rows.sum()), deletion_vector=None)
+    return StoredRun(storage, whole, state.schemas, live=np.packbits(rows, bitorder="little"))
+
+
+def _changes(
+    gone: pa.RecordBatch,
+    come: pa.RecordBatch,
+    identity: Sequence[str],
+    second: str | None,
+    compared: Sequence[str],
+    columns: Sequence[str],
+) -> pa.RecordBatch:
+    """Put the rows of a key side by side and say what happened to each."""
+    both = pa.concat_batches([gone, come])
+    keys = KeyBatch.of(
+        both.column(HASH_COLUMN).to_numpy(),
+        [both.column(name) for name in identity],
+        seconds=None if second is None else both.column(second).to_numpy(),
+    )
+    numbers = keys.groups()
+    row_before, row_after = (np.full(len(keys), -1, dtype=np.int64) for _ in range(2))
+    row_before[numbers[: gone.num_rows]] = np.arange(gone.num_rows)
+    row_after[numbers[gone.num_rows :]] = np.arange(gone.num_rows, both.num_rows)
+    there = (row_before >= 0) & (row_after >= 0)
+    old, new = row_before[there], row_after[there]
+    same = np.ones(old.size, dtype=np.bool_)
+    for name in compared:
+        same &= columns_equal(take(both.column(name), old), take(both.column(name), new))
+    old, new = old[~same], new[~same]
+    lost, added = row_before[row_after < 0], row_after[row_before < 0]
+    rows = np.concatenate([lost, np.stack([old, new], axis=1).ravel(), added])
+    types = np.concatenate(
+        [
+            np.full(lost.size, _DELETE),
+            np.tile(np.array([_BEFORE, _AFTER]), old.size),
+            np.full(added.size, _INSERT),
+        ]
+    )
+    fields = [both.schema.field(name) for name in columns]
+    return pa.RecordBatch.from_arrays(
+        [*(take(both.column(name), rows) for name in columns), take(pa.array(CHANGE_TYPES), types)],
+        schema=pa.schema([*fields, pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False)]),
+    )
+
+
+def change_columns(state: StateReader) -> list[str]:
+    """Return the columns of a state that may be asked for with its changes."""
+    return [name for name in state.schema.names if name != CHECKPOINT_COLUMN]

@@ -1,0 +1,276 @@
+"""Reading an output table: the rows that an operator gave out, in the order in which they were committed.
+
+An output table is an operator state, a list called `rows`, whose parts are appended to by every commit. Parts may be
+merged later and rows are never moved, so the number of a row, counted from the first, is what a stream remembers: it
+means the same in every later checkpoint, whatever files the rows are in by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
+from arrowstate.snapshot.operator import read_part
+from arrowstate.spark.options import (
+    check_options,
+    choice,
+    choose_columns,
+    find_checkpoint,
+    open_checkpoint,
+    whole_number,
+)
+from arrowstate.spark.reader import check_schema
+from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
+from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
+from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.documents import LogEntryDocument, OperatorPartDocument, OperatorStateDocument
+
+__all__ = ["OutputPlan", "OutputReader", "OutputStreamReader", "RowsPartition"]
+
+OUTPUT_STATE = "rows"
+"""The list state that holds the rows of an output table."""
+
+_BATCH = ("output", "columns", "checkpoint", "asOf")
+_STREAM = ("output", "columns", "startingPosition", "maxRowsPerTrigger")
+
+_PARTITION_ROWS = 1 << 18
+_PARTITION_BYTES = 32 << 20
+_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class RowsPartition(InputPartition):
+    """The rows from number `start` to before number `end`."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """Which output table to read, settled when it is loaded."""
+
+    store: str
+    checkpoint_id: int
+    """The checkpoint of a table; a stream goes on with those that come."""
+    output: str
+    schema: StructType
+    starting: str | None
+    max_rows: int | None
+    is_pinned: bool
+    """Whether the checkpoint was chosen by an option."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> OutputPlan:
+        """Look up what the options name.
+
+        Raises
+        ------
+        InvalidInputError
+            If an option has no meaning for an output table, or one names no column.
+        NotFoundError
+            If there is no such output table; the message lists those there are.
+        """
+        check_options(options, dict.fromkeys((*_BATCH, *_STREAM)), "an output table")
+        storage, entry = open_checkpoint(options)
+        name = options["output"]
+        columns = pa.schema(list(type_from_json(_find(entry, name).value_type)))
+        chosen = choose_columns(options, columns.names, f"output table {name!r}")
+        starting = options.get("startingPosition")
+        assert entry.checkpoint_id is not None, "a fence is never read"
+        return cls(
+            store=storage.url,
+            checkpoint_id=entry.checkpoint_id,
+            output=name,
+            schema=spark_schema(pa.schema([columns.field(column) for column in chosen])),
+            starting=None if starting is None else choice(options, "startingPosition", ("earliest", "latest")),
+            max_rows=whole_number(options, "maxRowsPerTrigger", at_least=1),
+            is_pinned=any(options.get(option) is not None for option in ("checkpoint", "asOf")),
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads it as a table."""
+        check_schema(schema, self.schema)
+        if self.starting is not None or self.max_rows is not None:
+            raise InvalidInputError(
+                "the options 'startingPosition' and 'maxRowsPerTrigger' are for spark.readStream; as a table an "
+                f"output is read with {', '.join(_BATCH)}"
+            )
+        return OutputReader(self)
+
+    def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return what reads it as a stream."""
+        check_schema(schema, self.schema)
+        if self.is_pinned:
+            raise InvalidInputError(
+                "the options 'checkpoint' and 'asOf' are for spark.read; as a stream an output is read with "
+                f"{', '.join(_STREAM)}"
+            )
+        return OutputStreamReader(self)
+
+
+class OutputReader(DataSourceReader):
+    """Reads an output table of one checkpoint."""
+
+    def __init__(self, plan: OutputPlan) -> None:
+        self.plan = plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return ranges of rows that begin and end with a part."""
+        parts = _find(self._entry(open_storage(self.plan.store)), self.plan.output).parts
+        # Spark makes a partition of its own where it is given none.
+        return _ranges(parts, 0, sum(part.rows for part in parts)) or [RowsPartition(0, 0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield rows in their order."""
+        assert isinstance(partition, RowsPartition)
+        storage = open_storage(self.plan.store)
+        yield from _rows(storage, _find(self._entry(storage), self.plan.output), self.plan, partition)
+
+    def _entry(self, storage: Storage) -> LogEntryDocument:
+        return find_checkpoint(storage, str(self.plan.checkpoint_id))
+
+
+class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads an output table as a stream: an offset is the number of rows before it.
+
+    The offset at the end of a micro-batch says where it began too, so a micro-batch that is repeated has the same rows
+    even where the stream began at `latest`, which is another place by then.
+    """
+
+    def __init__(self, plan: OutputPlan) -> None:
+        self.plan = plan
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins."""
+        row = self._newest_row() if self.plan.starting == "latest" else 0
+        return {"row": row, "after": row}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit that the option asks for."""
+        return ReadAllAvailable() if self.plan.max_rows is None else ReadMaxRows(self.plan.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the query: the rows there are now."""
+        self._target = self._newest_row()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends."""
+        if self._target is None or start["row"] > self._target:
+            document = self._newest(open_storage(self.plan.store))
+            _check_rows(document, self.plan, start["row"])
+        row = sum(part.rows for part in document.parts) if self._target is None else self._target
+        if isinstance(limit, ReadMaxRows):
+            row = min(row, start["row"] + limit.max_rows)
+        return {"row": row, "after": start["row"]} if row > start["row"] else start
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return ranges of the rows of a micro-batch that begin and end with a part."""
+        if start == end:
+            return []
+        document = self._newest(open_storage(self.plan.store))
+        _check_rows(document, self.plan, end["row"])
+        return _ranges(document.parts, end["after"], end["row"])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield rows in their order, from the files in which the newest checkpoint has them."""
+        assert isinstance(partition, RowsPartition)
+        storage = open_storage(self.plan.store)
+        yield from _rows(storage, self._newest(storage), self.plan, partition)
+
+    def _newest(self, storage: Storage) -> OperatorStateDocument:
+        return _find(find_checkpoint(storage), self.plan.output)
+
+    def _newest_row(self) -> int:
+        return sum(part.rows for part in self._newest(open_storage(self.plan.store)).parts)
+
+
+def _find(entry: LogEntryDocument, name: str) -> OperatorStateDocument:
+    outputs = {
+        operator.uid: state
+        for operator in entry.operators
+        for state in operator.operator_states
+        if not operator.key and state.name == OUTPUT_STATE and _holds_rows(state)
+    }
+    if name not in outputs:
+        raise NotFoundError(
+            f"no output table {name!r} in checkpoint {entry.checkpoint_id}; it has "
+            f"{', '.join(map(repr, outputs)) or 'none'}"
+        )
+    return outputs[name]
+
+
+def _holds_rows(state: OperatorStateDocument) -> bool:
+    return state.kind == "list" and pa.types.is_struct(type_from_json(state.value_type))
+
+
+def _ranges(parts: Sequence[OperatorPartDocument], start: int, end: int) -> list[InputPartition]:
+    """Cut a range of rows between parts, so that each piece is worth a task."""
+    out: list[InputPartition] = []
+    first, size = start, 0
+    for part, part_end in zip(parts, accumulate(part.rows for part in parts), strict=True):
+        if part_end <= start or part_end - part.rows >= end:
+            continue
+        size += part.bytes
+        last = min(part_end, end)
+        if last - first >= _PARTITION_ROWS or size >= _PARTITION_BYTES or last == end:
+            out.append(RowsPartition(first, last))
+            first, size = last, 0
+    return out
+
+
+def _rows(
+    storage: Storage, document: OperatorStateDocument, plan: OutputPlan, rows: RowsPartition
+) -> Iterator[pa.RecordBatch]:
+    """Yield a range of rows, parts of a few rows put together."""
+    _check_rows(document, plan, rows.end)
+    target = schema_for_spark(plan.schema)
+    waiting: list[pa.RecordBatch] = []
+    for batch in _pieces(storage, document, rows):
+        columns = [name for name in target.names if name in batch.schema.names]
+        stored = spark_schema(batch.select(columns).schema)
+        if stored.simpleString() != plan.schema.simpleString():
+            raise IncompatibleStateError(
+                plan.output,
+                f"rows of {stored.simpleString()}",
+                f"rows of {plan.schema.simpleString()}",
+                "start the query again, so that it reads the columns of today",
+            )
+        ready = batch_for_spark(batch.select(columns), target, f"output table {plan.output!r}")
+        if waiting and sum(len(other) for other in waiting) + len(ready) > _BATCH_ROWS:
+            yield pa.concat_batches(waiting)
+            waiting = []
+        waiting.append(ready)
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def _pieces(storage: Storage, document: OperatorStateDocument, rows: RowsPartition) -> Iterator[pa.RecordBatch]:
+    """Yield a range of rows, as the parts have them and in batches of bounded length."""
+    ends = accumulate(part.rows for part in document.parts)
+    for number, (part, part_end) in enumerate(zip(document.parts, ends, strict=True)):
+        first, last = max(rows.start, part_end - part.rows), min(rows.end, part_end)
+        if first >= last:
+            continue
+        values = read_part(storage, document, number).column(0).slice(first - part_end + part.rows, last - first)
+        for start in range(0, len(values), _BATCH_ROWS):
+            yield pa.RecordBatch.from_struct_array(values.slice(start, _BATCH_ROWS))
+
+
+def _check_rows(document: OperatorStateDocument, plan: OutputPlan, read: int) -> None:
+    rows = sum(part.rows for part in document.parts)
+    if rows < read:
+        raise NotFoundError(
+            f"output table {plan.output!r} has {rows} rows and the query has read {read}: the store has gone back to "
+            "an earlier checkpoint; start the query anew with another Spark checkpoint folder"
+        )
