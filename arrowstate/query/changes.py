@@ -126,7 +126,7 @@ class StateChanges:
     def _read(self, side: _Side, columns: Sequence[str], bounds: HashBounds) -> pa.RecordBatch:
         batches = list(self._state.batches(side.parts_in(bounds), columns, hash_bounds=bounds))
         schema = pa.schema([self._state.schema.field(name) for name in columns])
-        return pa.concat_batches(batches) if batches else schema.empty_table().to_batches()[0]
+        return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)
 
     def _steps(self, bounds: HashBounds) -> Iterator[HashBounds]:
         """Cut a range of hashes so that each piece has a bounded number of rows, as hashes are spread evenly."""
