@@ -18,7 +18,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.errors import IncompatibleStateError
-from arrowstate.query.files import Part, StoredRun
+from arrowstate.query.files import Part, StoredRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.storage.base import Storage
@@ -81,7 +81,8 @@ class StateChanges:
             if _same_rows(*sides):
                 continue
             document = next(iter((*sides[0], *sides[1])))
-            rows = [_live(storage, state, document.rows, side) for side in sides]
+            pieces = [[StoredRun(storage, piece, state.schemas) for piece in side] for side in sides]
+            rows = [live_in_file(side, document.rows) for side in pieces]
             for target, lost in ((gone, rows[0] & ~rows[1]), (come, rows[1] & ~rows[0])):
                 if lost.any():
                     target.append(_run_of(storage, state, document, lost))
@@ -220,15 +221,6 @@ def _same_rows(left: Sequence[RunDocument], right: Sequence[RunDocument]) -> boo
 def _rows_of(run: RunDocument) -> tuple[int, int, str | None]:
     vector = run.deletion_vector
     return run.first_row, run.last_row, None if vector is None else vector.xxh3_128
-
-
-def _live(storage: Storage, state: StateReader, rows: int, runs: Sequence[RunDocument]) -> Bits:
-    """Return for each row of a file whether it is live in one of the pieces."""
-    live = np.zeros(rows, dtype=np.bool_)
-    for run in runs:
-        bits = np.unpackbits(StoredRun(storage, run, state.schemas).live, bitorder="little")
-        live[run.first_row : run.last_row] |= bits[: run.last_row - run.first_row].astype(np.bool_)
-    return live
 
 
 def _run_of(storage: Storage, state: StateReader, document: RunDocument, rows: Bits) -> StoredRun:

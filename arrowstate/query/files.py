@@ -22,7 +22,7 @@ from arrowstate.table import kernels
 from arrowstate.table.run import HASH_COLUMN, Directory, Run, Segment, all_live, hashes_of
 from arrowstate_formats.documents import ColumnStatistics, RunDocument
 
-__all__ = ["Part", "StoredRun"]
+__all__ = ["Part", "StoredRun", "live_in_file"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -190,3 +190,12 @@ class Part:
         if self.rows == batch.num_rows:
             return batch
         return batch.slice(self._first - self._batch_row, self.rows)
+
+
+def live_in_file(runs: Sequence[StoredRun], rows: int) -> npt.NDArray[np.bool_]:
+    """Return for each row of a file whether it is live in one of the runs, which are pieces of it."""
+    live = np.zeros(rows, dtype=np.bool_)
+    for run in runs:
+        bits = np.unpackbits(run.live, count=run.rows, bitorder="little").astype(np.bool_)
+        live[run.document.first_row : run.document.last_row] |= bits
+    return live

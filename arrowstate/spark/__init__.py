@@ -1,9 +1,9 @@
-"""Spark: stateful operators over streams, a sink that keeps state, and a reader for what was kept.
+"""Spark: stateful operators over streams, a sink that keeps state, readers for what was kept, and ways to bring it in.
 
 `stateful` runs a function with keyed state over a stream, `keyed_sink` folds a stream into states; both count each
-micro-batch exactly once. `register` makes `spark.read.format("arrowstate")` known to a session. `bootstrap` makes the
-state to start from of a table, `import_state` of the checkpoint of a Spark query. PySpark is imported at the first
-use of any of them.
+micro-batch exactly once. `register` makes `spark.read.format("arrowstate")` known to a session, and `read_state` reads
+a state in the fastest way there is. `bootstrap` makes the state to start from of a table, `import_state` of the
+checkpoint of a Spark query. PySpark is imported at the first use of any of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from arrowstate.spark.bootstrapping import bootstrap
     from arrowstate.spark.import_report import ImportedState, ImportReport, LeftOut
     from arrowstate.spark.importing import import_state
+    from arrowstate.spark.native import StateScan, plan_read, read_state
     from arrowstate.spark.session import keyed_sink, register
     from arrowstate.spark.stateful_stream import StatefulStream, stateful, write_stream
 
@@ -24,10 +25,13 @@ __all__ = [
     "ImportReport",
     "ImportedState",
     "LeftOut",
+    "StateScan",
     "StatefulStream",
     "bootstrap",
     "import_state",
     "keyed_sink",
+    "plan_read",
+    "read_state",
     "register",
     "stateful",
     "write_stream",
@@ -37,10 +41,13 @@ _MODULES = {
     "ImportReport": "import_report",
     "ImportedState": "import_report",
     "LeftOut": "import_report",
+    "StateScan": "native",
     "StatefulStream": "stateful_stream",
     "bootstrap": "bootstrapping",
     "import_state": "importing",
     "keyed_sink": "session",
+    "plan_read": "native",
+    "read_state": "native",
     "register": "session",
     "stateful": "stateful_stream",
     "write_stream": "stateful_stream",

@@ -32,6 +32,7 @@ from arrowstate.spark.options import (
 )
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.registry import open_storage
+from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_group_range, key_groups
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "split_key_groups",
 ]
 
+_PARTITION_ROWS = 1 << 21
 OPTIONS = ("operator", "state", "checkpoint", "asOf", "columns", "partitions", "keyGroups", "pushFilters")
 """What a state is read with."""
 
@@ -92,7 +94,7 @@ class ReadPlan:
             checkpoint_id=entry.checkpoint_id,
             operator=operator.uid,
             state=state.layout.name,
-            partitions=len(operator.subtasks) if partitions is None else partitions,
+            partitions=_partitions(operator, state.layout.name) if partitions is None else partitions,
             push_filters=flag(options, "pushFilters"),
             schema=spark_schema(pa.schema([state.schema.field(name) for name in columns])),
             key_groups=groups or KeyGroupRange(0, operator.max_parallelism - 1),
@@ -198,6 +200,12 @@ def reader_of(plan: ReadPlan, schema: StructType) -> DataSourceReader:
     """Return the reader for a plan, for the columns of a schema that Spark may have been given by the user."""
     check_schema(schema, plan.schema)
     return (FilteringTableReader if plan.push_filters else TableReader)(plan, schema)
+
+
+def _partitions(operator: OperatorDocument, state: str) -> int:
+    """One per subtask, and more where that would keep one core of a cluster busy for long."""
+    rows = sum(subtask.live_rows.get(state, 0) for subtask in operator.subtasks)
+    return max(len(operator.subtasks), -(-rows // _PARTITION_ROWS))
 
 
 def check_schema(given: StructType, planned: StructType) -> None:

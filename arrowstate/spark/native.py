@@ -1,0 +1,313 @@
+"""Reading a state by Spark's own Parquet reader where that gives the same rows, which is three times as fast.
+
+A run in a Parquet file is a table that Spark reads without Python. What it cannot know are the dead rows of the run;
+these few row numbers are broadcast and left out by an anti-join. Where the files are not Parquet, have another
+schema, or too many dead rows, the data source of this package reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as sf
+
+from arrowstate.query.files import StoredRun, live_in_file
+from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
+from arrowstate.spark.reader import ReadPlan
+from arrowstate.spark.reading import Plan, plan_from_options
+from arrowstate.spark.routing import quoted
+from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
+from arrowstate.spark.session import register
+from arrowstate.spark.source import FORMAT
+from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
+from arrowstate.table.run import HASH_COLUMN
+from arrowstate_formats.key_groups import KeyGroupRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+__all__ = ["StateScan", "plan_read", "read_state"]
+
+_MOST_DEAD_ROWS = 200_000
+"""More are no longer small beside the plan that carries them to the executors."""
+
+_READER_OPTIONS = {
+    # Columns must not come from the names of folders, nor files be left out in silence, whatever the session says.
+    "recursiveFileLookup": "true",
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "datetimeRebaseMode": "CORRECTED",
+}
+
+_PLAIN = {
+    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.float32(), pa.float64(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.date32()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StateScan:
+    """How a state is read."""
+
+    frame: DataFrame
+    """The rows."""
+    native: bool
+    """Whether Spark's own Parquet reader reads them."""
+    reason: str
+    """Why, for people."""
+
+
+def read_state(
+    spark: SparkSession,
+    store: str | Path,
+    *,
+    operator: str,
+    state: str | None = None,
+    checkpoint: int | str | None = None,
+    as_of: str | int | None = None,
+    columns: Sequence[str] | None = None,
+    key_groups: KeyGroupRange | None = None,
+) -> DataFrame:
+    """Return the rows of a state, read by Spark's own Parquet reader where it can; see `plan_read` for which it is.
+
+    The rows are those of `spark.read.format("arrowstate")`, whichever way they are read. Spark's reader does not
+    compare files with the checksums of the store; `Snapshot.verify` does.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    store
+        Where the store or savepoint is.
+    operator, state
+        The operator's uid, and the state; it may be left out where the operator has one.
+    checkpoint
+        The id of a checkpoint or the name of a tag; the newest by default. The frame stays with it.
+    as_of
+        Instead: the newest checkpoint committed at this time or before, in ISO 8601 or milliseconds since 1970.
+    columns
+        The columns to read, all of key and value by default; `_key_hash`, `_key_group` and `_checkpoint_id` are there
+        by name.
+    key_groups
+        Only the keys of these key groups.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such store, checkpoint, operator or state; the message lists those there are.
+    InvalidInputError
+        If there is no such column or key group.
+
+    Examples
+    --------
+    >>> from arrowstate.spark import read_state
+    >>> def busiest(spark, folder):
+    ...     clicks = read_state(spark, f"{folder}/store", operator="counter", state="clicks")
+    ...     return clicks.orderBy("clicks", ascending=False).limit(10)
+    """
+    return plan_read(
+        spark,
+        store,
+        operator=operator,
+        state=state,
+        checkpoint=checkpoint,
+        as_of=as_of,
+        columns=columns,
+        key_groups=key_groups,
+    ).frame
+
+
+def plan_read(
+    spark: SparkSession,
+    store: str | Path,
+    *,
+    operator: str,
+    state: str | None = None,
+    checkpoint: int | str | None = None,
+    as_of: str | int | None = None,
+    columns: Sequence[str] | None = None,
+    key_groups: KeyGroupRange | None = None,
+) -> StateScan:
+    """Return how a state is read, and why so; arguments and errors are those of `read_state`.
+
+    Examples
+    --------
+    >>> from arrowstate.spark import plan_read
+    >>> def explain(spark, folder):
+    ...     scan = plan_read(spark, f"{folder}/store", operator="counter")
+    ...     return scan.native, scan.reason
+    """
+    given = {
+        "operator": operator,
+        "state": state,
+        "checkpoint": checkpoint,
+        "asOf": as_of,
+        "columns": None if columns is None else ",".join(columns),
+        "keyGroups": None if key_groups is None else f"{key_groups.start}-{key_groups.end}",
+    }
+    options = {name: str(value) for name, value in given.items() if value is not None}
+    plan = plan_from_options({**options, "path": str(store)})
+    scan = _Native(spark, plan).scan() if isinstance(plan, ReadPlan) else "it is an operator state"
+    if isinstance(scan, StateScan):
+        return scan
+    register(spark)
+    return StateScan(_by_data_source(spark, plan, options), False, f"read by the data source: {scan}")
+
+
+def _by_data_source(spark: SparkSession, plan: Plan, options: dict[str, str]) -> DataFrame:
+    # The checkpoint that was looked at, not the one that is the newest by now.
+    settled = {name: value for name, value in options.items() if name != "asOf"}
+    settled["checkpoint"] = str(plan.checkpoint_id)  # type: ignore[attr-defined]
+    return spark.read.format(FORMAT).options(**settled).load(plan.store)  # type: ignore[attr-defined]
+
+
+class _Native:
+    """Plans a scan by Spark's reader, or says why there is none."""
+
+    def __init__(self, spark: SparkSession, plan: ReadPlan) -> None:
+        self.spark = spark
+        self.plan = plan
+        self.storage = open_storage(plan.store)
+        self.state = plan.open()
+        self.names = plan.schema.names
+        needed = [HASH_COLUMN] if KEY_GROUP_COLUMN in self.names or self._bounds is not None else []
+        virtual = (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN)
+        self.stored = list(dict.fromkeys([*(name for name in self.names if name not in virtual), *needed]))
+
+    def scan(self) -> StateScan | str:
+        """Return the scan, or the reason why there is none."""
+        files = {
+            run_id: list(runs)
+            for run_id, runs in groupby(
+                sorted(self.state.runs, key=lambda run: run.document.id), key=lambda run: run.document.id
+            )
+        }
+        inline = [run for runs in files.values() for run in runs if run.document.path is None]
+        files = {run_id: runs for run_id, runs in files.items() if runs[0].document.path is not None}
+        refusal = self._refusal([runs[0] for runs in files.values()])
+        if refusal is not None:
+            return refusal
+        whole, parts = [], {}
+        for runs in files.values():
+            document = runs[0].document
+            dead = np.flatnonzero(~live_in_file(runs, document.rows))
+            if dead.size:
+                parts[_place(self.storage, str(document.path))] = dead
+            else:
+                whole.append(_place(self.storage, str(document.path)))
+        dead_rows = sum(dead.size for dead in parts.values())
+        if dead_rows > _MOST_DEAD_ROWS:
+            return f"{dead_rows:,} rows of its files are dead or of other checkpoints, over {_MOST_DEAD_ROWS:,}"
+        unreadable = next((place for place in (*whole, *parts) if not _can_read(self.spark, place)), None)
+        if unreadable is not None:
+            return f"the session cannot read {unreadable}"
+        frames = [self._files(whole)] if whole else []
+        frames += [self._without(parts)] if parts else []
+        frames += [self._local(inline)] if inline else []
+        frame = frames[0]
+        for other in frames[1:]:
+            frame = frame.unionAll(other)
+        reason = f"{len(files)} Parquet files read by Spark"
+        if parts:
+            reason += f", {dead_rows:,} dead rows left out by a join"
+        if inline:
+            reason += f", {len(inline)} small runs from the manifests"
+        return StateScan(frame, True, reason)
+
+    def _refusal(self, files: Sequence[StoredRun]) -> str | None:
+        """Say why Spark's reader cannot read the files, None if it can."""
+        if not files:
+            return "it is so small that it has no files"
+        formats = sorted({run.document.format for run in files} - {"parquet"})
+        if formats:
+            return f"{' and '.join(formats)} files are not read by Spark itself"
+        if any(run.conversion is not None for run in files):
+            return "some of its files have an earlier schema"
+        odd = [name for name in self.stored if not _spark_reads(self.state.schema.field(name).type)]
+        if odd:
+            return f"Spark reads column {odd[0]!r}, {self.state.schema.field(odd[0]).type}, from Parquet in another way"
+        if getattr(self.spark, "_sc", None) is None:
+            return "on Spark Connect the files may be on another machine"
+        return None
+
+    @property
+    def _bounds(self) -> tuple[int, int] | None:
+        groups, maximum = self.plan.key_groups, self.state.max_parallelism
+        return None if len(groups) == maximum else groups.hash_bounds(maximum)
+
+    def _reader(self) -> DataFrameReader:
+        schema = spark_schema(pa.schema([self.state.schema.field(name) for name in self.stored]))
+        return self.spark.read.schema(schema).options(**_READER_OPTIONS)
+
+    def _files(self, places: Sequence[str]) -> DataFrame:
+        return self._chosen(self._reader().parquet(*places))
+
+    def _without(self, dead: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]) -> DataFrame:
+        """The rows of files that are not among the dead."""
+        names = np.repeat(np.array([place.rpartition("/")[2] for place in dead]), [rows.size for rows in dead.values()])
+        rows = pa.table({"_file": names.tolist(), "_row": np.concatenate(list(dead.values()))})
+        frame = self._reader().parquet(*dead)
+        numbered = frame.select("*", sf.col("_metadata.file_name").alias("_file"), "_metadata.row_index")
+        numbered = numbered.withColumnRenamed("row_index", "_row")
+        gone = sf.broadcast(self.spark.createDataFrame(rows))
+        return self._chosen(numbered.join(gone, ["_file", "_row"], "left_anti"))
+
+    def _local(self, runs: Sequence[StoredRun]) -> DataFrame:
+        """The rows of runs that are part of the manifests, of some kilobytes each."""
+        schema = pa.schema([self.state.schema.field(name) for name in self.stored])
+        target = schema_for_spark(spark_schema(schema))
+        parts = [part for run in runs for part in run.parts()]
+        batches = self.state.batches(parts, self.stored)
+        table = pa.Table.from_batches([batch_for_spark(batch, target, "a run") for batch in batches], target)
+        return self._chosen(self.spark.createDataFrame(table, spark_schema(schema)))
+
+    def _chosen(self, frame: DataFrame) -> DataFrame:
+        if self._bounds is not None:
+            frame = frame.where(sf.col(HASH_COLUMN).between(*map(sf.lit, self._bounds)))
+        group = f"shiftright((shiftright({HASH_COLUMN}, 32) + 2147483648L) * {self.state.max_parallelism}L, 32)"
+        made = {
+            KEY_GROUP_COLUMN: sf.expr(f"CAST({group} AS INT)"),
+            CHECKPOINT_COLUMN: sf.lit(self.plan.checkpoint_id).cast("bigint"),
+        }
+        return frame.select(*(made.get(name, sf.col(quoted(name))).alias(name) for name in self.names))
+
+
+def _spark_reads(kind: pa.DataType) -> bool:
+    """Whether Spark reads a type from Parquet as the data source gives it to Spark."""
+    types = pa.types
+    if types.is_timestamp(kind):
+        return kind.unit != "ns"
+    if types.is_struct(kind) or types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind):
+        return all(_spark_reads(kind.field(number).type) for number in range(kind.num_fields))
+    return kind in _PLAIN or types.is_decimal128(kind)
+
+
+def _place(storage: Storage, path: str) -> str:
+    """Return a file as Spark names it."""
+    locate = getattr(storage, "local_path", None)
+    if locate is not None:
+        return f"file:{locate(path)}"
+    scheme, _, rest = storage.url.partition("://")
+    return f"{'s3a' if scheme == 's3' else scheme}://{rest.rstrip('/')}/{path}"
+
+
+def _can_read(spark: SparkSession, place: str) -> bool:
+    """Whether the session finds a file; it may take the name for a pattern, lack the file system, or credentials."""
+    if any(character in place for character in "*?[]{}\\"):
+        return False
+    if place.startswith("file:"):
+        return True
+    try:
+        jvm: Any = spark._jvm  # noqa: SLF001
+        path = jvm.org.apache.hadoop.fs.Path(place)
+        return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))  # noqa: SLF001
+    except Exception:  # noqa: BLE001
+        # Whatever the file system of the session raises: then it is read in the way that needs none.
+        return False
