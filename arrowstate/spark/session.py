@@ -216,21 +216,58 @@ def keyed_sink(
 def register(spark: SparkSession) -> None:
     """Make the data source `arrowstate` known to a session; `keyed_sink` does it by itself.
 
-    Options of `spark.read.format("arrowstate")`, given before `.load(path of a store or savepoint)`:
+    Options of `spark.read.format("arrowstate")`, given before `.load(path of a store or savepoint)`; names do not tell
+    case apart:
 
     operator
         The operator's uid.
     state
-        The state; may be left out where the operator has one.
+        The state, timers (`timers_event_time`) and operator states too; may be left out where the operator has one.
     checkpoint
-        A checkpoint id; by default the newest when `load` is called, and the DataFrame stays with it.
+        The id of a checkpoint or the name of a tag; by default the newest when `load` is called, and the DataFrame
+        stays with it.
+    asOf
+        Instead: the newest checkpoint committed at this time or before, in ISO 8601 (UTC where it has no offset) or in
+        milliseconds since 1970.
     columns
         The columns to read, separated by commas; all by default.
+    keyGroups
+        A key group, or a range such as `3-7` with both ends inclusive.
     partitions
-        How many key-group ranges to read apart, up to the max parallelism; one per subtask by default.
+        How many key-group ranges to read apart, up to the number of key groups; one per subtask by default, and more
+        for a state of over 2,097,152 rows each.
     pushFilters
         `true` lets the reader apply comparisons and look up keys itself. It needs the Spark setting
         `spark.sql.python.filterPushdown.enabled`.
+    table
+        In the place of a state: `arrowstate.checkpoints` or `arrowstate.subtasks`, the history of the store as
+        `Snapshot.sql` documents it.
+    output
+        In the place of a state: the name of an output table, whose rows come in the order of their commits.
+    readChangeFeed
+        `true` for what changed in the state from one checkpoint to the next: its columns, `_change_type` (`insert`,
+        `update_preimage`, `update_postimage`, `delete`) and `_checkpoint_id`, the later checkpoint.
+    startingCheckpoint, endingCheckpoint
+        A change feed has what changed after the first, up to the second inclusive, both named as in `checkpoint`; by
+        default all rows of the oldest checkpoint and what changed since then, up to the newest. Over checkpoints that
+        were collected it goes in one step.
+
+    `spark.readStream` takes a change feed, with `operator`, `state`, `columns`, `partitions`, `keyGroups`, and:
+
+    startingCheckpoint
+        The stream has what changed after this checkpoint, or after the `latest`; with `earliest` all rows of the oldest
+        one first. By default it has all rows of the newest one first. All changes of a key are in one partition of a
+        micro-batch, in the order of the checkpoints. If the checkpoint that was read last or one since was collected,
+        the query ends with `CheckpointsCollectedError`.
+    maxCheckpointsPerTrigger
+        The most checkpoints of a micro-batch; no limit by default.
+
+    and the rows of an output table, with `output`, `columns`, and:
+
+    startingPosition
+        `earliest`, the default, for all rows, or `latest` for those committed after the start.
+    maxRowsPerTrigger
+        The most rows of a micro-batch; no limit by default.
 
     A table is written with `df.write.format("arrowstate")` and `.mode("append")`, or `.mode("overwrite")` to replace a
     state that exists, then `.save(path of a store)`. One process makes the state then, so large tables go through

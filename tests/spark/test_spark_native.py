@@ -32,8 +32,6 @@ VALUE = pa.struct(
     ]
 )
 EVERY_KIND = arrowstate.ValueStateDescriptor("every", VALUE)
-WIDE = arrowstate.ValueStateDescriptor("wide", pa.string())
-TIMES = arrowstate.ValueStateDescriptor("times", pa.duration("us"))
 LONG_AGO = datetime.date(1500, 1, 1)
 
 
@@ -77,9 +75,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for backend, groups in zip(backends, ranges, strict=True):
                 own = pa.array((owners >= groups.start) & (owners <= groups.end))
                 backend.state(EVERY_KIND).update_batch(keys.filter(own), values.filter(own))
-                backend.state(TIMES).update_batch(keys.filter(own), pa.nulls(len(keys), pa.int64()).filter(own))
-                backend.state(TIMES).update_batch(keys.filter(own), pa.array(range(len(keys)), TIMES.type).filter(own))
-            snapshot = writer.checkpoint({"op": backends}, format="parquet")
+                snapshot = writer.checkpoint({"op": backends}, format="parquet")
             if first == 0:
                 opened.tag("whole", snapshot.checkpoint_id)
     return folder
@@ -90,14 +86,14 @@ def plan(spark: Any, store: Path) -> Any:
     """Return a function that plans a read of the state."""
     from arrowstate.spark import plan_read
 
-    return lambda place=store, **arguments: plan_read(spark, place, **{"operator": "op", "state": "every"} | arguments)
+    return lambda place=store, **arguments: plan_read(spark, place, **{"operator": "op"} | arguments)
 
 
 def by_data_source(spark: Any, store: Path, **options: str) -> Any:
     from arrowstate.spark import register
 
     register(spark)
-    reader = spark.read.format("arrowstate").option("operator", "op").option("state", "every")
+    reader = spark.read.format("arrowstate").option("operator", "op")
     return reader.options(**options).load(str(store))
 
 
@@ -122,7 +118,7 @@ def test_dead_rows_and_small_runs_are_taken_care_of(spark: Any, store: Path, pla
 
     assert scan.native
     assert (
-        scan.reason == "4 Parquet files read by Spark, 1,001 dead rows left out by a join, 2 small runs from the "
+        scan.reason == "4 Parquet files read by Spark, 918 dead rows left out by a join, 2 small runs from the "
         "manifests"
     )
     assert same(scan.frame, by_data_source(spark, store))
@@ -180,19 +176,24 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbers = pa.array(np.random.default_rng(1).integers(0, 1 << 60, 5000))
     text = pa.array([f"some longer text {number}" for number in range(5000)])
     before.state(arrowstate.ValueStateDescriptor("v", pa.string())).update_batch(numbers, text)
+    durations = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
+    durations.state(arrowstate.ValueStateDescriptor("v", pa.duration("us"))).update_batch(
+        numbers, pa.array(range(5000), pa.duration("us"))
+    )
     small = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
     small.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch([1], [1])
     source = arrowstate.OperatorStateBackend()
     source.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).extend(pa.array([1, 2]))
     with arrowstate.open_store(folder, create=True).writer() as writer:
-        snapshot = writer.checkpoint({"evolved": [before]}, format="parquet")
+        snapshot = writer.checkpoint({"evolved": [before], "durations": [durations]}, format="parquet")
         after = snapshot.restore("evolved")
         struct = arrowstate.ValueStateDescriptor("v", pa.large_string())
         after.state(struct).update_batch([-1], pa.array(["x"], pa.large_string()))
         arrow = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
         arrow.state(arrowstate.ValueStateDescriptor("v", pa.string())).update_batch(numbers, text)
         writer.checkpoint(
-            {"evolved": [after], "small": [small], "arrow": [arrow]}, operator_states={"source": [source]}
+            {"evolved": [after], "durations": [durations], "small": [small], "arrow": [arrow]},
+            operator_states={"source": [source]},
         )
     return folder
 
@@ -215,22 +216,20 @@ def test_the_data_source_reads_what_spark_cannot(spark: Any, others: Path, opera
     assert scan.frame.count() == {"evolved": 5001, "small": 1, "arrow": 5000, "source": 2}[operator]
 
 
-def test_a_type_that_spark_reads_in_another_way_is_left_to_the_data_source(spark: Any, store: Path, plan: Any) -> None:
-    scan = plan(state="times")
+def test_a_type_that_spark_reads_in_another_way_is_left_to_the_data_source(others: Path, plan: Any) -> None:
+    scan = plan(others, operator="durations")
 
     assert not scan.native
-    assert scan.reason.endswith("Spark reads column 'times', duration[us], from Parquet in another way")
-    assert plan(state="times", columns=["k"]).native
+    assert scan.reason.endswith("Spark reads column 'v', duration[us], from Parquet in another way")
+    assert plan(others, operator="durations", columns=["k"]).native
 
 
 def test_many_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arrowstate.spark.native._MOST_DEAD_ROWS", 1000)
+    monkeypatch.setattr("arrowstate.spark.native._MOST_DEAD_ROWS", 900)
 
     scan = plan()
 
-    assert (
-        scan.reason == "read by the data source: 1,001 rows of its files are dead or of other checkpoints, over 1,000"
-    )
+    assert scan.reason == "read by the data source: 918 rows of its files are dead or of other checkpoints, over 900"
 
 
 def test_a_frame_stays_with_its_checkpoint(spark: Any, tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_files_that_the_session_cannot_read_are_left_to_the_data_source(plan: An
 
 
 def test_wrong_arguments_say_what_there_is(plan: Any) -> None:
-    with pytest.raises(StateNotFoundError, match="no state named 'evry' .* it has 'every', 'times'"):
+    with pytest.raises(StateNotFoundError, match="no state named 'evry' .* it has 'every'"):
         plan(state="evry")
     with pytest.raises(InvalidInputError, match="has no column 'n'"):
         plan(columns=["n"])
