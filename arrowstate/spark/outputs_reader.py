@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
-from arrowstate.snapshot.operator import read_part
+from arrowstate.spark.committing import BATCH_SUFFIX
 from arrowstate.spark.options import (
     check_options,
     choice,
@@ -27,6 +27,7 @@ from arrowstate.spark.options import (
     open_checkpoint,
     whole_number,
 )
+from arrowstate.spark.outputs import STATE, output_rows
 from arrowstate.spark.reader import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.base import Storage
@@ -35,9 +36,6 @@ from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorPartDocument, OperatorStateDocument
 
 __all__ = ["OutputPlan", "OutputReader", "OutputStreamReader", "RowsPartition"]
-
-OUTPUT_STATE = "rows"
-"""The list state that holds the rows of an output table."""
 
 _BATCH = ("output", "columns", "checkpoint", "asOf")
 _STREAM = ("output", "columns", "startingPosition", "maxRowsPerTrigger")
@@ -196,11 +194,12 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _find(entry: LogEntryDocument, name: str) -> OperatorStateDocument:
+    # What an operator emitted without a table is there for one micro-batch, so its rows have no numbers that last.
     outputs = {
         operator.uid: state
         for operator in entry.operators
         for state in operator.operator_states
-        if not operator.key and state.name == OUTPUT_STATE and _holds_rows(state)
+        if not operator.uid.endswith(BATCH_SUFFIX) and state.name == STATE and _holds_rows(state)
     }
     if name not in outputs:
         raise NotFoundError(
@@ -234,37 +233,28 @@ def _rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield a range of rows, parts of a few rows put together."""
     _check_rows(document, plan, rows.end)
+    columns = pa.schema(list(type_from_json(document.value_type)))
+    chosen = [name for name in plan.schema.names if name in columns.names]
+    stored = spark_schema(pa.schema([columns.field(name) for name in chosen]))
+    if stored.simpleString() != plan.schema.simpleString():
+        raise IncompatibleStateError(
+            plan.output,
+            f"rows of {spark_schema(columns).simpleString()}",
+            f"rows of {plan.schema.simpleString()}",
+            "start the query again, so that it reads the columns of today",
+        )
     target = schema_for_spark(plan.schema)
     waiting: list[pa.RecordBatch] = []
-    for batch in _pieces(storage, document, rows):
-        columns = [name for name in target.names if name in batch.schema.names]
-        stored = spark_schema(batch.select(columns).schema)
-        if stored.simpleString() != plan.schema.simpleString():
-            raise IncompatibleStateError(
-                plan.output,
-                f"rows of {stored.simpleString()}",
-                f"rows of {plan.schema.simpleString()}",
-                "start the query again, so that it reads the columns of today",
-            )
-        ready = batch_for_spark(batch.select(columns), target, f"output table {plan.output!r}")
-        if waiting and sum(len(other) for other in waiting) + len(ready) > _BATCH_ROWS:
-            yield pa.concat_batches(waiting)
-            waiting = []
-        waiting.append(ready)
+    for batch in output_rows(storage, document, rows.start, rows.end, columns=columns):
+        ready = batch_for_spark(batch.select(chosen), target, f"output table {plan.output!r}")
+        for start in range(0, len(ready), _BATCH_ROWS):
+            piece = ready.slice(start, _BATCH_ROWS)
+            if waiting and sum(map(len, waiting)) + len(piece) > _BATCH_ROWS:
+                yield pa.concat_batches(waiting)
+                waiting = []
+            waiting.append(piece)
     if waiting:
         yield pa.concat_batches(waiting)
-
-
-def _pieces(storage: Storage, document: OperatorStateDocument, rows: RowsPartition) -> Iterator[pa.RecordBatch]:
-    """Yield a range of rows, as the parts have them and in batches of bounded length."""
-    ends = accumulate(part.rows for part in document.parts)
-    for number, (part, part_end) in enumerate(zip(document.parts, ends, strict=True)):
-        first, last = max(rows.start, part_end - part.rows), min(rows.end, part_end)
-        if first >= last:
-            continue
-        values = read_part(storage, document, number).column(0).slice(first - part_end + part.rows, last - first)
-        for start in range(0, len(values), _BATCH_ROWS):
-            yield pa.RecordBatch.from_struct_array(values.slice(start, _BATCH_ROWS))
 
 
 def _check_rows(document: OperatorStateDocument, plan: OutputPlan, read: int) -> None:
