@@ -232,6 +232,12 @@ def test_many_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pyte
     assert scan.reason == "read by the data source: 918 rows of its files are dead or of other checkpoints, over 900"
 
 
+def test_many_files_with_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arrowstate.spark.native._MOST_JOINS", 3)
+
+    assert plan().reason == "read by the data source: 4 of its files have dead rows, over 3"
+
+
 def test_a_frame_stays_with_its_checkpoint(spark: Any, tmp_path: Path) -> None:
     from arrowstate.spark import read_state
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import arrowstate
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KIND = pa.struct([("user", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+
+
+class Twice(arrowstate.BatchFunction):
+    """Keeps the sum of each key and emits every row of it with twice its value."""
+
+    def open(self, context: Any) -> None:
+        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+
+    def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+        values = batch["v"].fill_null(0)
+        self.total.add_batch(batch["k"], values)
+        return pa.record_batch({"k": batch["k"], "twice": pc.add(values, values)})
 
 
 class Output:
@@ -260,3 +273,47 @@ def test_a_query_that_fails_in_a_batch_reads_every_row_once(spark: Any, output: 
         query.stop()
 
     assert [seen[batch_id] for batch_id in sorted(seen)] == [[0, 1, 2], [3, 4], [5, 6], [7]]
+
+
+def test_the_output_and_the_changes_of_a_stateful_stream_are_streams(spark: Any, stream: Any, make_rows: Any) -> None:
+    from arrowstate.spark import register, stateful
+
+    register(spark)
+    seen: dict[str, list[dict[str, Any]]] = {"output": [], "changes": []}
+
+    def follow(name: str, **options: str) -> None:
+        source = spark.readStream.format("arrowstate").options(**options).load(str(stream.store))
+        keep = source.writeStream.foreachBatch(lambda frame, _: seen[name].extend(frame.toArrow().to_pylist()))
+        query = keep.option("checkpointLocation", str(stream.folder / name)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    for seed in range(2):
+        stream.add(make_rows(seed, count=60, keys=20))
+        operator = stateful(
+            stream.frame(),
+            key=["k"],
+            operator=Twice(),
+            uid="totals",
+            store=stream.store,
+            parallelism=2,
+            output_schema="k long, twice long",
+            output="doubled",
+        )
+        writer = operator.write_stream().option("checkpointLocation", str(stream.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        follow("output", output="doubled")
+        follow("changes", operator="totals", readChangeFeed="true")
+
+    rows = pa.concat_tables(stream.rows).to_pylist()
+    assert sorted((row["k"], row["twice"]) for row in seen["output"]) == sorted(
+        (row["k"], 2 * (row["v"] or 0)) for row in rows
+    )
+    totals: dict[int, int] = {}
+    for change in seen["changes"]:
+        if change["_change_type"] == "update_preimage":
+            assert totals.pop(change["k"]) == change["total"]
+        else:
+            assert change["k"] not in totals
+            totals[change["k"]] = change["total"]
+    stored = arrowstate.open_store(stream.store).latest().to_arrow("totals.total").to_pylist()
+    assert totals == {row["k"]: row["total"] for row in stored}
