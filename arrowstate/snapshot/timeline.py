@@ -13,7 +13,7 @@ from arrowstate.errors import CheckpointNotFoundError, CheckpointsCollectedError
 from arrowstate.snapshot.log import CommitLog
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Step", "newest_checkpoint_id", "oldest_checkpoint_id", "steps_between"]
+__all__ = ["Step", "newest_checkpoint_id", "oldest_checkpoint_id", "oldest_followed_id", "steps_between"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,13 @@ def newest_checkpoint_id(log: CommitLog) -> int | None:
 def oldest_checkpoint_id(log: CommitLog) -> int | None:
     """Return the id of the oldest checkpoint there is, None if there is none yet."""
     return min((_id(entry) for entry in log.backwards()), default=None)
+
+
+def oldest_followed_id(log: CommitLog) -> int | None:
+    """Return the id of the oldest checkpoint since which none was collected, None if there is no checkpoint yet."""
+    # The boundary first: a collection that comes in between only drops checkpoints that are named here.
+    boundary = log.boundary()
+    return min((_id(entry) for entry in log.backwards() if entry.number >= boundary), default=None)
 
 
 def steps_between(

@@ -22,7 +22,13 @@ from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_co
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.reading import find_operator
-from arrowstate.snapshot.timeline import Step, newest_checkpoint_id, oldest_checkpoint_id, steps_between
+from arrowstate.snapshot.timeline import (
+    Step,
+    newest_checkpoint_id,
+    oldest_checkpoint_id,
+    oldest_followed_id,
+    steps_between,
+)
 from arrowstate.spark.options import (
     check_options,
     choose_columns,
@@ -234,7 +240,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         snapshot = _NOTHING
         if after == _NOTHING:
-            snapshot = _or_nothing(oldest_checkpoint_id(log)) if self.plan.starting == "earliest" else until
+            snapshot = _or_nothing(oldest_followed_id(log)) if self.plan.starting == "earliest" else until
         steps = steps_between(log, _known(after), until, snapshot=_known(snapshot))
         if isinstance(limit, ReadMaxFiles):
             steps = steps[: limit.max_files]

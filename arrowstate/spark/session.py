@@ -256,9 +256,9 @@ def register(spark: SparkSession) -> None:
 
     startingCheckpoint
         The stream has what changed after this checkpoint, or after the `latest`; with `earliest` all rows of the oldest
-        one first. By default it has all rows of the newest one first. All changes of a key are in one partition of a
-        micro-batch, in the order of the checkpoints. If the checkpoint that was read last or one since was collected,
-        the query ends with `CheckpointsCollectedError`.
+        one since which none was collected, first. By default it has all rows of the newest one first. All changes of a
+        key are in one partition of a micro-batch, in the order of the checkpoints. If the checkpoint that was read last
+        or one since was collected, the query ends with `CheckpointsCollectedError`.
     maxCheckpointsPerTrigger
         The most checkpoints of a micro-batch; no limit by default.
 

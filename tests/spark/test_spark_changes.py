@@ -189,6 +189,22 @@ def test_a_stream_begins_where_it_is_told(history: History, starting: str) -> No
     }[starting]  # fmt: skip
 
 
+def test_the_earliest_checkpoint_of_a_stream_is_one_since_which_none_was_collected(history: History) -> None:
+    first, second, third = history.states
+    history.opened.tag("old", first)
+    history.commit(put={1: 12})
+    history.opened.collect(arrowstate.RetentionPolicy(count=2)).apply()
+    reader = history.stream(startingCheckpoint="earliest")
+    start = reader.initialOffset()
+    *_, fourth = history.states
+
+    rows = as_set(read(reader, reader.partitions(start, latest(reader, start))))
+
+    assert [snapshot.checkpoint_id for snapshot in history.opened.checkpoints()] == [first, third, fourth]
+    assert second not in {row[-1] for row in rows}
+    assert rows == history.expected(None, third, fourth)
+
+
 @pytest.mark.parametrize("starting", [None, "earliest", "latest"])
 def test_a_first_batch_that_is_repeated_is_the_same(history: History, starting: str | None) -> None:
     options = {} if starting is None else {"startingCheckpoint": starting}

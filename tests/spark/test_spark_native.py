@@ -75,7 +75,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for backend, groups in zip(backends, ranges, strict=True):
                 own = pa.array((owners >= groups.start) & (owners <= groups.end))
                 backend.state(EVERY_KIND).update_batch(keys.filter(own), values.filter(own))
-                snapshot = writer.checkpoint({"op": backends}, format="parquet")
+            snapshot = writer.checkpoint({"op": backends}, format="parquet")
             if first == 0:
                 opened.tag("whole", snapshot.checkpoint_id)
     return folder
