@@ -1,0 +1,149 @@
+"""Make events, run the queries over them on Spark, compare their results with DuckDB's, and print a table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from nexmark_queries.events import Config, write_files
+from nexmark_queries.queries import Query, all_queries
+from nexmark_queries.running import read_store, run_query, seconds, verify
+from nexmark_queries.truth import Truth
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DELAY_MS = 4_000
+"""By how much the watermark is behind, as in nexmark-flink."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return 0 if every result is right, else 1."""
+    options = _options(argv)
+    chosen = [query for name, query in all_queries(period_ms=options.period_ms).items() if name in options.queries]
+    console = Console(highlight=False)
+    with ExitStack() as stack:
+        folder = options.folder
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="arrowstate-nexmark-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        spark = _session(folder, options.parallelism)
+        stack.callback(spark.stop)
+        right = run_all(spark, chosen, folder, options, console)
+        if options.folder is not None:
+            console.print(f"The store of each query is {folder}/QUERY/store: arrowstate show {folder}/q4/store")
+    return 0 if right else 1
+
+
+def run_all(
+    spark: SparkSession, queries: Sequence[Query], folder: Path, options: argparse.Namespace, console: Console
+) -> bool:
+    """Make the events, run queries, and print their table; return whether every result is right."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", soft_wrap=True)
+
+    config = Config(options.rate, options.seed, out_of_order_group=options.out_of_order)
+    per_file = -(-options.events // options.files)
+    files = write_files(folder / "events", config, files=options.files, events_per_file=per_file)
+    size = sum(file.stat().st_size for file in files)
+    say(f"{per_file * options.files:,} events in {options.files} files, {size / 1e6:.0f} MB, one per micro-batch")
+    truth = Truth(files, delay_ms=DELAY_MS)
+    table = _table()
+    right = True
+    for query in queries:
+        place = folder / query.name
+        running = run_query(spark, query, folder / "events", place, delay_ms=DELAY_MS, parallelism=options.parallelism)
+        # In the first micro-batch workers start and code is compiled or loaded.
+        timed = seconds(running)[1:]
+        kept = read_store(place)
+        verdict = verify(query, truth, place, kept.output)
+        right &= verdict.is_right
+        rate = f"{per_file * len(timed) / sum(timed):,.0f}" if timed else ""
+        said = "[green]as DuckDB[/]"
+        if not verdict.is_right:
+            said = f"[bold red]{verdict.missing} missing, {verdict.wrong} wrong[/]"
+        table.add_row(query.name, query.title, rate, f"{kept.state_rows:,}", f"{verdict.rows:,}", said)
+        say(f"{query.name}: {query.title}")
+    console.print(table)
+    return right
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    known = list(all_queries())
+    parser = argparse.ArgumentParser(prog="tools/nexmark", description=__doc__)
+    names = ",".join(known)
+    parser.add_argument("--events", type=int, default=1_000_000, help="how many (default 1,000,000)")
+    parser.add_argument("--files", type=int, default=10, help="files, each a micro-batch (default 10)")
+    parser.add_argument(
+        "--queries", type=lambda text: text.split(","), default=known, help=f"some of them (default {names})"
+    )
+    parser.add_argument("--rate", type=int, default=10_000, help="events per second of event time (default 10,000)")
+    parser.add_argument(
+        "--out-of-order", type=int, default=1, help="events in a group that comes in shuffled order (default 1)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the events (default 1)")
+    parser.add_argument(
+        "--period-ms",
+        type=int,
+        default=2_000,
+        help="processing time of q12's periods (default 2,000; Nexmark has 10,000, which a short run never ends)",
+    )
+    parser.add_argument("--parallelism", type=int, default=2, help="subtasks, and cores of Spark (default 2)")
+    parser.add_argument("--folder", type=Path, help="where events and stores stay; by default nothing stays")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.queries if name not in known]
+    if unknown:
+        parser.error(f"no query named {', '.join(unknown)}; there is {', '.join(known)}")
+    for name in ("events", "files", "rate", "out_of_order", "period_ms", "parallelism"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    if options.out_of_order * 1000 >= DELAY_MS * options.rate or options.out_of_order % 953 == 0:
+        parser.error(
+            f"--out-of-order must be below {DELAY_MS * options.rate // 1000}, so that no event is more than "
+            f"{DELAY_MS} ms late, and no multiple of 953; got {options.out_of_order}"
+        )
+    if options.folder is not None and options.folder.exists() and any(options.folder.iterdir()):
+        parser.error(f"--folder must be new or empty, {options.folder} holds files; name another one")
+    return options
+
+
+def _session(folder: Path, cores: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]").appName("arrowstate-nexmark")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _table() -> Table:
+    table = Table(title="Nexmark", title_justify="left")
+    for column in ("query", "", "events/s", "state rows", "result rows", "result"):
+        table.add_column(column, justify="right" if column in ("events/s", "state rows", "result rows") else "left")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
