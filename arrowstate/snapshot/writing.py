@@ -349,10 +349,15 @@ def write_subtask(
         watermark=frozen.watermark,
     )
     references = frozenset(manifest_files(manifest)) | ({handle.path} if handle.path is not None else frozenset())
-    bytes_total = handle.bytes + sum(_run_bytes(run) for state in states for run in state.runs)
+    bytes_total = subtask_bytes(handle, manifest)
     return WrittenSubtask(
         document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written, references, bytes_total
     )
+
+
+def subtask_bytes(handle: ManifestHandle, manifest: ManifestDocument) -> int:
+    """Return the size of all that a subtask refers to, the manifest too, in bytes."""
+    return handle.bytes + sum(_run_bytes(run) for state in manifest.states for run in state.runs)
 
 
 def _run_bytes(run: RunDocument) -> int:

@@ -1,9 +1,10 @@
 """Spark: stateful operators over streams, a sink that keeps state, readers for what was kept, and ways to bring it in.
 
 `stateful` runs a function with keyed state over a stream, `keyed_sink` folds a stream into states; both count each
-micro-batch exactly once. `register` makes `spark.read.format("arrowstate")` known to a session, and `read_state` reads
-a state in the fastest way there is. `bootstrap` makes the state to start from of a table, `import_state` of the
-checkpoint of a Spark query. PySpark is imported at the first use of any of them.
+micro-batch exactly once, on Spark Connect too. `progress` tells what each micro-batch took. `register` makes
+`spark.read.format("arrowstate")` known to a session, and `read_state` reads a state in the fastest way there is.
+`bootstrap` makes the state to start from of a table, `import_state` of the checkpoint of a Spark query. PySpark is
+imported at the first use of any of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from arrowstate.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from arrowstate.spark.bootstrapping import bootstrap
+    from arrowstate.spark.history import progress
     from arrowstate.spark.import_report import ImportedState, ImportReport, LeftOut
     from arrowstate.spark.importing import import_state
     from arrowstate.spark.native import StateScan, plan_read, read_state
@@ -31,6 +33,7 @@ __all__ = [
     "import_state",
     "keyed_sink",
     "plan_read",
+    "progress",
     "read_state",
     "register",
     "stateful",
@@ -47,6 +50,7 @@ _MODULES = {
     "import_state": "importing",
     "keyed_sink": "session",
     "plan_read": "native",
+    "progress": "history",
     "read_state": "native",
     "register": "session",
     "stateful": "stateful_stream",

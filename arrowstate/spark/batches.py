@@ -28,7 +28,7 @@ class MicroBatch:
     query_id: str
     """The id of the query, which lives in its checkpoint folder."""
     run_id: str
-    """The id of this start of the query."""
+    """The id of this start of the query; Spark's, but for operators on Spark Connect, where that cannot be known."""
     batch_id: int
     """Counts from 0 in each checkpoint folder."""
 
@@ -44,7 +44,7 @@ class BatchRecord:
     outputs: Mapping[str, int] = field(default_factory=dict)
     """By uid of an output, the row of it that is the first of this micro-batch."""
     metrics: Mapping[str, int] = field(default_factory=dict)
-    """What the micro-batch took; see `BatchMetrics`."""
+    """What the micro-batch took; see `BatchMetrics` in `metrics`."""
 
     @classmethod
     def of(cls, entry: LogEntryDocument) -> BatchRecord | None:

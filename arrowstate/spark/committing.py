@@ -18,6 +18,7 @@ from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.batches import BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.fold import SubtaskResult
+from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.plan import SinkPlan
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -76,6 +77,10 @@ def commit_micro_batch(
     if len(ids) > 1:
         raise InvalidInputError(f"the tasks of operator {plan.uid!r} are of several micro-batches: {sorted(ids)}")
     held = [result for result in results if result.subtask is None]
+    tasks = [result.metrics for result in results if result.metrics is not None]
+    now = clock_ms()
+    # The clocks of the workers may be ahead of this one.
+    started_at_ms = min([task.started_at_ms for task in tasks] + [now])
     work = BatchWork(
         batch=MicroBatch(first.query_id, first.run_id, first.batch_id),
         bases=frozenset(result.base for result in results),
@@ -83,9 +88,16 @@ def commit_micro_batch(
         operators=[] if held else [operator_of(plan.uid, plan.max_parallelism, results)],
         paths=frozenset(path for result in results for path in result.paths),
         statistics=[result.statistics for result in results if result.statistics is not None],
+        metrics=BatchMetrics.of(tasks, now - started_at_ms).to_properties(),
     )
     return commit_batch(
-        open_storage(plan.store), [plan.uid], work, is_complete=not held, new_id=new_id, clock_ms=clock_ms
+        open_storage(plan.store),
+        [plan.uid],
+        work,
+        is_complete=not held,
+        new_id=new_id,
+        clock_ms=clock_ms,
+        started_at_ms=started_at_ms,
     )
 
 

@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
 from arrowstate.errors import KeyTypeError
 from arrowstate.snapshot.log import CommitLog, open_store_document
-from arrowstate.snapshot.writing import write_subtask
+from arrowstate.snapshot.reading import read_manifest
+from arrowstate.snapshot.writing import subtask_bytes, write_subtask
 from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
+from arrowstate.spark.metrics import TaskMeter, TaskMetrics
 from arrowstate.spark.plan import SinkPlan
 from arrowstate.spark.state_rows import StateRows, ordered
 from arrowstate.storage.registry import open_storage
@@ -49,6 +51,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """The files written for it."""
     statistics: SubtaskStatisticsDocument | None
     """What writing took; None if nothing had to be written."""
+    metrics: TaskMetrics | None
+    """What the task took; None if the store held the micro-batch already."""
 
 
 def fold_micro_batch(
@@ -67,6 +71,7 @@ def fold_micro_batch(
     StorageFullError, StorageError
         If a file cannot be written; nothing is left in the store.
     """
+    meter = TaskMeter(now_ms)
     storage = open_storage(plan.store)
     store_id = open_store_document(storage).store_id
     stored = stored_state(CommitLog(storage))
@@ -81,7 +86,9 @@ def fold_micro_batch(
     previous = same_subtask(operator, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
     table = pa.Table.from_batches(given) if (given := [item for item in rows if item.num_rows]) else None
     if table is None and previous is not None and operator is not None and _has_states(operator, plan):
-        return _result(batch, base, operator.key, operator.states, previous)
+        size = subtask_bytes(previous.manifest, read_manifest(storage, previous.manifest, plan.uid))
+        metrics = meter.unchanged(previous, size)
+        return _result(batch, base, operator.key, operator.states, previous, metrics=metrics)
     clock_ms = _clock(plan, table)
     if operator is None or checkpoint is None:
         backend = KeyedStateBackend(
@@ -110,7 +117,8 @@ def fold_micro_batch(
     )
     states = [state.document for state in frozen.states]
     statistics = written.statistics(plan.uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000)
-    return _result(batch, base, frozen.key, states, written.document, written.paths, statistics)
+    metrics = meter.written(written.document, statistics, rows=0 if table is None else table.num_rows)
+    return _result(batch, base, frozen.key, states, written.document, written.paths, statistics, metrics)
 
 
 def _fold(
@@ -167,6 +175,7 @@ def _result(
     subtask: SubtaskDocument | None,
     paths: Sequence[str] = (),
     statistics: SubtaskStatisticsDocument | None = None,
+    metrics: TaskMetrics | None = None,
 ) -> SubtaskResult:
     return SubtaskResult(
         query_id=batch.query_id,
@@ -178,6 +187,7 @@ def _result(
         subtask=subtask,
         paths=list(paths),
         statistics=statistics,
+        metrics=metrics,
     )
 
 

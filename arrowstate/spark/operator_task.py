@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.backend.batch_process import BatchFunction, BatchProcess
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
 from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.operator_state import operator_descriptor_of
@@ -23,6 +23,7 @@ from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.writing import delete_quietly, write_subtask
 from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.fold import SubtaskResult, same_subtask
+from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.outputs import OutputTable, write_output
 from arrowstate.state.operator import BroadcastState, ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
@@ -78,9 +79,6 @@ class OperatorResult(SubtaskResult, frozen=True, kw_only=True):
     """What a task of a stateful operator hands to the commit."""
 
     output: OperatorPartDocument | None
-    rows: int
-    """How many rows it was given."""
-    output_rows: int
 
 
 def run_subtask(
@@ -91,6 +89,7 @@ def run_subtask(
     First the watermark of the micro-batch is set and what is due by it fires, then what is due by processing time,
     then the rows are processed. Nothing is left in the store if it fails.
     """
+    meter = TaskMeter(now_ms)
     storage = open_storage(plan.store, storage_options=plan.storage_options)
     entry = None if step.base is None else CommitLog(storage).read(step.base).document
     stored = None if entry is None else next((item for item in entry.operators if item.uid == plan.uid), None)
@@ -122,6 +121,7 @@ def run_subtask(
         except BaseException:
             delete_quietly(storage, paths)
             raise
+    statistics = written.statistics(plan.uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000)
     return OperatorResult(
         query_id=step.batch.query_id,
         run_id=step.batch.run_id,
@@ -131,10 +131,11 @@ def run_subtask(
         states=[state.document for state in frozen.states],
         subtask=written.document,
         paths=paths,
-        statistics=written.statistics(plan.uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000),
+        statistics=statistics,
+        metrics=meter.written(
+            written.document, statistics, rows=table.num_rows, output_rows=0 if output is None else emitted.num_rows
+        ),
         output=output,
-        rows=table.num_rows,
-        output_rows=emitted.num_rows,
     )
 
 

@@ -8,7 +8,7 @@ and they see the same rows again if Spark repeats the micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,11 +21,13 @@ from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.log import CommitLog, create_store
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
-from arrowstate.spark.batches import BatchRecord, MicroBatch, StoredState, is_committed, stored_state
+from arrowstate.spark.batches import BatchRecord, StoredState, is_committed, stored_state
+from arrowstate.spark.clocks import BatchClock
 from arrowstate.spark.committing import BatchWork, commit_batch, operator_of
+from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.operator_task import OperatorPlan, OperatorResult, Step, run_subtask
 from arrowstate.spark.outputs import OutputTable, frame_of, merged_parts, rows_state
-from arrowstate.spark.routing import subtask_expression
+from arrowstate.spark.routing import quoted, subtask_expression
 from arrowstate.spark.workers import own_python
 from arrowstate.state.operator import BroadcastState
 from arrowstate.storage.base import Storage
@@ -62,17 +64,21 @@ class QueryOperator:
     plan: OperatorPlan
     rows: Callable[[BatchFrames], DataFrame]
     """Returns its rows in a micro-batch, of which it takes the columns `taken`."""
-    taken: Sequence[Column]
+    taken: Sequence[tuple[str, str | None]]
+    """By name, each with the type to cast it to, None if it has that."""
     broadcasts: Mapping[BroadcastStateDescriptor, DataFrame] = field(default_factory=dict)
 
 
 class StatefulQuery:
     """What `foreachBatch` calls for each micro-batch.
 
+    On Spark Connect it is pickled and called in a process of the server, so apart from the clock of a classic session
+    it holds no session, no DataFrame and no column.
+
     Parameters
     ----------
-    session
-        The session in which the stream was made.
+    clock
+        Tells which micro-batch it is called for.
     operators
         Each after those whose rows it takes; all of one store.
     functions
@@ -83,20 +89,24 @@ class StatefulQuery:
 
     def __init__(
         self,
-        session: SparkSession,
+        clock: BatchClock,
         operators: Sequence[QueryOperator],
         functions: Mapping[str, Callable[[DataFrame, int], object]],
         dropped: Sequence[str] = (),
     ) -> None:
-        self._session = session
-        self._operators = operators
+        self._clock = clock
+        # A DataFrame belongs to the session in which it was made, so it is read here.
+        self._broadcast_states = {
+            item.plan.uid: [_broadcast_state(descriptor, frame) for descriptor, frame in item.broadcasts.items()]
+            for item in operators
+            if item.broadcasts
+        }
+        self._operators = [replace(item, broadcasts={}) for item in operators]
         self._functions = functions
         self._dropped = dropped
         plan = operators[0].plan
         self._store, self._options = plan.store, plan.storage_options
-        self._broadcasts: dict[str, list[OperatorStateDocument]] = {}
-        self._broadcasts_of: str | None = None
-        "The run of the query that the broadcast states were read for."
+        self._broadcasts: dict[str, list[OperatorStateDocument]] | None = None
         self._broadcast_paths: list[str] = []
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -105,8 +115,11 @@ class StatefulQuery:
         storage = open_storage(self._store, storage_options=self._options)
         store_id = create_store(storage, new_id(), started_at_ms).store_id
         stored = stored_state(CommitLog(storage))
-        batch, watermark, time = micro_batch(self._session, batch_id)
+        now = self._clock.at(frame, batch_id)
+        batch, watermark = now.batch, now.watermark
         if is_committed(self._uids[0], batch, stored.record):
+            # Spark learns the event times of a micro-batch by running it, and the next watermark depends on them.
+            frame.count()
             self._hand_on(frame, batch_id, stored.recorded, stored.record)
             return
         base = None if stored.checkpoint is None else stored.checkpoint.number
@@ -114,11 +127,11 @@ class StatefulQuery:
         results: dict[str, list[OperatorResult]] = {}
         paths: list[str] = []
         try:
-            broadcasts = self._broadcast_documents(storage, stored, batch.run_id)
+            broadcasts = self._broadcast_documents(storage, stored)
             paths += self._broadcast_paths
             for item in self._operators:
                 plan = item.plan
-                step = Step(batch, store_id, base, watermark, time, broadcasts.get(plan.uid, ()))
+                step = Step(batch, store_id, base, watermark, now.processing_time, broadcasts.get(plan.uid, ()))
                 found = _run(frame.sparkSession, item, frames, step)
                 results[plan.uid] = found
                 paths += [path for result in found for path in result.paths]
@@ -146,9 +159,10 @@ class StatefulQuery:
         except BaseException:
             # The commit has not been tried.
             delete_quietly(storage, [*paths, *self._broadcast_paths])
-            self._broadcasts_of = None
+            self._broadcasts = None
             raise
         everything = [result for found in results.values() for result in found]
+        tasks = [result.metrics for result in everything if result.metrics is not None]
         work = BatchWork(
             batch=batch,
             bases=frozenset([base]),
@@ -157,7 +171,7 @@ class StatefulQuery:
             statistics=[result.statistics for result in everything if result.statistics is not None],
             watermark=watermark,
             outputs=firsts,
-            metrics=_metrics(everything, now_ms() - started_at_ms),
+            metrics=BatchMetrics.of(tasks, now_ms() - started_at_ms).to_properties(),
         )
         entry = commit_batch(
             storage, [*self._uids, *self._dropped], work, new_id=new_id, clock_ms=now_ms, started_at_ms=started_at_ms
@@ -189,27 +203,24 @@ class StatefulQuery:
             first = record.outputs[output.uid]
             function(frame_of(frame.sparkSession, output, parts, first, self._store, self._options), batch_id)
 
-    def _broadcast_documents(
-        self, storage: Storage, stored: StoredState, run_id: str
-    ) -> dict[str, list[OperatorStateDocument]]:
-        """Return the broadcast states by operator; they are read from their DataFrames once in a run."""
-        if self._broadcasts_of == run_id:
+    def _broadcast_documents(self, storage: Storage, stored: StoredState) -> dict[str, list[OperatorStateDocument]]:
+        """Return the broadcast states by operator; they are written once in a run."""
+        if self._broadcasts is not None:
             return self._broadcasts
-        self._broadcasts, self._broadcast_paths = {}, []
+        found = {}
+        self._broadcast_paths = []
         before = [] if stored.checkpoint is None else stored.checkpoint.operators
-        for item in self._operators:
-            if item.broadcasts:
-                states = [_broadcast_state(descriptor, frame) for descriptor, frame in item.broadcasts.items()]
-                self._broadcasts[item.plan.uid] = write_operator_states(
-                    storage,
-                    item.plan.uid,
-                    [[FrozenOperatorState(state.descriptor, state.freeze()) for state in states]],
-                    new_id=new_id,
-                    paths=self._broadcast_paths,
-                    previous=next((known for known in before if known.uid == item.plan.uid), None),
-                )
-        self._broadcasts_of = run_id
-        return self._broadcasts
+        for uid, states in self._broadcast_states.items():
+            found[uid] = write_operator_states(
+                storage,
+                uid,
+                [states],
+                new_id=new_id,
+                paths=self._broadcast_paths,
+                previous=next((known for known in before if known.uid == uid), None),
+            )
+        self._broadcasts = found
+        return found
 
 
 def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
@@ -217,35 +228,13 @@ def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
     return [plan.uid for plan in plans] + [plan.output.uid for plan in plans if plan.output is not None]
 
 
-def micro_batch(session: SparkSession, batch_id: int) -> tuple[MicroBatch, int | None, int]:
-    """Return the micro-batch that Spark is at, its watermark and its processing time in milliseconds.
-
-    Both times are in Spark's offset log, so they are the same if the micro-batch is repeated.
-
-    Raises
-    ------
-    InvalidInputError
-        If this is not called by `foreachBatch`.
-    """
-    context = session.sparkContext
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    run_id = context.getLocalProperty("spark.jobGroup.id")
-    # PySpark shows the times of a micro-batch only after its end; the JVM's query has them.
-    query = None if query_id is None else session._jsparkSession.streams().get(query_id)  # noqa: SLF001
-    if query is None or query_id is None or run_id is None:
-        raise InvalidInputError("this is no micro-batch of a streaming query; start the query that stateful returned")
-    times = query.streamingQuery().lastExecution().offsetSeqMetadata()
-    watermark = times.batchWatermarkMs()
-    # Spark has 0 where no watermark has been set yet.
-    return MicroBatch(query_id, run_id, batch_id), watermark or None, times.batchTimestampMs()
-
-
 def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: Step) -> list[OperatorResult]:
     """Run the tasks of an operator, and return what they have done in the order of the subtasks."""
     plan = item.plan
     key = [document.name for document in plan.key]
     subtask = sf.expr(subtask_expression(key, plan.parallelism, plan.max_parallelism))
-    rows = item.rows(frames).select(*item.taken).repartitionById(plan.parallelism, subtask)
+    taken = [_column(name, wanted) for name, wanted in item.taken]
+    rows = item.rows(frames).select(*taken).repartitionById(plan.parallelism, subtask)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -259,6 +248,11 @@ def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: 
         collected = rows.mapInArrow(task, _RESULT).collect()
     results = [msgspec.json.decode(row["result"], type=OperatorResult) for row in collected]
     return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
+
+
+def _column(name: str, wanted: str | None) -> Column:
+    column = sf.col(quoted(name))
+    return column if wanted is None else column.cast(wanted).alias(name)
 
 
 def _appended(
@@ -284,7 +278,7 @@ def _of_each_subtask(states: Sequence[OperatorStateDocument], parallelism: int) 
     return [msgspec.structs.replace(state, parts=state.parts[:1] * parallelism) for state in states]
 
 
-def _broadcast_state(descriptor: BroadcastStateDescriptor, frame: DataFrame) -> BroadcastState:
+def _broadcast_state(descriptor: BroadcastStateDescriptor, frame: DataFrame) -> FrozenOperatorState:
     table = frame.toArrow()
     if table.num_columns != 2:
         raise InvalidInputError(
@@ -294,17 +288,4 @@ def _broadcast_state(descriptor: BroadcastStateDescriptor, frame: DataFrame) -> 
     state = BroadcastState(descriptor)
     columns = table.combine_chunks().columns
     state.put_batch(*(column.combine_chunks() for column in columns))
-    return state
-
-
-def _metrics(results: Sequence[OperatorResult], duration_ms: int) -> dict[str, int]:
-    statistics = [result.statistics for result in results if result.statistics is not None]
-    live = [sum(result.subtask.live_rows.values()) for result in results if result.subtask is not None]
-    return {
-        "rows": sum(result.rows for result in results),
-        "output_rows": sum(result.output_rows for result in results),
-        "state_rows": sum(live),
-        "bytes_written": sum(item.bytes_written for item in statistics),
-        "state_bytes": sum(item.bytes_total for item in statistics),
-        "duration_ms": duration_ms,
-    }
+    return FrozenOperatorState(descriptor, state.freeze())

@@ -23,6 +23,7 @@ from arrowstate.spark.plan import SinkPlan
 from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.source import FORMAT, ArrowStateDataSource
+from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
@@ -111,7 +112,8 @@ def keyed_sink(
     Returns
     -------
     DataStreamWriter
-        Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`.
+        Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`. The query has what
+        each micro-batch took in its progress, under `observedMetrics["arrowstate"]`; see `progress`.
 
     Raises
     ------
@@ -210,7 +212,7 @@ def keyed_sink(
     subtask = sf.expr(subtask_expression(key_schema.names, parallelism, max_parallelism))
     rows = stream.select(*taken.taken).repartitionById(parallelism, subtask)
     register(stream.sparkSession)
-    return rows.writeStream.format(FORMAT).options(**plan.to_options())
+    return writer_of(rows.writeStream.format(FORMAT).options(**plan.to_options()), QueryStart(opened.url))
 
 
 def register(spark: SparkSession) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from arrowstate.backend.batch_process import BatchFunction
 from arrowstate.backend.process import KeyedProcessFunction
@@ -18,21 +17,22 @@ from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.log import CommitLog
+from arrowstate.spark.clocks import clock_of
 from arrowstate.spark.committing import BATCH_SUFFIX, check_alone
 from arrowstate.spark.operator_task import Operator, OperatorPlan
 from arrowstate.spark.outputs import OutputTable
 from arrowstate.spark.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
-from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.source import ArrowStateDataSource
+from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import SUPPORTED
-from arrowstate.store import open_store
+from arrowstate.store import new_id, open_store
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["StatefulStream", "stateful", "write_stream"]
@@ -66,8 +66,10 @@ class StatefulStream:
         schema = self.columns()
         empty = self.source.sparkSession.createDataFrame([], schema)
         changed = function(empty).schema
+        # Not `self`: the function may be pickled, which the streaming DataFrame cannot be.
+        before = self.frame
         return StatefulStream(
-            self.source, self.operators, lambda frames: function(self.frame(frames)), changed, None, self.store
+            self.source, self.operators, lambda frames: function(before(frames)), changed, None, self.store
         )
 
     def union(self, other: StatefulStream) -> StatefulStream:
@@ -81,10 +83,11 @@ class StatefulStream:
             raise InvalidInputError(
                 f"both must have the same columns, got {mine.simpleString()} and {theirs.simpleString()}"
             )
+        first, second = self.frame, other.frame
         return StatefulStream(
             self.source,
             _all_operators([self, other]),
-            lambda frames: self.frame(frames).unionAll(other.frame(frames)),
+            lambda frames: first(frames).unionAll(second(frames)),
             mine,
             None,
             self.store,
@@ -102,7 +105,7 @@ class StatefulStream:
         Returns
         -------
         DataStreamWriter
-            Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`.
+            As `write_stream` returns it.
         """
         if self.uid is None:
             raise InvalidInputError(
@@ -152,6 +155,10 @@ def stateful(
     from the rows of the micro-batches before, and what is due by it fires; then what is due by processing time; then it
     gets the rows. Spark starts no micro-batch without new rows for it, so timers fire with the next rows that come.
 
+    On Spark Connect the driver of the query is a process of the server: operators and functions are pickled when the
+    query starts, what a function does it does there, and the writer needs the option `checkpointLocation`. The store
+    must be where the client and the server both see it, and the Python of the server must have arrowstate.
+
     Parameters
     ----------
     stream
@@ -184,8 +191,8 @@ def stateful(
     timestamp
         The column with the event time of a row, for a `KeyedProcessFunction`: a timestamp or milliseconds since 1970.
     broadcast
-        By descriptor, a static DataFrame of two columns, key and value. It is read once at each start of the query,
-        and is part of each checkpoint.
+        By descriptor, a static DataFrame of two columns, key and value. It is read when the query is started, and is
+        part of each checkpoint.
     storage_options
         As for `arrowstate.open_store`.
 
@@ -295,7 +302,7 @@ def stateful(
     node = QueryOperator(
         plan,
         (lambda frames: frames.stream) if before is None else before.frame,
-        [_taken(name, kind.simpleString(), spark_type(columns.field(name).type)) for name, kind in types.items()],
+        [(name, _cast(kind, spark_type(columns.field(name).type))) for name, kind in types.items()],
         dict(broadcast or {}),
     )
     operators = (*(() if before is None else before.operators), node)
@@ -329,12 +336,15 @@ def write_stream(
     Returns
     -------
     DataStreamWriter
-        Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`.
+        Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`. The query has what
+        each micro-batch took in its progress, under `observedMetrics["arrowstate"]`; see `progress`.
 
     Raises
     ------
     InvalidInputError
-        If the streams do not belong together, or the store holds the state of other operators.
+        If the streams do not belong together, or the store holds the state of other operators. When it is started:
+        if a broadcast DataFrame has not two columns, or, on Spark Connect, there is no option `checkpointLocation` or
+        an operator or function cannot be pickled.
     """
     if not streams:
         raise InvalidInputError("write_stream needs at least one stream that stateful returned")
@@ -362,7 +372,11 @@ def write_stream(
     session = first.source.sparkSession
     with own_python(session):
         session.dataSource.register(ArrowStateDataSource)
-    return first.source.writeStream.foreachBatch(StatefulQuery(session, operators, functions, dropped))
+
+    def function(options: Mapping[str, str]) -> StatefulQuery:
+        return StatefulQuery(clock_of(session, options, new_id()), operators, functions, dropped)
+
+    return writer_of(first.source.writeStream, QueryStart(first.store, plans[0].storage_options, function))
 
 
 def _all_operators(streams: Sequence[StatefulStream]) -> tuple[QueryOperator, ...]:
@@ -417,9 +431,9 @@ def _output_table(uid: str, output: str | None, schema: str | StructType | None)
     )
 
 
-def _taken(name: str, given: str, wanted: Any) -> Column:
-    column = sf.col(quoted(name))
-    return column if given == wanted.simpleString() else column.cast(wanted).alias(name)
+def _cast(given: DataType, wanted: DataType) -> str | None:
+    """The type to cast a column to, None if it has it."""
+    return None if given.simpleString() == wanted.simpleString() else wanted.simpleString()
 
 
 def _text(key: pa.Schema) -> str:

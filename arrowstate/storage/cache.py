@@ -14,6 +14,7 @@ import hashlib
 import io
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,13 +28,50 @@ import xxhash
 from arrowstate.errors import InvalidInputError, StorageError
 from arrowstate.storage.posix import WRITE_BUFFER_BYTES, CheckedFile, storage_errors
 
-__all__ = ["FileCache", "LocalFile", "default_cache_folder"]
+__all__ = ["CacheUse", "FileCache", "LocalFile", "cache_use", "default_cache_folder"]
 
 _CHECKSUM_BYTES = 16
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
 _DEFAULT_BYTES = 10 << 30
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How often the caches of this process were asked for a file."""
+
+    hits: int
+    """How often there was a copy."""
+    misses: int
+    """How often the file was fetched."""
+
+    def since(self, before: CacheUse) -> CacheUse:
+        """Return what came after an earlier count."""
+        return CacheUse(self.hits - before.hits, self.misses - before.misses)
+
+
+class _Counter:
+    """Counts in all threads of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.use = CacheUse(0, 0)
+
+    def add(self, *, hit: bool) -> None:
+        with self._lock:
+            self.use = CacheUse(self.use.hits + hit, self.use.misses + (not hit))
+
+
+_counter = _Counter()
+
+
+def cache_use() -> CacheUse:
+    """Return how often this process has asked its caches for files, since it started.
+
+    Files of local storages go through no cache and do not count.
+    """
+    return _counter.use
 
 
 def default_cache_folder() -> Path:
@@ -130,6 +168,7 @@ class FileCache:
         """
         location = self.folder / _name(identity)
         found = self._mapped(location, size)
+        _counter.add(hit=found is not None)
         if found is not None:
             return found
         with self.new_file(identity) as file:

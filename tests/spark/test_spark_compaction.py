@@ -9,6 +9,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import FencedError
 from arrowstate.snapshot.log import CommitLog
+from arrowstate.spark import progress
 
 TIGHT = arrowstate.CompactionPolicy(1.001, min_bytes=0)
 
@@ -34,6 +35,16 @@ def test_a_query_goes_on_after_a_compaction(filled: Any, make_rows: Any) -> None
     assert compaction.properties["spark"]["batch_id"] == 1
     assert (entry.number, entry.writer_epoch) == (5, 1)
     assert filled.stored() == filled.expected(make_rows(0), make_rows(1), make_rows(2))
+
+
+def test_a_compaction_is_no_micro_batch_of_the_progress(filled: Any) -> None:
+    before = progress(filled.store)
+
+    compact(filled)
+
+    assert progress(filled.store).equals(before)
+    assert progress(filled.store, last=1).equals(before.slice(1))
+    assert before["batch_id"].to_pylist() == [0, 1]
 
 
 def test_a_compaction_between_the_tasks_and_the_commit_fences_nobody(filled: Any, make_rows: Any) -> None:

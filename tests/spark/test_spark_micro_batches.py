@@ -27,7 +27,9 @@ def test_a_checkpoint_records_its_micro_batch(sink: Any, make_rows: Any) -> None
     sink.run(0, make_rows(0))
     entry = sink.run(1, make_rows(1))
 
-    assert BatchRecord.of(entry) == BatchRecord("query-a", "run-1", 1)
+    record = BatchRecord.of(entry)
+    assert record == BatchRecord("query-a", "run-1", 1, metrics=record.metrics)
+    assert (record.metrics["rows"], record.metrics["state_bytes"] > record.metrics["bytes_written"] > 0) == (1000, True)
     assert entry.properties["spark"]["batch_id"] == 1
 
 

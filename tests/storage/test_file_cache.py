@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.storage import FileCache
 from arrowstate.storage import cache as cache_module
+from arrowstate.storage.cache import CacheUse, cache_use
 
 
 class Source:
@@ -132,6 +133,17 @@ def test_the_least_recently_used_copies_make_room(tmp_path):
     assert kept.to_pybytes() == b"a" * 1000
 
 
+def test_what_was_found_and_what_was_fetched_is_counted(tmp_path):
+    cache = FileCache(tmp_path, 3000)
+    source = Source(a=b"a" * 1000, b=b"b" * 1000)
+    before = cache_use()
+
+    for name in "abaaa":
+        source.open(cache, name)
+
+    assert cache_use().since(before) == CacheUse(hits=3, misses=2)
+
+
 def test_a_mapped_copy_outlives_its_removal(tmp_path):
     cache = FileCache(tmp_path, 2000)
     source = Source(a=b"a" * 1500, b=b"b" * 1500)
@@ -201,6 +213,7 @@ import resource, sys
 from pathlib import Path
 from arrowstate.errors import StorageFullError
 from arrowstate.storage import FileCache
+from arrowstate.storage.cache import CacheUse, cache_use
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 cache = FileCache(Path(sys.argv[1]))
 body = b"x" * (3 << 20)
@@ -223,6 +236,7 @@ DIES = """
 import os, signal, sys
 from pathlib import Path
 from arrowstate.storage import FileCache
+from arrowstate.storage.cache import CacheUse, cache_use
 def fetch(file):
     file.sink.write(b"x" * 100_000)
     file.finish()

@@ -1,0 +1,160 @@
+"""The writer that `keyed_sink` and `stateful` return, and the query that its `start()` returns.
+
+Both are PySpark's own classes, of the kind of session at hand, with a few methods more: figures of a micro-batch
+cannot enter Spark's progress from outside the JVM, so the query adds to each progress what the log says of the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkPicklingError
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from arrowstate.errors import ArrowStateError, InvalidInputError
+from arrowstate.snapshot.log import CommitLog
+from arrowstate.spark.clocks import is_connect
+from arrowstate.spark.history import committed_batches
+from arrowstate.storage.registry import open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["METRICS", "QueryStart", "writer_of"]
+
+METRICS = "arrowstate"
+"""The name of our figures among the observed metrics of a progress."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QueryStart:
+    """What a writer needs to start a query."""
+
+    store: str
+    storage_options: Mapping[str, Any] | None = None
+    function: Callable[[Mapping[str, str]], Callable[[Any, int], None]] | None = None
+    """Returns, given the options of the writer, what `foreachBatch` calls; None for a data source."""
+
+
+def writer_of(writer: DataStreamWriter, start: QueryStart) -> DataStreamWriter:
+    """Return a writer like another, whose query knows the store."""
+    kind: Any = type(writer)
+    made: Any = object.__new__(_writer_class(kind))
+    vars(made).update(vars(writer), _start=start, _options={})
+    return made
+
+
+class _StreamWriter:
+    """What is added to PySpark's writer."""
+
+    _start: QueryStart
+    _options: dict[str, str]
+    """By name in lower case, as Spark compares them."""
+
+    def option(self, key: str, value: Any) -> Any:
+        self._options[key.lower()] = str(value)
+        return super().option(key, value)  # type: ignore[misc]
+
+    def options(self, **options: Any) -> Any:
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
+    def start(self, path: str | None = None, *arguments: Any, **options: Any) -> Any:
+        """Start the query; its progress has our figures under `observedMetrics["arrowstate"]`."""
+        named = {name: options.pop(name) for name in _ARGUMENTS if name in options}
+        self.options(**options)
+        if self._start.function is not None:
+            self._process_with(self._start.function(self._options))
+        query = super().start(path, *arguments, **named)  # type: ignore[misc]
+        kind: Any = type(query)
+        made: Any = object.__new__(_query_class(kind))
+        vars(made).update(vars(query), _start=self._start, _known={})
+        return made
+
+    def _process_with(self, function: Callable[[Any, int], None]) -> None:
+        if not is_connect(self):
+            self.foreachBatch(function)  # type: ignore[attr-defined]
+            return
+        try:
+            self.foreachBatch(function)  # type: ignore[attr-defined]
+        except (PicklingError, PySparkPicklingError, TypeError, AttributeError) as error:
+            # PySpark's own error leaves out what it was that could not be pickled.
+            reason = error.__context__ if isinstance(error, PySparkPicklingError) else None
+            raise InvalidInputError(
+                "on Spark Connect operators and functions are pickled for the server, and one of these cannot be: "
+                f"{reason or error}; make sessions, DataFrames, files and locks inside of them, an operator's in open"
+            ) from error
+
+    def toTable(self, tableName: str, *_: Any, **__: Any) -> Any:  # noqa: N803
+        raise InvalidInputError(
+            f"a stateful query writes to its store, not to the table {tableName!r}; start it with start()"
+        )
+
+
+class _MeteredQuery:
+    """What is added to PySpark's query."""
+
+    _start: QueryStart
+    _known: dict[int, Mapping[str, int]]
+    """By batch id, the figures read so far."""
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """The last progress, with our figures under `observedMetrics["arrowstate"]`."""
+        progress = super().lastProgress  # type: ignore[misc]
+        return None if progress is None else self._with_metrics([progress])[0]
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """The recent progress, with our figures under `observedMetrics["arrowstate"]`."""
+        return self._with_metrics(super().recentProgress)  # type: ignore[misc]
+
+    def _with_metrics(self, given: Sequence[StreamingQueryProgress]) -> list[StreamingQueryProgress]:
+        try:
+            self._learn({progress.batchId for progress in given} - self._known.keys())
+        except ArrowStateError as error:
+            # Spark's own figures are not lost because a store cannot be read for a while.
+            _log.warning("the progress of query %s lacks the figures of arrowstate: %s", self.id, error)  # type: ignore[attr-defined]
+        return [_joined(progress, self._known.get(progress.batchId)) for progress in given]
+
+    def _learn(self, wanted: set[int]) -> None:
+        if not wanted:
+            return
+        oldest = min(wanted)
+        log = CommitLog(open_storage(self._start.store, storage_options=self._start.storage_options))
+        for _, record in committed_batches(log):
+            assert record.batch_id is not None, "only fences have none"
+            if record.query_id != self.id or record.batch_id < oldest:  # type: ignore[attr-defined]
+                break
+            self._known[record.batch_id] = record.metrics
+
+
+def _joined(progress: StreamingQueryProgress, metrics: Mapping[str, int] | None) -> StreamingQueryProgress:
+    """The progress with our figures, in its text too."""
+    if not metrics:
+        return progress
+    text = json.loads(progress.json)
+    text["observedMetrics"] = {**text.get("observedMetrics", {}), METRICS: dict(metrics)}
+    return StreamingQueryProgress.fromJson(text)
+
+
+_ARGUMENTS = ("format", "outputMode", "partitionBy", "queryName")
+
+
+@cache
+def _writer_class(base: Any) -> type:
+    return type("ArrowStateStreamWriter", (_StreamWriter, base), {})
+
+
+@cache
+def _query_class(base: Any) -> type:
+    return type("ArrowStateStreamingQuery", (_MeteredQuery, base), {})

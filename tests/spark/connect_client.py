@@ -1,0 +1,222 @@
+"""A client of Spark Connect; `test_spark_connect` runs it as a process, because a process has one kind of session.
+
+Arguments: the address of the server, and a folder. It runs queries and leaves what it has seen in `seen.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+import arrowstate
+from arrowstate.errors import InvalidInputError
+from arrowstate.spark import bootstrap, keyed_sink, plan_read, progress, register, stateful, write_stream
+
+
+def timed(keys: Sequence[int], values: Sequence[int], seconds: Sequence[int]) -> pa.Table:
+    """Rows of a micro-batch."""
+    at = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp("us", "UTC"))
+    return pa.table({"k": pa.array(keys, pa.int64()), "v": pa.array(values, pa.int64()), "at": at})
+
+
+MANY = range(100, 60_100)
+BATCHES = [
+    timed([1, 2, 1], [1, 10, 2], [1, 2, 9]),
+    timed([1, 3], [4, 100], [12, 13]),
+    # More rows than go from the driver to Spark by hand.
+    timed([2, *MANY], [20, *MANY], [14] * (1 + len(MANY))),
+]
+PRICES = arrowstate.BroadcastStateDescriptor("prices", pa.int64(), pa.int64())
+
+
+class Totals(arrowstate.BatchFunction):
+    """Emits the new total of each key of the batch, at the price that is broadcast, and what time it is."""
+
+    def open(self, context: Any) -> None:
+        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+        self.prices = context.broadcast("prices")
+
+    def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+        import pyarrow.compute as pc
+
+        prices = self.prices.get_batch(batch["k"]).fill_null(1)
+        self.total.add_batch(batch["k"], pc.multiply(batch["v"], prices))
+        keys = batch["k"].unique()
+        times = [
+            pa.repeat(pa.scalar(time, pa.int64()), len(keys)) for time in (context.watermark, context.processing_time)
+        ]
+        return pa.record_batch({"k": keys, "total": self.total.get_batch(keys), "watermark": times[0], "now": times[1]})
+
+
+class Counts(arrowstate.BatchFunction):
+    """Emits how often it has been given each parity."""
+
+    def open(self, context: Any) -> None:
+        self.count = context.state(arrowstate.ReducingStateDescriptor("count", pa.int64(), reduce="count"))
+
+    def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+        self.count.add_batch(batch["odd"], batch["odd"])
+        odd = batch["odd"].unique()
+        return pa.record_batch({"odd": odd, "count": self.count.get_batch(odd)})
+
+
+class Locked(Totals):
+    """Holds what cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def noting(path: Path) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreach_batch` that runs on the server and notes the first rows in a file."""
+    name = str(path)
+
+    def note(frame: DataFrame, batch_id: int) -> None:
+        with open(name, "a") as file:
+            rows = sorted(map(list, frame.collect()))
+            file.write(json.dumps([batch_id, len(rows), rows[:2]]) + "\n")
+
+    return note
+
+
+class Client:
+    """The queries of the test."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        (folder / "in").mkdir()
+
+    def add(self, number: int) -> None:
+        path = self.folder / "in" / f"{number}.parquet"
+        pq.write_table(BATCHES[number], path)
+        # Spark takes older files first.
+        os.utime(path, (1_600_000_000 + number,) * 2)
+
+    def rows(self) -> DataFrame:
+        reader = self.spark.readStream.schema("k long, v long, at timestamp").option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(self.folder / "in"))
+
+    def run(self, writer: Any, checkpoint: str) -> Any:
+        writer = writer.option("checkpointLocation", str(self.folder / checkpoint)).trigger(availableNow=True)
+        query = writer.start()
+        query.awaitTermination()
+        return query
+
+    def fold(self) -> dict[str, Any]:
+        """Fold the stream by a sink, and read the state by Spark."""
+        states = [arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")]
+        store = self.folder / "folded"
+        writer = keyed_sink(self.rows(), store=store, uid="counter", key=["k"], states=states, parallelism=2)
+        query = self.run(writer, "folding")
+        register(self.spark)
+        read = self.spark.read.format("arrowstate").option("operator", "counter").load(str(store))
+        return {
+            "read": sorted(map(list, read.where("k < 3").select("k", "v").collect())),
+            "query": query.id,
+            "run": query.runId,
+            "progress": [item.observedMetrics["arrowstate"].asDict() for item in query.recentProgress],
+            "table": progress(store).drop_columns(["started_at", "committed_at"]).to_pylist(),
+        }
+
+    def operators(self, **changes: Any) -> list[Any]:
+        prices = self.spark.createDataFrame([(1, 1), (2, 2), (3, 3)], "k long, price long")
+        store = self.folder / "operated"
+        arguments = {
+            "key": ["k"],
+            "operator": Totals(),
+            "uid": "totals",
+            "store": store,
+            "parallelism": 2,
+            "output_schema": "k long, total long, watermark long, now long",
+            "output": "changes",
+            "broadcast": {PRICES: prices},
+        }
+        totals = stateful(self.rows().withWatermark("at", "1 second"), **arguments | changes)
+        odd = totals.transform(lambda frame: frame.selectExpr("k % 2 as odd"))
+        counts = stateful(
+            odd,
+            key=["odd"],
+            operator=Counts(),
+            uid="counts",
+            store=store,
+            parallelism=1,
+            output_schema="odd long, count long",
+        )
+        return [totals, counts]
+
+    def operate(self) -> Any:
+        functions = {uid: noting(self.folder / uid) for uid in ("totals", "counts")}
+        return self.run(write_stream(*self.operators(), foreach_batch=functions), "operating")
+
+    def follow(self) -> int:
+        """Follow the output of an operator to the end, and return how many rows came."""
+        register(self.spark)
+        stream = self.spark.readStream.format("arrowstate").option("output", "changes")
+        writer = stream.load(str(self.folder / "operated")).writeStream.format("memory").queryName("changes")
+        self.run(writer, "following")
+        return self.spark.table("changes").count()
+
+    def bootstrap(self) -> list[Any]:
+        """Make state of a table, and read it back."""
+        frame = self.spark.range(10).selectExpr("id as k", "id * 2 as total")
+        states = [arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")]
+        bootstrap(frame, store=self.folder / "filled", uid="totals", key=["k"], states=states, parallelism=2)
+        scan = plan_read(self.spark, self.folder / "filled", operator="totals")
+        return [scan.native, sorted(map(list, scan.frame.select("k", "total").collect()))]
+
+    def refused(self) -> list[str]:
+        """Return what the errors say of what is refused."""
+        found = []
+        starts: list[Callable[[], Any]] = [
+            lambda: write_stream(*self.operators()).start(),
+            lambda: self.run(write_stream(*self.operators(operator=Locked())), "refused"),
+        ]
+        for start in starts:
+            try:
+                start()
+            except InvalidInputError as error:
+                found.append(str(error))
+        try:
+            self.run(write_stream(*self.operators()), "another")
+        except StreamingQueryException as error:
+            found.append(str(error))
+        return found
+
+
+def run(remote: str, folder: Path) -> None:
+    """Run all queries."""
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    client = Client(spark, folder)
+    client.add(0)
+    client.add(1)
+    seen: dict[str, Any] = {"kind": type(spark).__module__, "folded": client.fold()}
+    first = client.operate()
+    # Spark has not noted that it finished the last batch, as after a crash between the two commits.
+    for name in ("1", ".1.crc"):
+        (folder / "operating" / "commits" / name).unlink(missing_ok=True)
+    client.add(2)
+    second = client.operate()
+    seen["queries"] = [first.id, second.id]
+    seen["progress"] = [[item.batchId, item.observedMetrics["arrowstate"].rows] for item in second.recentProgress]
+    seen["followed"] = client.follow()
+    seen["bootstrapped"] = client.bootstrap()
+    seen["refused"] = client.refused()
+    for uid in ("totals", "counts"):
+        seen[uid] = [json.loads(line) for line in (folder / uid).read_text().splitlines()]
+    (folder / "seen.json").write_text(json.dumps(seen))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], Path(sys.argv[2]))
