@@ -36,14 +36,15 @@ from arrowstate.errors import (
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import CommitLog, next_compaction
-from arrowstate.snapshot.reading import dead_rows, find_operator, find_state, open_run, subtask_runs
+from arrowstate.snapshot.reading import clear_dead, find_operator, find_state, open_run, subtask_runs
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.storage_use import StorageUse, files_of, slices_by_state, storage_use
 from arrowstate.snapshot.writing import RunWriter, delete_quietly, write_manifest
 from arrowstate.storage.base import Storage
+from arrowstate.table import kernels
 from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink
-from arrowstate.table.run import Run
+from arrowstate.table.run import Run, all_live
 from arrowstate_formats.documents import (
     LogEntryDocument,
     ManifestDocument,
@@ -372,9 +373,10 @@ class _Compaction:
     def _dead(self, run: RunDocument) -> Ints:
         if run.deletion_vector is None:
             return np.empty(0, dtype=np.int64)
-        rows = dead_rows(self._storage, run.deletion_vector)
-        low, high = np.searchsorted(rows, [run.first_row, run.last_row])
-        return rows[low:high]
+        rows = run.last_row - run.first_row
+        live = all_live(rows)
+        clear_dead(self._storage, run.deletion_vector, live, rows, run.first_row)
+        return kernels.live_rows(~live, 0, rows) + run.first_row
 
     def _references(self, operators: Sequence[OperatorDocument], written: set[str]) -> NewReferences:
         everything = set(ReferenceReader(self._storage).files(operators))

@@ -18,7 +18,6 @@ from arrowstate.query.compaction import Picked, count_rows
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot import reading
 from arrowstate.storage.base import Storage
-from arrowstate.table import kernels
 from arrowstate.table.run import HASH_COLUMN, Directory, Run, Segment, all_live, hashes_of
 from arrowstate_formats.documents import ColumnStatistics, RunDocument
 
@@ -80,9 +79,7 @@ class StoredRun:
             return self._given_live
         bits = all_live(self.rows)
         if self.document.deletion_vector is not None:
-            dead = reading.dead_rows(self._storage, self.document.deletion_vector)
-            low, high = np.searchsorted(dead, [self.document.first_row, self.document.last_row])
-            kernels.clear_bits(bits, dead[low:high] - self.document.first_row)
+            reading.clear_dead(self._storage, self.document.deletion_vector, bits, self.rows, self.document.first_row)
         return bits
 
     @cached_property

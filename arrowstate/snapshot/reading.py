@@ -2,22 +2,22 @@
 
 A file is opened once per process and stays mapped while it is used, and each record batch is compared with
 its checksum at its first use; a Lance file, whose rows lie anywhere in it, is compared as a whole. Files are immutable,
-so what is kept can never be stale; live bits are made anew for each caller. Specification: formats/spec/run-files.md.
+so what is kept is stale only where a file was damaged: a local file whose size, time or inode has changed is opened and
+compared again. Live bits are made anew for each caller. Specification: formats/spec/run-files.md.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from pyroaring import BitMap
 
 from arrowstate.errors import (
     CorruptDataError,
@@ -30,8 +30,8 @@ from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.posix import storage_errors
-from arrowstate.table import kernels
-from arrowstate.table.run import Directory, Run, Segment, all_live, hashes_of
+from arrowstate.table.run import Bits, Directory, Run, Segment, all_live
+from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.directory import read_directory
 from arrowstate_formats.documents import (
     DeletionVectorDocument,
@@ -52,7 +52,7 @@ from arrowstate_formats.run_files import checksum, frame_checksum, read_run
 __all__ = [
     "OpenFile",
     "OpenState",
-    "dead_rows",
+    "clear_dead",
     "find_operator",
     "find_state",
     "forget_open_files",
@@ -65,6 +65,8 @@ __all__ = [
     "subtask_runs",
     "whole_state_rows",
 ]
+
+Identity: TypeAlias = tuple[int, int, int, int]
 
 _CACHED_FILES = 4096
 _CACHED_BYTES = 256 << 20
@@ -199,23 +201,23 @@ def open_run(
             continue
         starts[number] = start_row
         size += batch_document.bytes
-    for start_row, batch in zip(starts.values(), file.load(list(starts)), strict=True):
-        hashes = hashes_of(batch)
-        start, stop = max(0, document.first_row - start_row), min(hashes.size, document.last_row - start_row)
-        if hash_bounds:
-            start = max(start, int(np.searchsorted(hashes, hash_bounds[0], side="left")))
-            stop = min(stop, int(np.searchsorted(hashes, hash_bounds[1], side="right")))
+    for segment in file.segments(starts):
+        rows = segment.hashes.size
+        start, stop = max(0, document.first_row - segment.first_row), min(rows, document.last_row - segment.first_row)
+        if hash_bounds and (segment.hashes[0] < hash_bounds[0] or segment.hashes[-1] > hash_bounds[1]):
+            start = max(start, int(np.searchsorted(segment.hashes, hash_bounds[0], side="left")))
+            stop = min(stop, int(np.searchsorted(segment.hashes, hash_bounds[1], side="right")))
         if start < stop:
-            segments.append(Segment.of(batch, start_row, convert).slice(start, stop))
+            # A segment keeps what it was converted to, so one that is shared has no conversion.
+            own = segment if convert is None else replace(segment, convert=convert)
+            segments.append(own if stop - start == rows else own.slice(start, stop))
     if not segments:
         return None
     first_row, last_row = segments[0].first_row, segments[-1].end_row
     live = all_live(last_row - first_row)
     live_rows = last_row - first_row
     if document.deletion_vector is not None:
-        dead = dead_rows(storage, document.deletion_vector)
-        low, high = np.searchsorted(dead, [first_row, last_row])
-        live_rows -= int(kernels.clear_bits(live, dead[low:high] - first_row))
+        live_rows -= clear_dead(storage, document.deletion_vector, live, last_row - first_row, first_row)
     stored = {store_key(storage, store_id): (document, 0)}
     run = Run(tuple(segments), first_row, last_row, live, live_rows, mapped=True, stored=stored)
     if document.directory is not None:
@@ -239,8 +241,10 @@ def open_file(storage: Storage, document: RunDocument, schema: pa.Schema) -> Ope
     return _FILES.get(storage, document, schema)
 
 
-def dead_rows(storage: Storage, document: DeletionVectorDocument) -> npt.NDArray[np.int64]:
-    """Return the dead rows of a deletion vector, ascending; row numbers are those of the file.
+def clear_dead(storage: Storage, document: DeletionVectorDocument, live: Bits, rows: int, first_row: int) -> int:
+    """Clear the live bits of the rows in a deletion vector; return how many of them were set.
+
+    Bit i of `live`, which has `rows` bits, stands for the row first_row + i of the file; other rows are ignored.
 
     Raises
     ------
@@ -255,12 +259,7 @@ def dead_rows(storage: Storage, document: DeletionVectorDocument) -> npt.NDArray
         data = _read(storage, path)
     if checksum(data) != document.xxh3_128:
         raise CorruptDataError(path, "the deletion vector does not match its checksum")
-    try:
-        bitmap = BitMap.deserialize(data)
-    except Exception as error:
-        # The parser raises whatever the damaged bytes lead to.
-        raise CorruptDataError(path, f"no Roaring bitmap: {error}") from error
-    return np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64)
+    return clear_dead_rows(data, live, rows, first_row, path=path)
 
 
 def _read(storage: Storage, path: str) -> bytes:
@@ -283,8 +282,11 @@ class OpenFile:
     batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
     checked: set[int] = field(default_factory=set)
     "Batches whose checksums were compared."
+    cut: dict[int, Segment] = field(default_factory=dict)
+    "The batches as segments, in their own schema."
+    identity: Identity | None = None
     heap_bytes: int = 0
-    loaded: Directory | None = None
+    loaded: tuple[Identity | None, Directory] | None = None
     copy: LocalCopy | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -301,6 +303,13 @@ class OpenFile:
                 if self.document.format != "arrow":
                     self.heap_bytes += batch.nbytes
         return [self.batches[number] for number in numbers]
+
+    def segments(self, starts: Mapping[int, int]) -> list[Segment]:
+        """Return record batches as segments; `starts` says by number of the batch with which row it begins."""
+        missing = [number for number in starts if number not in self.cut]
+        for number, batch in zip(missing, self.load(missing), strict=True):
+            self.cut[number] = Segment.of(batch, starts[number])
+        return [self.cut[number] for number in starts]
 
     def read(self, numbers: Sequence[int], columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Return record batches with some of their columns; a checksum is compared at the first use of its batch.
@@ -363,9 +372,10 @@ class OpenFile:
 
     def directory(self, storage: Storage) -> Directory:
         """Return the directory that is stored beside the file."""
-        if self.loaded is None:
-            document = self.document.directory
-            assert document is not None
+        document = self.document.directory
+        assert document is not None
+        identity = _identity(storage, document.path)
+        if self.loaded is None or self.loaded[0] != identity:
             try:
                 buffer = storage.open_buffer(document.path)
             except MissingFileError:
@@ -373,8 +383,21 @@ class OpenFile:
             base, shift, offsets = read_directory(buffer, xxh3_128=document.xxh3_128, path=document.path)
             if int(offsets[-1]) > self.document.rows or int(offsets[0]) != 0:
                 raise CorruptDataError(document.path, f"the rows end at {offsets[-1]}, expected {self.document.rows}")
-            self.loaded = Directory(base + (1 << 63), shift, offsets, 0)
-        return self.loaded
+            self.loaded = (identity, Directory(base + (1 << 63), shift, offsets, 0))
+        return self.loaded[1]
+
+
+def _identity(storage: Storage, path: str) -> Identity | None:
+    """What changes where a local file is altered or replaced; None if there is no such file."""
+    locate = getattr(storage, "local_path", None)
+    if locate is None:
+        return None
+    try:
+        status = locate(path).stat()
+    except OSError:
+        # Opening it tells what is wrong.
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class _Files:
@@ -391,9 +414,11 @@ class _Files:
             return self._open(f"run {document.id} (inline)", document, data, schema)
         # The checksum is in the key, so another store at the same path is never taken for this one.
         key = (storage.url + document.path, document.xxh3_128)
+        # Before it is mapped: where it is altered after this, the next use opens it again.
+        identity = _identity(storage, document.path)
         with self._lock:
             file = self._files.get(key)
-            if file is not None:
+            if file is not None and file.identity == identity:
                 self._files.move_to_end(key)
                 return file
         try:
@@ -403,8 +428,10 @@ class _Files:
         # Only a storage whose files lie on the local file system as they are has this.
         locate = getattr(storage, "local_path", None)
         file = self._open(document.path, document, buffer, schema, locate(document.path) if locate else None)
+        file.identity = identity
         with self._lock:
             self._files[key] = file
+            self._files.move_to_end(key)
             heap_bytes = sum(other.heap_bytes for other in self._files.values())
             while len(self._files) > _CACHED_FILES or (heap_bytes > _CACHED_BYTES and len(self._files) > 1):
                 heap_bytes -= self._files.popitem(last=False)[1].heap_bytes

@@ -6,17 +6,14 @@ it leaves files that no log entry names. Specification: formats/spec/manifests-a
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
-from pyroaring import BitMap
 
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import manifest_files
@@ -24,9 +21,9 @@ from arrowstate.snapshot.streams import CheckpointStreamFactory, StreamStateHand
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.posix import storage_errors
-from arrowstate.table import kernels
 from arrowstate.table.run import Directory, FrozenRun, Run
 from arrowstate.table.table import FrozenTable
+from arrowstate_formats.deletion_vectors import write_deletion_vector
 from arrowstate_formats.directory import write_directory
 from arrowstate_formats.documents import (
     DeletionVectorDocument,
@@ -67,7 +64,7 @@ __all__ = [
 _DIRECTORY_ROWS = 65_536
 """A run with fewer rows is faster to pass over once than its directory is to open."""
 
-_SMALLEST_BATCH_ROWS = 4096
+_SMALLEST_BATCH_ROWS = 16_384
 """Smaller record batches would cost more in the manifest than they save in reading."""
 
 
@@ -207,14 +204,13 @@ class RunWriter:
         rows = frozen.run.rows
         if frozen.live_rows == rows:
             return None
-        dead = kernels.live_rows(~frozen.live, 0, rows) + (frozen.run.first_row - shift)
-        data = BitMap(array.array("I", dead.astype(np.uint32).tobytes())).serialize()
+        data = write_deletion_vector(frozen.live, rows, frozen.run.first_row - shift)
         handle = self._put("roaring", data)
         return DeletionVectorDocument(
             path=handle.path,
             inline=handle.inline,
             bytes=handle.size_bytes,
-            dead_rows=int(dead.size),
+            dead_rows=rows - frozen.live_rows,
             xxh3_128=handle.xxh3_128,
         )
 
@@ -327,6 +323,7 @@ def write_subtask(
                 partial(_write_run, make, state, store_key(storage, store_id)),
                 state.table.runs,
                 name="uploads",
+                writes=True,
             )
             changed_runs += [item.changed for item in written if item.changed is not None]
             states.append(StateRunsDocument(name=state.document.name, runs=[item.document for item in written]))

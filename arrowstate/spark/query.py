@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,10 +52,11 @@ _RESULT_SCHEMA = pa.schema([("result", pa.binary())])
 
 @dataclass
 class BatchFrames:
-    """The DataFrames of one micro-batch: that of the stream, and by uid those that operators have emitted."""
+    """The DataFrames of one micro-batch: that of the stream, and those that operators have emitted."""
 
     stream: DataFrame
-    emitted: dict[str, DataFrame] = field(default_factory=dict)
+    emitted: dict[str, Callable[[], DataFrame]] = field(default_factory=dict)
+    """By uid what makes them, for none may be asked for."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,8 @@ class StatefulQuery:
                 paths += [path for result in found for path in result.paths]
                 if plan.output is not None:
                     parts = [result.output for result in found if result.output is not None]
-                    frames.emitted[plan.uid] = frame_of(
-                        frame.sparkSession, plan.output, parts, 0, self._store, self._options
+                    frames.emitted[plan.uid] = cache(
+                        partial(frame_of, frame.sparkSession, plan.output, parts, 0, self._store, self._options)
                     )
             before = [] if stored.checkpoint is None else stored.checkpoint.operators
             operators = [

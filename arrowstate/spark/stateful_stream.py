@@ -310,7 +310,7 @@ def stateful(
     return StatefulStream(
         source,
         operators,
-        lambda frames: frames.emitted[uid],
+        lambda frames: frames.emitted[uid](),
         None if table is None else table.spark_schema,
         uid,
         opened.url,

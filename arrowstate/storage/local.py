@@ -80,6 +80,9 @@ class LocalStorage:
     b'abc'
     """
 
+    writes_at_once = 4
+    """How many files `in_parallel` writes at the same time: a disk makes several durable at once."""
+
     def __init__(self, root: Path, *, create: bool = False) -> None:
         # Resolved once: a working folder or a link to the store that changes later must not move an open store.
         self._root = Path(os.path.realpath(root))

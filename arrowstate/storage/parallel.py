@@ -1,4 +1,4 @@
-"""Several files of a remote storage at a time: the one place where callers get threads for it."""
+"""Several files of a storage at a time: the one place where callers get threads for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ _Result = TypeVar("_Result")
 
 
 def in_parallel(
-    storage: Storage, call: Callable[[_Item], _Result], items: Sequence[_Item], *, name: str = "files"
+    storage: Storage,
+    call: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    *,
+    name: str = "files",
+    writes: bool = False,
 ) -> list[_Result]:
-    """Return what `call` returns for each item, in order; calls overlap where waiting for a network dominates.
+    """Return what `call` returns for each item, in order; calls overlap where waiting for the storage dominates.
 
     A storage says by `files_at_once` how many calls may run at the same time, which also bounds the memory they
-    take; one without it, a local disk or memory, gets them one after another in this thread.
+    take, and by `writes_at_once` how many of them if they write; one without it gets them one after another in this
+    thread. A local disk has the latter alone: what it maps it need not wait for, but for each file to be durable.
 
     Parameters
     ----------
@@ -32,6 +38,8 @@ def in_parallel(
         What to call it with.
     name
         What the threads are called.
+    writes
+        Whether each call writes files.
 
     Raises
     ------
@@ -45,7 +53,7 @@ def in_parallel(
     >>> in_parallel(open_storage("memory://parallel", create=True), str.upper, ["a", "b"])
     ['A', 'B']
     """
-    at_once = min(getattr(storage, "files_at_once", 1), len(items))
+    at_once = min(_at_once(storage, writes=writes), len(items))
     if at_once < 2:
         return [call(item) for item in items]
     with ThreadPoolExecutor(at_once, f"arrowstate-{name}") as pool:
@@ -55,3 +63,8 @@ def in_parallel(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _at_once(storage: Storage, *, writes: bool) -> int:
+    at_once: int = getattr(storage, "files_at_once", 1)
+    return max(at_once, getattr(storage, "writes_at_once", 1)) if writes else at_once

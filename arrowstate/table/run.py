@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.table import kernels, pair_kernels
+from arrowstate.table.columns import fixed_words
 
 if TYPE_CHECKING:
     from arrowstate.table.batch import KeyBatch
@@ -64,6 +65,7 @@ class Segment:
     convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     "Makes a batch of the current schema of the stored one; the sort columns stay."
     converted: pa.RecordBatch | None = None
+    views: dict[int, npt.NDArray[Any] | None] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
@@ -81,6 +83,13 @@ class Segment:
         if self.converted is None:
             self.converted = self.convert(self.stored)
         return self.converted
+
+    def words(self, number: int) -> npt.NDArray[Any] | None:
+        """View a column as `fixed_words` does, and keep the view; None where it has nulls too."""
+        if number not in self.views:
+            column = self.batch.column(number)
+            self.views[number] = None if column.null_count else fixed_words(column)
+        return self.views[number]
 
     @property
     def converted_bytes(self) -> int:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from arrowstate.table import kernels
 from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.batch import KeyBatch
-from arrowstate.table.columns import fixed_words, take
+from arrowstate.table.columns import take
 from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, fill, merge_runs
 from arrowstate.table.run import FrozenRun, Run
 
@@ -77,8 +77,7 @@ class Found:
         out = None
         for run, keys, rows in self.hits:
             for segment, low, high in _by_segment(run, rows):
-                column = segment.batch.column(number)
-                words = None if column.null_count else fixed_words(column)
+                words = segment.words(number)
                 if words is None:
                     return None
                 if out is None:

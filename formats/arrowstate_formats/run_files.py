@@ -50,7 +50,7 @@ INLINE_BYTES = 20480
 RunFormat: TypeAlias = Literal["arrow", "parquet", "lance"]
 """How a run file is encoded."""
 
-_COPY_BYTES = 1 << 20
+_COPY_BYTES = _PASSED_BYTES = 1 << 20
 
 _ARROW_MAGIC_BYTES = 8
 """`ARROW1` and two bytes of padding, before the schema message."""
@@ -98,8 +98,10 @@ class _Sink:
         rest = memoryview(data).cast("B")
         size = len(rest)
         self._file.update(rest)
-        in_frame = self._batch is None or self.position < self._header_bytes
-        (self._frame if in_frame else self._batch).update(rest)
+        header = size if self._batch is None else min(max(self._header_bytes - self.position, 0), size)
+        self._frame.update(rest[:header])
+        if self._batch is not None:
+            self._batch.update(rest[header:])
         self.position += size
         while len(rest):
             # A raw file may take only a part, at the latest past 2 GiB.
@@ -174,13 +176,19 @@ def write_run(
     header_bytes = _ARROW_MAGIC_BYTES + schema.serialize().size if format == "arrow" else 0
     tee = _Sink(sink, header_bytes)
     documents = []
-    with pa.PythonFile(tee, mode="w") as file, _open_writer(file, schema, format) as writer:
+    # Arrow writes each buffer and its padding by a call of its own.
+    with (
+        pa.PythonFile(tee, mode="w") as passed,
+        pa.BufferedOutputStream(passed, _PASSED_BYTES) as file,
+        _open_writer(file, schema, format) as writer,
+    ):
         for batch in batches:
             if not batch.num_rows:
                 continue
             offset = max(tee.position, header_bytes)
             with tee.batch() as digest:
                 _write_batch(writer, batch)
+                file.flush()
             documents.append(_batch_document(batch, offset, tee.position, digest))
     return tee.finish(documents)
 

@@ -71,3 +71,14 @@ def test_a_local_storage_gets_one_call_after_another_in_this_thread(tmp_path):
     assert threads == [threading.get_ident()] * 5
     assert in_parallel(Wide(), lambda _: threading.get_ident(), [1]) == [threading.get_ident()]
     assert in_parallel(Wide(), str, []) == []
+
+
+def test_writes_to_a_local_storage_overlap_because_each_waits_for_its_file_to_be_durable(tmp_path):
+    together = threading.Barrier(2)
+
+    def call(item):
+        together.wait(60)
+        return item
+
+    assert in_parallel(open_storage(tmp_path), call, [1, 2], writes=True) == [1, 2]
+    assert in_parallel(open_storage("memory://writes", create=True), str, [1, 2], writes=True) == ["1", "2"]

@@ -132,6 +132,43 @@ def damaged(folder, path, data, expected):
         shutil.rmtree(copy)
 
 
+def looked_up_and_restored(folder):
+    """What a process answers that has had the store open before: no file is forgotten."""
+    snapshot = open_store(folder).latest()
+    found = snapshot.lookup("op.total", pa.array([1, 3, 1999])).to_pylist()
+    backend = snapshot.restore("op")
+    return found, backend.state(TOTAL).get_batch(KEYS).to_pylist(), backend.state(NOTE).get_batch(KEYS).to_pylist()
+
+
+@pytest.mark.parametrize("kind", ["arrow_run", "parquet_run", "lance_run", "directory"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["in place", "replaced"])
+def test_a_file_that_is_altered_after_this_process_has_checked_it_is_checked_again(folder, kind, replaced):
+    expected = looked_up_and_restored(folder)
+    assert looked_up_and_restored(folder) == expected
+
+    for path in files(folder, KINDS[kind][1]):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        if replaced:
+            path.with_name("new").write_bytes(data)
+            path.with_name("new").replace(path)
+        else:
+            with path.open("r+b") as file:
+                file.write(data)
+
+    with pytest.raises(CorruptDataError, match="checksum"):
+        looked_up_and_restored(folder)
+
+
+def test_a_file_that_is_gone_after_this_process_has_opened_it_is_missed(folder):
+    looked_up_and_restored(folder)
+    for path in files(folder, KINDS["arrow_run"][1]):
+        path.unlink()
+
+    with pytest.raises(CorruptDataError, match="the file is missing"):
+        looked_up_and_restored(folder)
+
+
 @CASES
 def test_a_flipped_bit_is_found_or_changes_no_answer(folder, pattern):
     expected = repr(observe(folder))

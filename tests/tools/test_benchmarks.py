@@ -86,7 +86,7 @@ def test_the_list_has_benchmarks_with_what_they_measure_and_no_helpers():
     shown = dict(line.split(maxsplit=1) for line in listed.stdout.splitlines() if line.startswith("  "))
     assert listed.returncode == 0
     assert shown["hash"].startswith("Key hash")
-    assert not {"harness", "rocksdb-peer", "workload"} & set(shown)
+    assert not {"harness", "rocksdb-peer", "spark-jobs", "workload"} & set(shown)
 
 
 def test_an_unknown_benchmark_is_refused_with_those_there_are():

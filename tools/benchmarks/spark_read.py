@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import arrowstate
 from arrowstate.spark import plan_read, register
 from benchmarks.harness import Contender, Report, argument_parser
-from benchmarks.spark_sink import session
+from benchmarks.spark_jobs import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
