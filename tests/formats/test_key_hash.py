@@ -237,7 +237,9 @@ def test_wide_decimals_hash_alike_in_128_and_256_bits() -> None:
         assert found % 2**64 == xxhash.xxh64_intdigest(data, 42)
 
 
-@pytest.mark.parametrize("make", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view], ids=str)
+@pytest.mark.parametrize(
+    "make", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view], ids=lambda make: make.__name__
+)
 def test_every_layout_of_lists_hashes_alike(make: Any) -> None:
     rows = [[1, 2], [], None, [None, 3], [4, 5, 6]]
 
