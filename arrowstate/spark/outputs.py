@@ -175,6 +175,12 @@ def frame_of(
     storage_options: Mapping[str, Any] | None,
 ) -> DataFrame:
     """Return a DataFrame of the rows of an output from a number on, as they are in these parts for ever."""
+    before = 0
+    while before < len(parts) and first >= parts[before].rows:
+        first -= parts[before].rows
+        before += 1
+    # What came in earlier micro-batches, which may be much, costs nothing.
+    parts = parts[before:]
     document = table.document(parts).operator_states[0] if parts else None
     counts = [part.rows for part in parts]
     total = sum(counts)

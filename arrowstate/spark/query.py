@@ -178,10 +178,14 @@ class StatefulQuery:
         entry = commit_batch(
             storage, [*self._uids, *self._dropped], work, new_id=new_id, clock_ms=now_ms, started_at_ms=started_at_ms
         )
+        if entry is None:
+            # An earlier run, whose driver is lost and which is not done yet, has committed the same micro-batch.
+            stored = stored_state(CommitLog(storage))
+            self._hand_on(frame, batch_id, stored.recorded, stored.record)
+            return
         # What broadcast states were written is part of the store now.
         self._broadcast_paths = []
-        record = None if entry is None else BatchRecord.of(entry)
-        self._hand_on(frame, batch_id, entry, record)
+        self._hand_on(frame, batch_id, entry, BatchRecord.of(entry))
 
     @property
     def _uids(self) -> list[str]:

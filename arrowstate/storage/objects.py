@@ -346,7 +346,9 @@ class ObjectStorage:
     def _refused(self, path: str, error: Exception) -> ArrowStateError:
         """The error of a write; what is absent then is the bucket."""
         translated = self._translate(path, error)
-        return StorageError(path, "there is no such bucket") if isinstance(translated, MissingFileError) else translated
+        if isinstance(translated, MissingFileError):
+            return StorageError(path, f"there is no such bucket as that of {self.url}")
+        return translated
 
     def _holds(self, path: str, key: str, file: LocalFile, size: int, retries: Retries) -> bool:
         """Whether the storage has a file with the content of a local one."""

@@ -143,15 +143,20 @@ class Stream:
         return reader.parquet(str(self.folder / "in"))
 
     def start(
-        self, *, checkpoint: Path | None = None, frame: DataFrame | None = None, **changes: Any
+        self,
+        *,
+        checkpoint: Path | None = None,
+        frame: DataFrame | None = None,
+        trigger: dict[str, Any] | None = None,
+        **changes: Any,
     ) -> StreamingQuery:
-        """Start the sink; the query ends after the last file that is there now."""
+        """Start the sink; without a trigger the query ends after the last file that is there now."""
         from arrowstate.spark import keyed_sink
 
         arguments: dict[str, Any] = {"store": self.store, "uid": "counter", "key": ["k"], "states": [TOTALS]}
         writer = keyed_sink(self.frame() if frame is None else frame, **arguments | {"parallelism": 2} | changes)
         writer = writer.option("checkpointLocation", str(checkpoint or self.checkpoint))
-        return writer.trigger(availableNow=True).start()
+        return writer.trigger(**(trigger or {"availableNow": True})).start()
 
     def run(self, **changes: Any) -> StreamingQuery:
         """Start the sink and wait for its end."""

@@ -1,0 +1,94 @@
+"""A sink whose store is in a bucket: Spark's workers find it by their environment, as other tools of the service do."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+
+
+@pytest.fixture
+def bucket(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty folder of a bucket; what is needed to reach it is in the environment, here and in the workers."""
+    # Spark's workers import this file for its operator, and know nothing of tests/support.
+    from object_servers import S3_OPTIONS, s3_server
+
+    with s3_server() as endpoint:
+        environment = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": S3_OPTIONS["key"],
+            "AWS_SECRET_ACCESS_KEY": S3_OPTIONS["secret"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+            # What `spark.executorEnv.*` of a new session would set.
+            monkeypatch.setitem(spark.sparkContext.environment, name, value)
+        yield f"s3://bucket/{uuid.uuid4().hex}/store"
+
+
+def test_a_stream_into_a_bucket_equals_a_recomputation(stream: Any, make_rows: Any, bucket: str) -> None:
+    stream.add(make_rows(0, count=5000, keys=3000), make_rows(1))
+    stream.run(store=bucket)
+    stream.add(make_rows(2))
+
+    stream.run(store=bucket, parallelism=3, max_parallelism=48)
+
+    snapshot = arrowstate.open_store(bucket).latest()
+    found = {row["k"]: (row["n"], row["v"]) for row in snapshot.to_arrow("counter.totals").to_pylist()}
+    read = stream.spark.read.format("arrowstate").option("operator", "counter").load(bucket).toArrow().to_pylist()
+    assert snapshot.entry.properties["spark"]["batch_id"] == 2
+    assert found == stream.expected()
+    assert {row["k"]: (row["n"], row["v"]) for row in read} == found
+
+
+class Fold(arrowstate.BatchFunction):
+    """Emits the new sum of each key of the batch."""
+
+    def open(self, context: arrowstate.BatchContext) -> None:
+        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.RecordBatch:
+        self.total.add_batch(batch["k"], batch["v"].fill_null(0))
+        keys = batch["k"].unique()
+        return pa.record_batch({"k": keys, "total": self.total.get_batch(keys)})
+
+
+def test_the_state_and_the_output_of_an_operator_may_be_in_a_bucket(stream: Any, make_rows: Any, bucket: str) -> None:
+    from arrowstate.spark import stateful
+
+    stream.add(make_rows(0, count=5000, keys=3000), make_rows(1))
+    operator = stateful(
+        stream.frame(),
+        key=["k"],
+        operator=Fold(),
+        uid="counter",
+        store=bucket,
+        parallelism=2,
+        output_schema="k long, total long",
+        output="changes",
+    )
+    seen: list[list[dict[str, int]]] = []
+    writer = operator.foreach_batch(lambda frame, batch: seen.append(frame.toArrow().to_pylist()))
+    writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+    snapshot = arrowstate.open_store(bucket).latest()
+    changes = snapshot.operator_state("changes", "rows")["rows"].to_pylist()
+    totals = {row["k"]: row["total"] for row in snapshot.to_arrow("counter.total").to_pylist()}
+    assert totals == {key: total or 0 for key, (_, total) in stream.expected().items()}
+    assert changes == [*seen[0], *seen[1]]
+    assert len(seen[0]) == len(set(stream.rows[0]["k"].to_pylist()))
+
+
+def test_a_bucket_that_cannot_be_reached_is_named(stream: Any, make_rows: Any, bucket: str) -> None:
+    stream.add(make_rows(0))
+
+    with pytest.raises(arrowstate.errors.StorageError, match="no such bucket as that of s3://no-such-bucket/store"):
+        stream.run(store="s3://no-such-bucket/store")
