@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from arrowstate.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from arrowstate.spark.bootstrapping import bootstrap
-    from arrowstate.spark.history import progress
-    from arrowstate.spark.import_report import ImportedState, ImportReport, LeftOut
-    from arrowstate.spark.importing import import_state
-    from arrowstate.spark.native import StateScan, plan_read, read_state
+    from arrowstate.spark.load.bootstrap import bootstrap
+    from arrowstate.spark.load.importing import import_state
+    from arrowstate.spark.load.report import ImportedState, ImportReport, LeftOut
+    from arrowstate.spark.operators.stream import StatefulStream, stateful, write_stream
+    from arrowstate.spark.read.native import StateScan, plan_read, read_state
+    from arrowstate.spark.read.progress import progress
     from arrowstate.spark.session import keyed_sink, register
-    from arrowstate.spark.stateful_stream import StatefulStream, stateful, write_stream
 
 __all__ = [
     "ImportReport",
@@ -41,20 +41,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ImportReport": "import_report",
-    "ImportedState": "import_report",
-    "LeftOut": "import_report",
-    "StateScan": "native",
-    "StatefulStream": "stateful_stream",
-    "bootstrap": "bootstrapping",
-    "import_state": "importing",
+    "ImportReport": "load.report",
+    "ImportedState": "load.report",
+    "LeftOut": "load.report",
+    "StateScan": "read.native",
+    "StatefulStream": "operators.stream",
+    "bootstrap": "load.bootstrap",
+    "import_state": "load.importing",
     "keyed_sink": "session",
-    "plan_read": "native",
-    "progress": "history",
-    "read_state": "native",
+    "plan_read": "read.native",
+    "progress": "read.progress",
+    "read_state": "read.native",
     "register": "session",
-    "stateful": "stateful_stream",
-    "write_stream": "stateful_stream",
+    "stateful": "operators.stream",
+    "write_stream": "operators.stream",
 }
 
 

@@ -16,9 +16,12 @@ from arrowstate.errors import CorruptDataError, QueryConflictError
 from arrowstate.snapshot.log import CommitLog, path_of
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["BatchRecord", "MicroBatch", "StoredState", "is_committed", "stored_state"]
+__all__ = ["BATCH_SUFFIX", "BatchRecord", "MicroBatch", "StoredState", "is_committed", "stored_state"]
 
 _PROPERTY = "spark"
+
+BATCH_SUFFIX = ".batch"
+"""Ends the uid under which a store has what an operator emitted in the last micro-batch, if no table keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

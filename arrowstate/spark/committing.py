@@ -16,10 +16,10 @@ from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import delete_quietly
-from arrowstate.spark.batches import BatchRecord, MicroBatch, is_committed, stored_state
-from arrowstate.spark.fold import SubtaskResult
+from arrowstate.spark.batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.metrics import BatchMetrics
-from arrowstate.spark.plan import SinkPlan
+from arrowstate.spark.sink.fold import SubtaskResult
+from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import (
@@ -31,7 +31,6 @@ from arrowstate_formats.documents import (
 )
 
 __all__ = [
-    "BATCH_SUFFIX",
     "BatchWork",
     "abort_micro_batch",
     "check_alone",
@@ -40,9 +39,6 @@ __all__ = [
     "commit_micro_batch",
     "operator_of",
 ]
-
-BATCH_SUFFIX = ".batch"
-"""Ends the uid under which a store has what an operator emitted in the last micro-batch, if no table keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

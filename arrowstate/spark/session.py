@@ -16,12 +16,12 @@ from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.versions import evolve_state
 from arrowstate.snapshot.log import CommitLog
-from arrowstate.spark.changelog import check_follows_changes
-from arrowstate.spark.columns import StreamColumns, check_states, state_input
 from arrowstate.spark.committing import check_alone, check_no_operator_state
-from arrowstate.spark.plan import SinkPlan
 from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.spark.sink.changelog import check_follows_changes
+from arrowstate.spark.sink.columns import StreamColumns, check_states, state_input
+from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.source import FORMAT, ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python

@@ -21,12 +21,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.spark.batch_writer import StateWriter, state_writer
 from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.committing import abort_micro_batch, commit_micro_batch
-from arrowstate.spark.fold import SubtaskResult, fold_micro_batch
-from arrowstate.spark.plan import SinkPlan
-from arrowstate.spark.reading import Plan, plan_from_options
+from arrowstate.spark.load.writer import StateWriter, state_writer
+from arrowstate.spark.read.plans import Plan, plan_from_options
+from arrowstate.spark.sink.fold import SubtaskResult, fold_micro_batch
+from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.store import new_id, now_ms
 
 if TYPE_CHECKING:

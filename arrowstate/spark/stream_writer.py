@@ -19,8 +19,8 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.snapshot.log import CommitLog
-from arrowstate.spark.clocks import is_connect
-from arrowstate.spark.history import committed_batches
+from arrowstate.spark.operators.clocks import is_connect
+from arrowstate.spark.read.progress import committed_batches
 from arrowstate.storage.registry import open_storage
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
 from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.committing import commit_micro_batch
-from arrowstate.spark.fold import SubtaskResult, fold_micro_batch
-from arrowstate.spark.plan import SinkPlan, StateInput
+from arrowstate.spark.sink.fold import SubtaskResult, fold_micro_batch
+from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.store import new_id, now_ms
 from arrowstate_formats.documents import LogEntryDocument
 

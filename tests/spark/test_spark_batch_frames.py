@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate.spark.outputs import OutputTable, frame_of, write_output
+from arrowstate.spark.operators.outputs import OutputTable, frame_of, write_output
 from arrowstate.storage import open_storage
 from arrowstate.store import new_id
 

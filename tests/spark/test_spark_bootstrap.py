@@ -193,9 +193,9 @@ def test_a_stateful_operator_starts_from_a_bootstrapped_store(spark: Any, stream
 
 
 def test_a_run_that_is_still_alive_is_fenced_and_a_new_one_goes_on(sink: Any, make_rows: Any) -> None:
-    from arrowstate.spark.fill_commit import FilledOperator, commit_fill
-    from arrowstate.spark.fill_planning import Columns, plan_fill
-    from arrowstate.spark.filling import fill_subtask
+    from arrowstate.spark.load.committing import FilledOperator, commit_fill
+    from arrowstate.spark.load.filling import fill_subtask
+    from arrowstate.spark.load.planning import Columns, plan_fill
     from arrowstate.store import new_id, now_ms
 
     sink.run(0, make_rows(0))
@@ -254,8 +254,8 @@ def test_a_second_row_of_a_key_is_refused_and_nothing_is_left(spark: Any, tmp_pa
 
 
 def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from arrowstate.spark import filling
-    from arrowstate.spark.fill_planning import Columns, plan_fill
+    from arrowstate.spark.load import filling
+    from arrowstate.spark.load.planning import Columns, plan_fill
     from arrowstate.store import new_id
 
     monkeypatch.setattr(filling, "_PIECE_ROWS", 1)
@@ -277,9 +277,9 @@ def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_attempts_of_a_task_leave_files_that_nothing_refers_to(tmp_path: Path) -> None:
-    from arrowstate.spark.fill_commit import FilledOperator, commit_fill
-    from arrowstate.spark.fill_planning import Columns, plan_fill
-    from arrowstate.spark.filling import fill_subtask
+    from arrowstate.spark.load.committing import FilledOperator, commit_fill
+    from arrowstate.spark.load.filling import fill_subtask
+    from arrowstate.spark.load.planning import Columns, plan_fill
     from arrowstate.store import new_id, now_ms
 
     plan = plan_fill(
@@ -326,8 +326,8 @@ def other_total() -> Any:
 
 
 def test_a_commit_of_another_writer_meanwhile_wins(spark: Any, tmp_path: Path) -> None:
-    from arrowstate.spark.bootstrapping import columns_of, run_fills
-    from arrowstate.spark.fill_planning import plan_fill
+    from arrowstate.spark.load.bootstrap import columns_of, run_fills
+    from arrowstate.spark.load.planning import plan_fill
 
     store = tmp_path / "store"
     frame = spark.range(20_000).selectExpr("id as k", "id as total")
@@ -484,7 +484,7 @@ def test_df_write_refuses_a_key_twice_in_partitions_apart(spark: Any, tmp_path: 
 def test_df_write_refuses_options_that_do_not_fit(tmp_path: Path, options: dict[str, str], message: str) -> None:
     from pyspark.sql.datasource import CaseInsensitiveDict
 
-    from arrowstate.spark.batch_writer import state_writer
+    from arrowstate.spark.load.writer import state_writer
 
     given = CaseInsensitiveDict({"path": str(tmp_path / "store"), "operator": "op", **options})
 
@@ -495,7 +495,7 @@ def test_df_write_refuses_options_that_do_not_fit(tmp_path: Path, options: dict[
 
 
 def test_a_writer_that_failed_leaves_no_rows(tmp_path: Path) -> None:
-    from arrowstate.spark.batch_writer import state_writer
+    from arrowstate.spark.load.writer import state_writer
 
     options = {"path": str(tmp_path / "store"), "operator": "op", "state": "v", "key": "k"}
     writer = state_writer(options, LONGS, overwrite=False)

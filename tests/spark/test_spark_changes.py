@@ -55,7 +55,7 @@ class History:
         return keys.filter(mine), pa.array(rows.values(), pa.uint32()).filter(mine)
 
     def plan(self, **options: str) -> Any:
-        from arrowstate.spark.changes import ChangePlan
+        from arrowstate.spark.read.changes import ChangePlan
 
         base = {"path": str(self.store), "operator": "counter", "state": "counts", "readChangeFeed": "true"}
         return ChangePlan.from_options(base | options)
@@ -303,7 +303,7 @@ def test_options_without_meaning_for_a_table_or_a_stream_are_refused(history: Hi
 
 
 def test_a_state_itself_is_no_stream(history: History) -> None:
-    from arrowstate.spark.reading import plan_from_options
+    from arrowstate.spark.read.plans import plan_from_options
 
     plan = plan_from_options({"path": str(history.store), "operator": "counter"})
 

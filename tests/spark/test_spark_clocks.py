@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.spark.batches import MicroBatch
-from arrowstate.spark.clocks import BatchTime, ConnectClock
+from arrowstate.spark.operators.clocks import BatchTime, ConnectClock
 
 
 def test_the_checkpoint_folder_tells_the_micro_batch_by_its_files_and_by_spark(stream: Any) -> None:

@@ -11,7 +11,7 @@ import arrowstate
 from arrowstate.errors import FencedError, InvalidInputError, KeyTypeError, NullKeyError, QueryConflictError
 from arrowstate.spark.batches import BatchRecord
 from arrowstate.spark.committing import abort_micro_batch
-from arrowstate.spark.plan import SinkPlan
+from arrowstate.spark.sink.plan import SinkPlan
 
 
 def test_micro_batches_add_up_to_a_recomputation(sink: Any, make_rows: Any) -> None:

@@ -225,7 +225,7 @@ def test_a_type_that_spark_reads_in_another_way_is_left_to_the_data_source(other
 
 
 def test_many_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arrowstate.spark.native._MOST_DEAD_ROWS", 900)
+    monkeypatch.setattr("arrowstate.spark.read.native._MOST_DEAD_ROWS", 900)
 
     scan = plan()
 
@@ -233,7 +233,7 @@ def test_many_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pyte
 
 
 def test_many_files_with_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arrowstate.spark.native._MOST_JOINS", 3)
+    monkeypatch.setattr("arrowstate.spark.read.native._MOST_JOINS", 3)
 
     assert plan().reason == "read by the data source: 4 of its files have dead rows, over 3"
 
@@ -254,7 +254,7 @@ def test_a_frame_stays_with_its_checkpoint(spark: Any, tmp_path: Path) -> None:
 
 
 def test_files_that_the_session_cannot_read_are_left_to_the_data_source(plan: Any, tmp_path: Path, store: Path) -> None:
-    from arrowstate.spark.native import _can_read, _place
+    from arrowstate.spark.read.native import _can_read, _place
 
     class Bucket:
         url = "s3://bucket/prefix"

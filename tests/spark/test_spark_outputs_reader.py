@@ -69,7 +69,7 @@ class Output:
         return snapshot.checkpoint_id
 
     def plan(self, **options: str) -> Any:
-        from arrowstate.spark.outputs_reader import OutputPlan
+        from arrowstate.spark.read.outputs import OutputPlan
 
         return OutputPlan.from_options({"path": str(self.store), "output": "alerts", **options})
 
@@ -112,7 +112,7 @@ def test_an_output_is_a_table_of_one_checkpoint(spark: Any, output: Output) -> N
 
 
 def test_parts_are_put_together_to_partitions_worth_a_task(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arrowstate.spark import outputs_reader
+    from arrowstate.spark.read import outputs as outputs_reader
 
     monkeypatch.setattr(outputs_reader, "_PARTITION_ROWS", 4)
     monkeypatch.setattr(outputs_reader, "_BATCH_ROWS", 3)

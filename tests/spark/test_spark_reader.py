@@ -125,7 +125,7 @@ def test_a_checkpoint_is_chosen_by_option(read: Any, store: Path) -> None:
 
 
 def test_a_checkpoint_is_chosen_by_tag_or_by_time(store: Path) -> None:
-    from arrowstate.spark.reader import ReadPlan
+    from arrowstate.spark.read.states import ReadPlan
 
     first, second = arrowstate.open_store(store).checkpoints()
     time = datetime.datetime.fromtimestamp(first.entry.committed_at_ms / 1000, datetime.UTC)
@@ -217,7 +217,7 @@ def test_a_filter_may_use_a_column_that_is_not_read(read: Any) -> None:
 def test_whole_keys_in_filters_are_looked_up_in_their_partitions_only(store: Path) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
-    from arrowstate.spark.reader import FilteringTableReader, ReadPlan
+    from arrowstate.spark.read.states import FilteringTableReader, ReadPlan
 
     options = {"path": str(store), "operator": "counter", "state": "counts", "partitions": "8", "pushFilters": "true"}
     plan = ReadPlan.from_options(options)
@@ -234,7 +234,7 @@ def test_whole_keys_in_filters_are_looked_up_in_their_partitions_only(store: Pat
 
 
 def test_a_partition_opens_its_own_part_of_the_files(store: Path) -> None:
-    from arrowstate.spark.reader import ReadPlan, TableReader
+    from arrowstate.spark.read.states import ReadPlan, TableReader
 
     options = {"path": str(store), "operator": "counter", "state": "counts", "partitions": "4"}
     plan = ReadPlan.from_options(options)
@@ -275,7 +275,7 @@ def test_a_partition_opens_its_own_part_of_the_files(store: Path) -> None:
 def test_wrong_options_say_what_there_is(
     store: Path, changes: dict[str, str], error: type[ArrowStateError], message: str
 ) -> None:
-    from arrowstate.spark.reader import ReadPlan
+    from arrowstate.spark.read.states import ReadPlan
 
     options = {"path": str(store), "operator": "counter", "state": "counts"} | changes
 
@@ -303,7 +303,7 @@ def test_a_schema_of_the_users_own_is_refused(spark: Any, store: Path) -> None:
 def test_filters_are_taken_only_where_arrow_agrees_with_spark() -> None:
     from pyspark.sql.datasource import EqualNullSafe, EqualTo, In, LessThan, Not, StringStartsWith
 
-    from arrowstate.spark.filters import arrow_filter
+    from arrowstate.spark.read.filters import arrow_filter
 
     schema = pa.schema(
         [("i", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("d", pa.date32()), ("ns", pa.timestamp("ns"))]
@@ -337,7 +337,7 @@ def test_filters_are_taken_only_where_arrow_agrees_with_spark() -> None:
 def test_only_whole_keys_are_looked_up() -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
-    from arrowstate.spark.filters import key_lookup
+    from arrowstate.spark.read.filters import key_lookup
 
     key = pa.schema([("a", pa.int64()), ("b", pa.string())])
 

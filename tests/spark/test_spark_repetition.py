@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.spark import query as queries
+from arrowstate.spark.operators import query as queries
 
 
 class Ends(arrowstate.BatchFunction):

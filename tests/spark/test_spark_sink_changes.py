@@ -17,8 +17,8 @@ from arrowstate.errors import InvalidInputError, NullKeyError
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
 from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.committing import commit_micro_batch
-from arrowstate.spark.fold import fold_micro_batch
-from arrowstate.spark.plan import SinkPlan, StateInput
+from arrowstate.spark.sink.fold import fold_micro_batch
+from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.store import new_id, now_ms
 from arrowstate.table.batch import KeyBatch
 

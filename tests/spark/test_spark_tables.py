@@ -43,7 +43,7 @@ def read(spark: Any, store: Path) -> Any:
 
 def read_plan(store: Path, **options: str) -> list[dict[str, Any]]:
     """The rows, without Spark."""
-    from arrowstate.spark.reading import plan_from_options
+    from arrowstate.spark.read.plans import plan_from_options
 
     plan = plan_from_options({"path": str(store), **options})
     reader = plan.reader(plan.schema)
@@ -109,7 +109,7 @@ def test_wrong_options_say_what_there_is(
     "options", [{"operator": "source", "state": "files"}, {"table": "arrowstate.subtasks"}], ids=["state", "history"]
 )
 def test_tables_are_no_streams(store: Path, options: dict[str, str]) -> None:
-    from arrowstate.spark.reading import plan_from_options
+    from arrowstate.spark.read.plans import plan_from_options
 
     plan = plan_from_options({"path": str(store), **options})
 

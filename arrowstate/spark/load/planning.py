@@ -24,7 +24,7 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout, key_documents, key_schema_of
 from arrowstate.snapshot.log import CommitLog
-from arrowstate.spark.filling import FillPlan, StateFill
+from arrowstate.spark.load.filling import FillPlan, StateFill
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import new_id, now_ms, open_store

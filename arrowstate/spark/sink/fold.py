@@ -20,8 +20,8 @@ from arrowstate.snapshot.reading import read_manifest
 from arrowstate.snapshot.writing import subtask_bytes, write_subtask
 from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.metrics import TaskMeter, TaskMetrics
-from arrowstate.spark.plan import SinkPlan
-from arrowstate.spark.state_rows import StateRows, ordered
+from arrowstate.spark.sink.plan import SinkPlan
+from arrowstate.spark.sink.state_rows import StateRows, ordered
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import (
     FieldDocument,

@@ -29,7 +29,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout
-from arrowstate.spark.import_report import LeftOut
+from arrowstate.spark.load.report import LeftOut
 from arrowstate.spark.schemas import arrow_type
 
 if TYPE_CHECKING:

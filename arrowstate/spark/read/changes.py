@@ -29,7 +29,7 @@ from arrowstate.snapshot.timeline import (
     oldest_followed_id,
     steps_between,
 )
-from arrowstate.spark.options import (
+from arrowstate.spark.read.options import (
     check_options,
     choose_columns,
     find_checkpoint,
@@ -38,7 +38,7 @@ from arrowstate.spark.options import (
     required,
     whole_number,
 )
-from arrowstate.spark.reader import check_schema, split_key_groups
+from arrowstate.spark.read.states import check_schema, split_key_groups
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument

@@ -17,9 +17,9 @@ from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
-from arrowstate.spark.fill_commit import FilledOperator, commit_fill, delete_files_of
-from arrowstate.spark.fill_planning import Columns, plan_fill
-from arrowstate.spark.filling import FilledSubtask, FillPlan, fill_subtask
+from arrowstate.spark.load.committing import FilledOperator, commit_fill, delete_files_of
+from arrowstate.spark.load.filling import FilledSubtask, FillPlan, fill_subtask
+from arrowstate.spark.load.planning import Columns, plan_fill
 from arrowstate.spark.routing import quoted, subtask_expression
 from arrowstate.spark.schemas import spark_type
 from arrowstate.spark.workers import own_python

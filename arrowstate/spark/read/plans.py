@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.snapshot.reading import find_operator
-from arrowstate.spark.changes import ChangePlan
-from arrowstate.spark.options import flag, open_checkpoint
-from arrowstate.spark.outputs_reader import OutputPlan
-from arrowstate.spark.reader import ReadPlan
-from arrowstate.spark.tables import HistoryPlan, OperatorStatePlan
+from arrowstate.spark.read.changes import ChangePlan
+from arrowstate.spark.read.options import flag, open_checkpoint
+from arrowstate.spark.read.outputs import OutputPlan
+from arrowstate.spark.read.states import ReadPlan
+from arrowstate.spark.read.tables import HistoryPlan, OperatorStatePlan
 
 __all__ = ["Plan", "plan_from_options"]
 

@@ -33,9 +33,9 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
-from arrowstate.spark.plan import StateInput
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.spark.sink.plan import StateInput
 from arrowstate.state.aggregates import aggregate_of
 from arrowstate_formats.documents import FieldDocument, StateDocument
 

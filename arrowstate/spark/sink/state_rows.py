@@ -18,8 +18,8 @@ from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.types import CONVERSION_ERRORS
-from arrowstate.spark.changelog import Changes
-from arrowstate.spark.plan import SinkPlan, StateInput
+from arrowstate.spark.sink.changelog import Changes
+from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.state.aggregating import AggregatingState
 from arrowstate.state.base import KeyedState
 from arrowstate.state.keyed import OneRowState, ReducingState, ValueState

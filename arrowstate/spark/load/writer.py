@@ -26,10 +26,10 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.snapshot.writing import delete_quietly
-from arrowstate.spark.bootstrapping import DEFAULT_BUDGET_BYTES, check_savepoint
-from arrowstate.spark.fill_commit import FilledOperator, commit_fill, delete_files_of
-from arrowstate.spark.fill_planning import Columns, plan_fill
-from arrowstate.spark.filling import FillPlan, fill_subtask, key_columns_of, pieces_of
+from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, check_savepoint
+from arrowstate.spark.load.committing import FilledOperator, commit_fill, delete_files_of
+from arrowstate.spark.load.filling import FillPlan, fill_subtask, key_columns_of, pieces_of
+from arrowstate.spark.load.planning import Columns, plan_fill
 from arrowstate.spark.schemas import arrow_type
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage

@@ -19,7 +19,7 @@ from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import CommitLog, next_checkpoint, next_fence
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import delete_quietly
-from arrowstate.spark.filling import FilledSubtask, FillPlan
+from arrowstate.spark.load.filling import FilledSubtask, FillPlan
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument

@@ -18,8 +18,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
-from arrowstate.spark.committing import BATCH_SUFFIX
-from arrowstate.spark.options import (
+from arrowstate.spark.batches import BATCH_SUFFIX
+from arrowstate.spark.operators.outputs import STATE, output_rows
+from arrowstate.spark.read.options import (
     check_options,
     choice,
     choose_columns,
@@ -27,8 +28,7 @@ from arrowstate.spark.options import (
     open_checkpoint,
     whole_number,
 )
-from arrowstate.spark.outputs import STATE, output_rows
-from arrowstate.spark.reader import check_schema
+from arrowstate.spark.read.states import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage

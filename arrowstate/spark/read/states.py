@@ -20,8 +20,8 @@ from arrowstate.query.filters import columns_of, may_match, read_filter
 from arrowstate.query.state import StateReader
 from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.reading import find_operator
-from arrowstate.spark.filters import arrow_filter, key_lookup
-from arrowstate.spark.options import (
+from arrowstate.spark.read.filters import arrow_filter, key_lookup
+from arrowstate.spark.read.options import (
     check_options,
     column_names,
     flag,

@@ -16,13 +16,12 @@ from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import TimeToLive
-from arrowstate.spark.bootstrapping import DEFAULT_BUDGET_BYTES, columns_of, run_fills
-from arrowstate.spark.fill_commit import FilledOperator
-from arrowstate.spark.fill_planning import plan_fill
-from arrowstate.spark.filling import FillPlan
-from arrowstate.spark.import_report import ImportedState, ImportReport
-from arrowstate.spark.routing import quoted
-from arrowstate.spark.spark_checkpoints import (
+from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, columns_of, run_fills
+from arrowstate.spark.load.committing import FilledOperator
+from arrowstate.spark.load.filling import FillPlan
+from arrowstate.spark.load.planning import plan_fill
+from arrowstate.spark.load.report import ImportedState, ImportReport
+from arrowstate.spark.load.spark_checkpoints import (
     BatchLog,
     Part,
     StatefulOperator,
@@ -30,6 +29,7 @@ from arrowstate.spark.spark_checkpoints import (
     parts_of,
     stateful_operators,
 )
+from arrowstate.spark.routing import quoted
 from arrowstate.store import open_store
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.writing import delete_quietly, write_subtask
 from arrowstate.spark.batches import MicroBatch
-from arrowstate.spark.fold import SubtaskResult, same_subtask
 from arrowstate.spark.metrics import TaskMeter
-from arrowstate.spark.outputs import OutputTable, write_output
+from arrowstate.spark.operators.outputs import OutputTable, write_output
+from arrowstate.spark.sink.fold import SubtaskResult, same_subtask
 from arrowstate.state.operator import BroadcastState, ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage

@@ -20,8 +20,8 @@ from pyspark.sql import functions as sf
 
 from arrowstate.query.files import StoredRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
-from arrowstate.spark.reader import ReadPlan
-from arrowstate.spark.reading import Plan, plan_from_options
+from arrowstate.spark.read.plans import Plan, plan_from_options
+from arrowstate.spark.read.states import ReadPlan
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.spark.session import register

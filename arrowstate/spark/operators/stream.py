@@ -17,11 +17,12 @@ from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.log import CommitLog
-from arrowstate.spark.clocks import clock_of
-from arrowstate.spark.committing import BATCH_SUFFIX, check_alone
-from arrowstate.spark.operator_task import Operator, OperatorPlan
-from arrowstate.spark.outputs import OutputTable
-from arrowstate.spark.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
+from arrowstate.spark.batches import BATCH_SUFFIX
+from arrowstate.spark.committing import check_alone
+from arrowstate.spark.operators.clocks import clock_of
+from arrowstate.spark.operators.outputs import OutputTable
+from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
+from arrowstate.spark.operators.task import Operator, OperatorPlan
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.source import ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of

@@ -23,11 +23,11 @@ from arrowstate.snapshot.log import CommitLog, create_store
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.batches import BatchRecord, StoredState, is_committed, stored_state
-from arrowstate.spark.clocks import BatchClock
 from arrowstate.spark.committing import BatchWork, commit_batch, operator_of
 from arrowstate.spark.metrics import BatchMetrics
-from arrowstate.spark.operator_task import OperatorPlan, OperatorResult, Step, run_subtask
-from arrowstate.spark.outputs import OutputTable, frame_of, merged_parts, rows_state
+from arrowstate.spark.operators.clocks import BatchClock
+from arrowstate.spark.operators.outputs import OutputTable, frame_of, merged_parts, rows_state
+from arrowstate.spark.operators.task import OperatorPlan, OperatorResult, Step, run_subtask
 from arrowstate.spark.routing import quoted, subtask_expression
 from arrowstate.spark.workers import own_python
 from arrowstate.state.operator import BroadcastState

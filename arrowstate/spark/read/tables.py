@@ -18,8 +18,8 @@ from arrowstate.query.history import HISTORY_TABLES, HistoryDataset
 from arrowstate.query.operator_state import OperatorStateDataset
 from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.operator import find_operator_state
-from arrowstate.spark.options import check_options, choose_columns, open_checkpoint, open_read_storage
-from arrowstate.spark.reader import check_schema
+from arrowstate.spark.read.options import check_options, choose_columns, open_checkpoint, open_read_storage
+from arrowstate.spark.read.states import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.registry import open_storage
 

@@ -1,0 +1,1 @@
+"""Bringing state in: from tables, and from the checkpoints of Spark's own queries."""

@@ -1,0 +1,1 @@
+"""Stateful operators: functions with keyed state over a stream, and what they emit."""

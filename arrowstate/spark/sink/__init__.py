@@ -1,0 +1,1 @@
+"""The keyed sink: rows of a stream folded into states."""
