@@ -14,6 +14,8 @@ import arrowstate
 from spark_audit import add_file, compare
 from spark_cluster import kill_group, standalone_cluster
 
+pytestmark = pytest.mark.slow
+
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "50ms",
