@@ -51,6 +51,10 @@ def pristine(tmp_path_factory):
     with store.writer() as writer:
         backend.state(TOTAL).add_batch(pa.array(range(400_000)), pa.array(np.arange(400_000) % 1000))
         backend.state(SMALL).update_batch(pa.array(range(3)), ["a", "b", "c"])
+        for number in range(16):
+            # Many states make a manifest that is too large to be inline.
+            more = backend.state(ValueStateDescriptor(f"more{number}", pa.string()))
+            more.update_batch(pa.array(range(30)), ["x" * 20] * 30)
         writer.checkpoint({"op": [backend]})
         backend.state(TOTAL).clear_batch(pa.array(range(0, 400_000, 3)))
         backends = [writer.checkpoint({"op": [backend]}).restore("op", parallelism=2, subtask=i) for i in range(2)]

@@ -39,17 +39,17 @@ def test_a_path_object_is_never_taken_for_a_url(tmp_path, monkeypatch):
 
 
 def test_every_spelling_of_a_memory_url_is_one_storage():
-    first = open_storage("memory://jobs/clicks", create=True)
+    first = open_storage("memory://spellings/clicks", create=True)
     first.put_hint("a", b"abc")
 
-    second = open_storage("memory://jobs//clicks/")
+    second = open_storage("memory://spellings//clicks/")
 
     assert isinstance(second, MemoryStorage)
-    assert (second.url, second.read("a")) == ("memory://jobs/clicks", b"abc")
-    assert open_storage("memory://jobs").list("") == ["clicks/a"]
-    clear_memory_storage("memory://jobs")
+    assert (second.url, second.read("a")) == ("memory://spellings/clicks", b"abc")
+    assert open_storage("memory://spellings").list("") == ["clicks/a"]
+    clear_memory_storage("memory://spellings")
     with pytest.raises(StoreNotFoundError):
-        open_storage("memory://jobs/clicks")
+        open_storage("memory://spellings/clicks")
 
 
 def test_memory_is_of_one_process():

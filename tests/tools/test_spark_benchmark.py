@@ -16,6 +16,16 @@ from benchmarks.harness import Report, argument_parser
 from benchmarks.spark_jobs import HDFS, ROCKSDB, Job, MemoryWatch, aggregated, by_row_processor, make_files
 
 
+@pytest.fixture(autouse=True)
+def functions_by_value():
+    """Spark's workers do not know the folder tools, so what runs in them goes there as it is."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(spark_jobs)
+    yield
+    cloudpickle.unregister_pickle_by_value(spark_jobs)
+
+
 @pytest.fixture
 def files(tmp_path):
     return make_files(tmp_path / "files", keys=5, rows=40, count=2)
