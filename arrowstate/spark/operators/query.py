@@ -69,6 +69,8 @@ class QueryOperator:
     taken: Sequence[tuple[str, str | None]]
     """By name, each with the type to cast it to, None if it has that."""
     broadcasts: Mapping[BroadcastStateDescriptor, DataFrame] = field(default_factory=dict)
+    after: frozenset[str] = frozenset()
+    """The uids of the operators whose rows it may take."""
 
 
 class StatefulQuery:
@@ -137,10 +139,10 @@ class StatefulQuery:
                 found = _run(frame.sparkSession, item, frames, step)
                 results[plan.uid] = found
                 paths += [path for result in found for path in result.paths]
-                if plan.output is not None:
+                if plan.stored_output is not None:
                     parts = [result.output for result in found if result.output is not None]
                     frames.emitted[plan.uid] = cache(
-                        partial(frame_of, frame.sparkSession, plan.output, parts, 0, self._store, self._options)
+                        partial(frame_of, frame.sparkSession, plan.stored_output, parts, 0, self._store, self._options)
                     )
             before = [] if stored.checkpoint is None else stored.checkpoint.operators
             operators = [
@@ -154,9 +156,9 @@ class StatefulQuery:
             ]
             firsts: dict[str, int] = {}
             operators += [
-                _appended(storage, item.plan.output, before, results[item.plan.uid], firsts, paths)
+                _appended(storage, item.plan.stored_output, before, results[item.plan.uid], firsts, paths)
                 for item in self._operators
-                if item.plan.output is not None
+                if item.plan.stored_output is not None
             ]
         except BaseException:
             # The commit has not been tried.
@@ -196,7 +198,7 @@ class StatefulQuery:
     ) -> None:
         """Call the user's functions with the rows of a committed micro-batch."""
         for item in self._operators:
-            function, output = self._functions.get(item.plan.uid), item.plan.output
+            function, output = self._functions.get(item.plan.uid), item.plan.stored_output
             if function is None or output is None:
                 continue
             if entry is None or record is None or record.batch_id != batch_id or output.uid not in record.outputs:
@@ -231,7 +233,7 @@ class StatefulQuery:
 
 def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
     """Return the uids that a query has in its store, those of its operators first."""
-    return [plan.uid for plan in plans] + [plan.output.uid for plan in plans if plan.output is not None]
+    return [plan.uid for plan in plans] + [plan.stored_output.uid for plan in plans if plan.stored_output is not None]
 
 
 def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: Step) -> list[OperatorResult]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +181,7 @@ def stateful(
         parallelism above 85.
     output_schema
         The columns that the operator emits, as DDL or as a Spark schema. A `KeyedProcessFunction` emits plain values
-        if there is one column, else tuples or mappings.
+        if there is one column, else tuples or mappings. What no table, function or other operator takes is not stored.
     output
         The name of a table in the store that keeps what is emitted, each row exactly once; read it with
         `spark.readStream.format("arrowstate").option("output", name)`. It is the operator uid of the table, so it
@@ -305,6 +305,7 @@ def stateful(
         (lambda frames: frames.stream) if before is None else before.frame,
         [(name, _cast(kind, spark_type(columns.field(name).type))) for name, kind in types.items()],
         dict(broadcast or {}),
+        frozenset(() if before is None else [item.plan.uid for item in before.operators]),
     )
     operators = (*(() if before is None else before.operators), node)
     _check_uids(operators)
@@ -362,6 +363,7 @@ def write_stream(
             raise InvalidInputError(
                 f"foreach_batch names operator {uid!r}; those with an output_schema are {', '.join(emitting) or 'none'}"
             )
+    operators = tuple(_with_readers(item, operators, functions) for item in operators)
     plans = [item.plan for item in operators]
     uids = uids_of(plans)
     storage = open_store(first.store, storage_options=plans[0].storage_options).storage
@@ -387,6 +389,15 @@ def _all_operators(streams: Sequence[StatefulStream]) -> tuple[QueryOperator, ..
         for item in stream.operators:
             found.setdefault(id(item), item)
     return tuple(found.values())
+
+
+def _with_readers(
+    item: QueryOperator, operators: Sequence[QueryOperator], functions: Mapping[str, object]
+) -> QueryOperator:
+    """The operator, knowing whether what it emits is read by anybody; if not, it need not be stored."""
+    uid, output = item.plan.uid, item.plan.output
+    is_taken = uid in functions or any(uid in other.after for other in operators)
+    return replace(item, plan=replace(item.plan, is_read=output is not None and (output.is_kept or is_taken)))
 
 
 def _check_uids(operators: Sequence[QueryOperator]) -> None:

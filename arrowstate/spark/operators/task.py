@@ -58,6 +58,13 @@ class OperatorPlan:
     order_by: tuple[str, ...] = ()
     timestamp: str | None = None
     storage_options: Mapping[str, Any] | None = None
+    is_read: bool = True
+    """Whether anything takes what it emits: a table, a function or another operator."""
+
+    @property
+    def stored_output(self) -> OutputTable | None:
+        """The output, None where it need not be stored."""
+        return self.output if self.is_read else None
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,9 @@ def run_subtask(
     )
     paths = list(written.paths)
     output = None
-    if plan.output is not None:
+    if plan.stored_output is not None:
         try:
-            output = write_output(storage, plan.output, emitted, new_id=new_id, paths=paths)
+            output = write_output(storage, plan.stored_output, emitted, new_id=new_id, paths=paths)
         except BaseException:
             delete_quietly(storage, paths)
             raise
@@ -132,9 +139,7 @@ def run_subtask(
         subtask=written.document,
         paths=paths,
         statistics=statistics,
-        metrics=meter.written(
-            written.document, statistics, rows=table.num_rows, output_rows=0 if output is None else emitted.num_rows
-        ),
+        metrics=meter.written(written.document, statistics, rows=table.num_rows, output_rows=emitted.num_rows),
         output=output,
     )
 
