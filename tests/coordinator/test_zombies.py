@@ -152,7 +152,8 @@ COMMIT = "log/00000000000000000006.json"
 @pytest.mark.parametrize(
     ("place", "outcomes"),
     [
-        ("write_file data/ before", {"CollectedError"}),
+        # Several files are written at a time: another one may be unfinished then, and is collected as such.
+        ("write_file data/ before", {"CollectedError", "StorageError"}),
         ("write_file manifests/ before", {"CollectedError"}),
         (f"put_if_absent {COMMIT} before", {"CommitUnknownError"}),
         (f"put_if_absent {COMMIT} after", {"CommitUnknownError"}),
