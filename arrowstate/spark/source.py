@@ -27,6 +27,7 @@ from arrowstate.spark.load.writer import StateWriter, state_writer
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.sink.fold import SubtaskResult, fold_micro_batch
 from arrowstate.spark.sink.plan import SinkPlan
+from arrowstate.spark.workers import spare_collector
 from arrowstate.store import new_id, now_ms
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class KeyedStateWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: fold the rows of one subtask."""
+        spare_collector()
         context = TaskContext.get()
         assert context is not None, "Spark calls write inside a task"
         return SubtaskMessage(
@@ -65,6 +67,7 @@ class KeyedStateWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Beside the driver, after all tasks: commit the micro-batch."""
+        spare_collector()
         results = [message.result for message in messages if isinstance(message, SubtaskMessage)]
         if len(results) != self.plan.parallelism or any(result.batch_id != batchId for result in results):
             raise InvalidInputError(
@@ -104,6 +107,8 @@ class ArrowStateDataSource(DataSource):
         return state_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:  # noqa: ARG002
+        """The writer of a micro-batch; Spark asks a process beside the driver for one each time."""
+        spare_collector()
         if overwrite:
             raise InvalidInputError("a keyed sink adds to its state; use outputMode append or update, not complete")
         return KeyedStateWriter(SinkPlan.from_options(self.options))

@@ -29,7 +29,7 @@ from arrowstate.spark.operators.clocks import BatchClock
 from arrowstate.spark.operators.outputs import OutputTable, frame_of, merged_parts, rows_state
 from arrowstate.spark.operators.task import OperatorPlan, OperatorResult, Step, run_subtask
 from arrowstate.spark.routing import quoted, subtask_expression
-from arrowstate.spark.workers import own_python
+from arrowstate.spark.workers import own_python, spare_collector
 from arrowstate.state.operator import BroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -247,6 +247,7 @@ def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
+        spare_collector()
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         result = run_subtask(plan, step, context.partitionId(), batches, new_id)
