@@ -18,6 +18,7 @@ from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.state.operator import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.state.timers import TimerService
 from arrowstate.state.undo import unchanged_on_error
+from arrowstate.table.batch import KeyBatch
 
 __all__ = ["BatchContext", "BatchFunction", "BatchProcess", "Output"]
 
@@ -94,6 +95,39 @@ class BatchContext:
                 f"a batch must have the key columns {', '.join(names)}; it has {', '.join(batch.schema.names)}"
             )
         return batch.column(names[0]) if len(names) == 1 else batch.select(names)
+
+    def group_keys(self, batch: pa.RecordBatch) -> KeyBatch:
+        """Return the distinct keys of a batch, checked and hashed once for all verbs that are given them.
+
+        States without namespaces take it in place of key columns, and `read_keys` of value, reducing and aggregating
+        states returns one value per distinct key. `columns` are the key columns, each key once, in the order of the
+        key hash.
+
+        Raises
+        ------
+        InvalidInputError
+            If the batch lacks a key column.
+        KeyTypeError, NullKeyError, KeyOutOfRangeError
+            If a key does not fit the key schema or belongs to another subtask.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> class Totals(arrowstate.BatchFunction):
+        ...     def open(self, context):
+        ...         self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+        ...
+        ...     def process_batch(self, batch, context):
+        ...         keys = context.group_keys(batch)
+        ...         self.total.add_batch(keys, batch["amount"])
+        ...         return pa.record_batch([*keys.columns, self.total.read_keys(keys)], names=["user", "total"])
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with arrowstate.BatchProcess(backend, Totals()) as process:
+        ...     rows = process.process(pa.record_batch({"user": ["ann", "bob", "ann"], "amount": [1, 5, 2]}))
+        >>> sorted(rows.to_pylist(), key=lambda row: row["user"])
+        [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}]
+        """
+        return self._backend.group_keys(self.key_columns(batch))
 
     def broadcast(self, name: str) -> ReadOnlyBroadcastState:
         """Return a broadcast state, which is the same in every subtask and cannot be changed here.

@@ -135,6 +135,12 @@ class KeyedState(Generic[D]):
         What `key_batch` has grouped, for a state with the same namespaces, is that already.
         """
         if isinstance(keys, KeyBatch):
+            grouped_by_key = keys.seconds is None
+            if user_keys is not None or namespace is not None or grouped_by_key != (self.descriptor.namespace is None):
+                raise InvalidInputError(
+                    f"state {self.descriptor.name!r} tells rows apart by namespaces or user keys, and was given keys "
+                    "that are grouped without them; give it the key columns"
+                )
             return keys
         columns = self._context.columns(keys)
         entry = self.namespace_columns(namespace, len(columns[0]))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate import BatchFunction, BatchProcess, KeyedStateBackend, ReducingStateDescriptor
+from arrowstate import (
+    BatchFunction,
+    BatchProcess,
+    KeyedStateBackend,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
 from arrowstate.errors import InvalidInputError
 from arrowstate.windows import Trigger, TumblingEventTimeWindows, WindowFunction
 
@@ -196,3 +204,57 @@ def test_windows_by_time_need_a_timestamp_and_others_take_none():
         WindowFunction(TumblingEventTimeWindows(10), SUM)
     with pytest.raises(InvalidInputError, match="needs timestamp=None, got 'at'"):
         WindowFunction(arrowstate.windows.GlobalWindows(), SUM, timestamp="at", trigger=Trigger(count=1))
+
+
+class Grouped(BatchFunction):
+    """Groups the keys once for two states and reads one of them."""
+
+    def open(self, context):
+        self.total = context.state(SUM)
+        self.count = context.state(ReducingStateDescriptor("n", pa.int64(), reduce="count"))
+
+    def process_batch(self, batch, context):
+        keys = context.group_keys(batch)
+        self.total.add_batch(keys, batch["v"])
+        self.count.add_batch(keys, batch["v"])
+        return pa.record_batch(
+            [*keys.columns, self.total.read_keys(keys), self.count.read_keys(keys)], names=["k", "total", "n"]
+        )
+
+
+def test_keys_are_grouped_once_for_several_states(backend):
+    process = BatchProcess(backend, Grouped())
+    random = np.random.default_rng(3)
+    keys = random.integers(-40, 40, 500)
+
+    for _ in range(2):
+        emitted = process.process(rows(keys, np.zeros(500, dtype=np.int64)))
+
+    assert sorted(emitted["k"].to_pylist()) == sorted(set(keys.tolist()))
+    truth = {key: 2 * key * int((keys == key).sum()) for key in set(keys.tolist())}
+    assert dict(zip(emitted["k"].to_pylist(), emitted["total"].to_pylist(), strict=True)) == truth
+    counts = {key: 2 * int((keys == key).sum()) for key in set(keys.tolist())}
+    assert dict(zip(emitted["k"].to_pylist(), emitted["n"].to_pylist(), strict=True)) == counts
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "put"),
+    [
+        (MapStateDescriptor("m", pa.int64(), pa.int64()), lambda state, keys: state.put_batch(keys, [1, 2], [1, 2])),
+        (
+            ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
+            lambda state, keys: state.update_batch(keys, [1, 2], namespace=7),
+        ),
+        (
+            ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
+            lambda state, keys: state.get_batch(keys),
+        ),
+    ],
+)
+def test_states_whose_rows_are_told_apart_by_more_than_the_key_refuse_grouped_keys(backend, descriptor, put):
+    state = backend.state(descriptor)
+
+    with pytest.raises(InvalidInputError, match="give it the key columns"):
+        put(state, backend.group_keys(pa.array([1, 2])))
+
+    assert not state.table.runs

@@ -111,6 +111,25 @@ def test_a_batch_function_keeps_state_and_emits_over_a_restart_at_any_parallelis
         assert len(rows) == len(touched)
 
 
+class SetAside(arrowstate.BatchFunction):
+    """Emits how many objects the garbage collector of its worker passes over."""
+
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.RecordBatch:
+        import gc
+
+        return pa.record_batch({"k": batch["k"][:1], "total": pa.array([gc.get_freeze_count()])})
+
+
+def test_a_worker_that_is_used_again_passes_over_its_modules_when_it_collects_garbage(
+    job: Job, stream: Any, make_rows: Callable[..., pa.Table]
+) -> None:
+    stream.add(*map(make_rows, range(3)))
+
+    job.run(operator=SetAside(), parallelism=1)
+
+    assert job.seen[-1][1][0]["total"] > 10_000
+
+
 def test_elements_come_in_the_order_asked_for_and_timers_fire_by_the_watermark_of_spark(job: Job, stream: Any) -> None:
     stream.schema = "k long, at timestamp"
     stream.add(timed([1, 2], [10_000, 10_500]), timed([1, 3], [20_000, 19_000]), timed([1, 1], [30_100, 30_000]))

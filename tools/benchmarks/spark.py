@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--batch", type=int, default=500_000, help="rows per micro-batch (default 500,000)")
     parser.add_argument("--batches", type=int, default=6, help="micro-batches that are timed in a round (default 6)")
     parser.add_argument("--skipped", type=int, default=2, help="micro-batches before them (default 2)")
-    parser.add_argument("--warmup", type=int, default=1, help="rounds that do not count, of the fast parts (default 1)")
+    parser.add_argument("--warmup", type=int, default=2, help="rounds that do not count, of the fast parts (default 2)")
     parser.add_argument("--tuned", action="store_true", help="also Spark's RocksDB with changelog, not counting rows")
     parser.add_argument("--code-keys", type=int, default=100_000, help="keys of `code` (default 100,000)")
     parser.add_argument("--code-batches", type=int, default=1, help="micro-batches of `code` (default 1)")

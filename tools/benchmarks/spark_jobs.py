@@ -130,14 +130,13 @@ class Totals(arrowstate.BatchFunction):
     def open(self, context: arrowstate.BatchContext) -> None:
         self.totals = context.state(TOTALS)
 
-    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.Table:  # noqa: ARG002
-        values = batch["v"]
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.Table:
+        keys, values = context.group_keys(batch), batch["v"]
         added = pa.StructArray.from_arrays(
             [values, values], fields=[pa.field("n", pa.int64()), pa.field("v", pa.int64())]
         )
-        self.totals.add_batch(batch["k"], added)
-        keys = batch["k"].unique()
-        return pa.table([keys, *self.totals.get_batch(keys).flatten()], names=["k", "n", "v"])
+        self.totals.add_batch(keys, added)
+        return pa.table([*keys.columns, *self.totals.read_keys(keys).flatten()], names=["k", "n", "v"])
 
 
 class Sums(arrowstate.BatchFunction):
@@ -146,10 +145,10 @@ class Sums(arrowstate.BatchFunction):
     def open(self, context: arrowstate.BatchContext) -> None:
         self.total = context.state(SUM)
 
-    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.Table:  # noqa: ARG002
-        self.total.add_batch(batch["k"], batch["v"])
-        keys = batch["k"].unique()
-        return pa.table({"k": keys, "total": self.total.get_batch(keys)})
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.Table:
+        keys = context.group_keys(batch)
+        self.total.add_batch(keys, batch["v"])
+        return pa.table([*keys.columns, self.total.read_keys(keys)], names=["k", "total"])
 
 
 def by_batch_function(stream: DataFrame, place: Path) -> DataStreamWriter:
