@@ -206,11 +206,16 @@ class Job:
 
     def finish(self) -> None:
         """Wait until the query has taken all files."""
+        in_vain = 0
         while not self.has_all():
             if not self.is_running():
-                self.start(2, None)
+                # Any max parallelism that the rounds have left allows 1.
+                self.start(1, None)
             done = self.committed()
             self.wait_until(lambda done=done: self.committed() > done)  # type: ignore[misc]
+            in_vain = 0 if self.committed() > done else in_vain + 1
+            if in_vain == 3:
+                raise StuckError
 
     def end(self) -> None:
         for driver in [*self.left, *([] if self.driver is None else [self.driver])]:
@@ -251,7 +256,7 @@ def run(folder: Path, what: str, count: int, seed: int) -> tuple[Counter[str], l
                 if problems:
                     return job.counts, [f"round {number}: {problem}" for problem in problems]
         except StuckError:
-            return job.counts, [f"no progress for {PATIENCE_SECONDS} s"]
+            return job.counts, [f"no progress for {PATIENCE_SECONDS} s, or by three drivers (driver.log)"]
         finally:
             job.end()
     return job.counts, []
