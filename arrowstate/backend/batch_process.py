@@ -99,9 +99,9 @@ class BatchContext:
     def group_keys(self, batch: pa.RecordBatch) -> KeyBatch:
         """Return the distinct keys of a batch, checked and hashed once for all verbs that are given them.
 
-        States without namespaces take it in place of key columns, and `read_keys` of value, reducing and aggregating
-        states returns one value per distinct key. `columns` are the key columns, each key once, in the order of the
-        key hash.
+        Value, reducing and aggregating states without namespaces take it in place of key columns, and their
+        `read_keys` returns one value per distinct key; others refuse it. `columns` are the key columns, each key
+        once, in the order of the key hash.
 
         Raises
         ------

@@ -115,7 +115,7 @@ def _code(report: Report, spark: SparkSession, folder: Path, arguments: Namespac
     """A running sum per key as code of the user."""
     before, count = arguments.code_skipped, arguments.code_batches
     files = make_files(folder / "files", keys=arguments.code_keys, rows=arguments.batch, count=before + count)
-    # A micro-batch of ours takes a second and one of the peers minutes: in one of theirs, all they run is compiled.
+    # Warmed up by time, not by number: one micro-batch takes ours a second, and the peers half a minute and minutes.
     last = files[before - 1 :]
     jobs = {
         "stateful": Job(spark, folder / "stateful", files, before, summed),
