@@ -1,4 +1,4 @@
-"""What tests of several layers share: one Spark session per test run."""
+"""What tests of several layers share: one Spark session, and how a run in two processes is divided."""
 
 from __future__ import annotations
 
@@ -8,12 +8,55 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from long_form import LONG, TURN
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # A machine shared with others is slow at times; no test may fail for that.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# What a process starts once and uses for long: tests of one of these are all done by the same one.
+SHARED = {"spark": "Spark", "nexmark": "Spark", "tests/storage/": "servers of objects"}
+# What takes longest comes first, so that the processes end together: seconds, on a machine of two cores.
+LONGEST = {
+    "Spark": 200,
+    "tests/conformance/test_keyed_state.py": 80,
+    "servers of objects": 50,
+}
+
+
+def unit_of(nodeid: str) -> str:
+    """Return what a test is part of that one process does as a whole: mostly its file."""
+    path = nodeid.partition("::")[0]
+    return next((unit for word, unit in SHARED.items() if word in path), path)
+
+
+def pytest_report_header() -> str:
+    if LONG:
+        return "long form: every case"
+    return f"short form, turn {TURN} of the cases that commits share out: ARROWSTATE_TEST_TURN={TURN} takes it again"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Hand out the units, the longest first; `--dist loadfile` alone would begin with those of the most tests."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Units(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return Units(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -LONGEST.get(unit_of(item.nodeid), 0))
 
 
 @pytest.fixture(scope="session")
