@@ -19,6 +19,7 @@ from arrowstate.state.operator import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.state.timers import TimerService
 from arrowstate.state.undo import unchanged_on_error
 from arrowstate.table.batch import KeyBatch
+from arrowstate_formats.integers import check_integer
 
 __all__ = ["BatchContext", "BatchFunction", "BatchProcess", "Output"]
 
@@ -290,6 +291,7 @@ class BatchProcess:
             Milliseconds since 1970. One below the current watermark is passed over: nothing fires.
         """
         self._check_open()
+        watermark = check_integer("watermark", watermark)
         before = self._backend.watermark
         if before is not None and watermark < before:
             return self._applied(list)
@@ -305,6 +307,7 @@ class BatchProcess:
     def advance_processing_time(self, now_ms: int) -> pa.Table:
         """Fire all processing-time timers up to `now_ms`, milliseconds since 1970."""
         self._check_open()
+        now_ms = check_integer("now_ms", now_ms)
         self._time = max(self._time, now_ms)
         return self._applied(lambda: self._fire("processing_time", now_ms))
 

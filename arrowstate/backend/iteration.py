@@ -14,6 +14,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.state.iteration import distinct_keys, distinct_keys_and_namespaces, largest_keys, sizes_by_key_group
+from arrowstate_formats.integers import check_integer
 
 if TYPE_CHECKING:
     from arrowstate.state.base import KeyedState
@@ -150,8 +151,7 @@ class Iteration:
         pa.Table
             The key columns, `_rows` int64 and `_bytes` int64, without nulls; at most `limit` rows, the largest first.
         """
-        if limit < 0:
-            raise InvalidInputError(f"the limit must be at least 0, got {limit}")
+        limit = check_integer("the limit", limit, 0)
         return largest_keys(self._state_of(state), limit)
 
     def _state_of(self, state: StateDescriptor | str) -> KeyedState[Any]:

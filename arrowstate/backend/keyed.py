@@ -50,7 +50,8 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
 from arrowstate_formats.documents import FieldDocument, LogEntryDocument, OperatorDocument, StateDocument
-from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
+from arrowstate_formats.integers import check_integer
+from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
 
 __all__ = ["KeyedStateBackend", "now_ms", "restore_backend"]
 
@@ -118,14 +119,14 @@ class KeyedStateBackend(Iteration):
         merge_policy: MergePolicy | None = None,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
+        max_parallelism = check_max_parallelism(max_parallelism)
         everything = key_group_range(max_parallelism, parallelism=1, subtask=0)
         if key_groups is not None and key_groups.end > everything.end:
             raise InvalidInputError(
                 f"key groups must be within 0 to {everything.end} at max parallelism {max_parallelism}, "
                 f"got {key_groups.start} to {key_groups.end}"
             )
-        if memory_budget_bytes is not None and memory_budget_bytes < 0:
-            raise InvalidInputError(f"memory_budget_bytes must not be negative, got {memory_budget_bytes}")
+        memory_budget_bytes = check_integer("memory_budget_bytes", memory_budget_bytes, 0, optional=True)
         self._context = KeyContext(key, max_parallelism, key_groups or everything, clock_ms)
         self._budget = memory_budget_bytes
         self._spill_folder = Path(spill_dir) if spill_dir is not None else None
@@ -285,7 +286,14 @@ class KeyedStateBackend(Iteration):
         return self._context.watermark
 
     def advance_watermark(self, watermark: int) -> None:
-        """Advance event time; a watermark below the current one is passed over."""
+        """Advance event time to a watermark in milliseconds since 1970; one below the current one is passed over.
+
+        Raises
+        ------
+        InvalidInputError
+            If it is no integer of 64 bits.
+        """
+        watermark = check_integer("watermark", watermark)
         if self._context.watermark is None or watermark > self._context.watermark:
             self._context.watermark = watermark
 
@@ -315,7 +323,7 @@ class KeyedStateBackend(Iteration):
 
     @current_timestamp.setter
     def current_timestamp(self, timestamp: int | None) -> None:
-        self._context.timestamp = timestamp
+        self._context.timestamp = check_integer("current_timestamp", timestamp, optional=True)
 
     def freeze(self) -> FrozenSubtask:
         """Return all states as they are now; later writes do not change the result.
@@ -419,7 +427,7 @@ def restore_backend(
         before, key_fields = evolve_key(uid, operator.key, key, evolution or SchemaEvolution(), operator.states)
     elif evolution is not None:
         raise InvalidInputError("evolution says what becomes of the key; pass the new key too")
-    maximum = operator.max_parallelism if max_parallelism is None else max_parallelism
+    maximum = operator.max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
     key_groups = key_group_range(maximum, parallelism=parallelism, subtask=subtask)
     backend = KeyedStateBackend(
         key=check_key_schema(key_schema_of(key_fields)),

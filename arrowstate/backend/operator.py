@@ -21,6 +21,7 @@ from arrowstate.snapshot.reading import find_operator
 from arrowstate.state.operator import BroadcastState, OperatorListState
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM
 
 __all__ = ["OperatorStateBackend", "restore_operator_backend", "split_pieces"]
@@ -160,10 +161,8 @@ def restore_operator_backend(
     CorruptDataError
         If a file is missing, truncated or altered.
     """
-    if not 1 <= parallelism <= MAX_PARALLELISM:
-        raise InvalidInputError(f"parallelism must be 1 to {MAX_PARALLELISM}, got {parallelism}")
-    if not 0 <= subtask < parallelism:
-        raise InvalidInputError(f"subtask must be 0 to {parallelism - 1} at parallelism {parallelism}, got {subtask}")
+    parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
+    subtask = check_integer("subtask", subtask, 0, parallelism - 1)
     operator = find_operator(entry, uid)
     backend = OperatorStateBackend()
     lists = [state for state in operator.operator_states if state.kind == "list"]

@@ -25,6 +25,7 @@ from arrowstate.state.element_timers import ElementTimers
 from arrowstate.state.elements import ElementState
 from arrowstate.state.operator import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.table.batch import KeyBatch
+from arrowstate_formats.integers import check_integer
 
 __all__ = ["Collector", "KeyedProcess", "KeyedProcessFunction", "ProcessContext"]
 
@@ -346,6 +347,7 @@ class KeyedProcess:
             before the call then, and the timers stay registered and fire by the next call.
         """
         self._check_open()
+        watermark = check_integer("watermark", watermark)
         if self._backend.watermark is not None and watermark < self._backend.watermark:
             return pa.array([], self._output)
         self._backend.advance_watermark(watermark)
@@ -354,7 +356,7 @@ class KeyedProcess:
     def advance_processing_time(self, now_ms: int) -> pa.Array:
         """Fire all processing-time timers up to `now_ms`, milliseconds since 1970, as `advance_watermark` does."""
         self._check_open()
-        return self._fire("processing_time", now_ms)
+        return self._fire("processing_time", check_integer("now_ms", now_ms))
 
     def _check_open(self) -> None:
         if self._closed:

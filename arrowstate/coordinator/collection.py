@@ -24,7 +24,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from arrowstate.coordinator.retention import RetentionPolicy, retain
-from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.errors import CorruptDataError
 from arrowstate.snapshot.boundary import (
     Boundary,
     boundaries,
@@ -37,6 +37,7 @@ from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, Pin, read_pins
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument
+from arrowstate_formats.integers import check_integer
 
 __all__ = [
     "DEFAULT_GRACE_MS",
@@ -167,8 +168,7 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
     InvalidInputError
         If grace_ms is negative.
     """
-    if grace_ms < 0:
-        raise InvalidInputError(f"the grace period is in milliseconds from 0, got {grace_ms}")
+    grace_ms = check_integer("grace_ms, the grace period,", grace_ms, 0, unit="milliseconds")
     open_store_document(storage)
     # Before any root is read: what is written from here on is not considered at all.
     unfinished = storage.list_unfinished()

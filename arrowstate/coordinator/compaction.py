@@ -22,6 +22,7 @@ from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, Item, RunFile, Run
 from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import INLINE_BYTES
 
 __all__ = ["CompactionPlan", "CompactionPolicy", "choose", "compact_backends", "plan_compaction"]
@@ -65,12 +66,8 @@ class CompactionPolicy:
                 f"bytes over live bytes are at least 1, so max_space_amplification must be above 1 and finite, "
                 f"got {self.max_space_amplification}"
             )
-        if self.small_file_bytes < 0:
-            raise InvalidInputError(f"small_file_bytes must not be negative, got {self.small_file_bytes}")
-        if self.max_small_files < 1:
-            raise InvalidInputError(f"max_small_files must be at least 1, got {self.max_small_files}")
-        if self.min_bytes < 0:
-            raise InvalidInputError(f"min_bytes must not be negative, got {self.min_bytes}")
+        for name, least in (("small_file_bytes", 0), ("max_small_files", 1), ("min_bytes", 0)):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least))
 
 
 def choose(

@@ -37,6 +37,7 @@ from arrowstate.coordinator.protocol import (
     Trigger,
 )
 from arrowstate.errors import InvalidInputError
+from arrowstate_formats.integers import check_integer
 
 __all__ = ["CheckpointOptions", "CheckpointRecord", "Coordination", "Status", "SubtaskRecord"]
 
@@ -79,11 +80,8 @@ class CheckpointOptions:
             ("tolerated_failures", 0),
             ("writer_threads", 1),
         ):
-            value: Any = getattr(self, name)
-            if name == "interval_ms" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidInputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            value = check_integer(name, getattr(self, name), least, optional=name == "interval_ms")
+            object.__setattr__(self, name, value)
 
 
 class Status(enum.Enum):

@@ -61,6 +61,7 @@ from arrowstate.errors import (
 from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, check_json
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["CheckpointCoordinator", "CheckpointProgress", "PendingCheckpoint", "StoreSide"]
@@ -384,6 +385,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         if self._closed:
             raise CheckpointsStoppedError("the coordinator is closed")
         check_json("properties", properties)
+        watermark = check_integer("watermark", watermark, optional=True)
         with self._changed:
             # Nobody else may end it before it is known here.
             start = next((action for action in self._feed(event) if isinstance(action, Start)), None)

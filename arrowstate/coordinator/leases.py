@@ -17,8 +17,12 @@ from arrowstate.snapshot.log import CommittedEntry
 from arrowstate.snapshot.pins import put_lease
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.integers import check_integer
 
 __all__ = ["DEFAULT_LEASE_MS", "CheckpointLease"]
+
+LONGEST_LEASE_MS = 1 << 52
+"""So that its end, which is a date for people, is exact in every reader of JSON."""
 
 DEFAULT_LEASE_MS = 10 * 60 * 1000
 _RENEWALS = 3
@@ -63,8 +67,7 @@ class CheckpointLease:
         new_id: Callable[[], str],
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        if ttl_ms < 1:
-            raise InvalidInputError(f"a lease lasts at least 1 ms, got ttl_ms={ttl_ms}")
+        ttl_ms = check_integer("ttl_ms, how long a lease lasts,", ttl_ms, 1, LONGEST_LEASE_MS, unit="milliseconds")
         self._storage = storage
         self._entry = entry
         self._ttl_ms = ttl_ms

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from arrowstate.errors import InvalidInputError
 from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.integers import check_integer
 
 __all__ = ["Retention", "RetentionPolicy", "retain"]
 
@@ -41,10 +41,10 @@ class RetentionPolicy:
     "Also checkpoints committed less than so many milliseconds ago; None: none by age."
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InvalidInputError(f"a retention keeps at least 1 checkpoint, got count={self.count}")
-        if self.age_ms is not None and self.age_ms < 0:
-            raise InvalidInputError(f"the age of a retention is in milliseconds from 0, got age_ms={self.age_ms}")
+        count = check_integer("count, the checkpoints that a retention keeps,", self.count, 1)
+        age_ms = check_integer("age_ms", self.age_ms, 0, unit="milliseconds", optional=True)
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "age_ms", age_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from arrowstate_formats.documents import (
     OperatorStateDocument,
     SubtaskStatisticsDocument,
 )
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["CheckpointAttempt", "CheckpointWriter", "WrittenPart"]
@@ -321,6 +322,7 @@ class CheckpointWriter:
         checkpoint_id
             The id, which must be above those of all checkpoints; by default the number of the entry, if that is.
         """
+        watermark = check_integer("watermark", watermark, optional=True)
         frozen = attempt.frozen
         documents = {
             uid: operator_document(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_hash import check_key_type
 
 __all__ = [
@@ -175,7 +176,7 @@ class CountDistinct(BuiltIn):
     precision: int = 12
 
     def __post_init__(self) -> None:
-        _check_whole("the precision of count_distinct", self.precision, 4, 21)
+        _keep_whole(self, "precision", "the precision of count_distinct", 4, 21)
 
     @property
     def identity(self) -> str:
@@ -213,7 +214,7 @@ class Quantiles(BuiltIn):
     k: int = 200
 
     def __post_init__(self) -> None:
-        _check_whole("the k of quantiles", self.k, 8, 65535)
+        _keep_whole(self, "k", "the k of quantiles", 8, 65535)
         object.__setattr__(self, "at", tuple(self.at))
         if not self.at or not all(0 <= q <= 1 for q in self.at):
             raise InvalidInputError(f"quantiles are at one or more numbers of 0 to 1, got {self.at!r}")
@@ -247,7 +248,7 @@ class TopK(BuiltIn):
     smallest: bool = False
 
     def __post_init__(self) -> None:
-        _check_whole("the count of top_k", self.count, 1, 1 << 31)
+        _keep_whole(self, "count", "the count of top_k", 1, 1 << 31)
 
     @property
     def identity(self) -> str:
@@ -280,6 +281,5 @@ BUILT_IN: dict[str, type[BuiltIn]] = {each.name: each for each in (Mean, Varianc
 """The declarations by name; as a string, an aggregate is one of these with its defaults."""
 
 
-def _check_whole(what: str, value: Any, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInputError(f"{what} is a whole number of {least} to {most}, got {value!r}")
+def _keep_whole(declared: BuiltIn, name: str, what: str, least: int, most: int) -> None:
+    object.__setattr__(declared, name, check_integer(what, getattr(declared, name), least, most))

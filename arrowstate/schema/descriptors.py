@@ -13,6 +13,7 @@ from arrowstate.schema.aggregates import BUILT_IN, Aggregate, BuiltIn, StoredAgg
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.types import CONVERSION_ERRORS, check_type, python_scalar
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.names import check_column_name, check_state_name
 
 __all__ = [
@@ -67,11 +68,7 @@ class TimeToLive:
     clock: Literal["processing_time", "event_time"] = "processing_time"
 
     def __post_init__(self) -> None:
-        given: Any = self.ttl_ms
-        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given < 1 << 63:
-            raise InvalidInputError(
-                f"a time to live is a whole number of milliseconds from 1 to 2^63 - 1, got {given!r}"
-            )
+        object.__setattr__(self, "ttl_ms", check_integer("a time to live", self.ttl_ms, 1, unit="milliseconds"))
         for name, value, allowed in (
             ("update", self.update, ("on_create_and_write", "on_read_and_write")),
             ("visibility", self.visibility, ("never_return_expired", "return_until_cleaned_up")),

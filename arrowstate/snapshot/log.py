@@ -35,6 +35,7 @@ from arrowstate_formats.documents import (
     decode,
     encode,
 )
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import checksum
 
 __all__ = [
@@ -320,6 +321,7 @@ class CommitLog:
 
     def committed_checkpoint(self, checkpoint_id: int) -> CommittedEntry:
         """Return the entry of a checkpoint, with its checksum; see `checkpoint`."""
+        checkpoint_id = check_integer("the id of a checkpoint", checkpoint_id)
         guess = self.get(checkpoint_id) if checkpoint_id >= 0 else None
         if guess is not None and guess.document.checkpoint_id == checkpoint_id:
             if guess.document.number >= self.boundary():

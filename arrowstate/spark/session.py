@@ -28,6 +28,7 @@ from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
 from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid
 
@@ -178,6 +179,8 @@ def keyed_sink(
     if str(store).lower().startswith("memory:"):
         reason = "its files are in the memory of this process, and Spark's tasks run in others"
         raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
+    parallelism = check_integer("parallelism", parallelism)
+    max_parallelism = check_integer("max_parallelism", max_parallelism, optional=True)
     key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
     # What does not depend on the store is refused before one is made.
     inputs.take(found, key_documents(given_key), {})

@@ -16,6 +16,7 @@ from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
 from arrowstate.schema.keys import check_key_schema, key_columns
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
@@ -100,12 +101,16 @@ class KeyContext:
 
     def now(self, clock: str) -> int | None:
         """Return the time now in milliseconds; by event time the watermark, None before the first one."""
-        return self._clock_ms() if clock == "processing_time" else self.watermark
+        return self._processing_time() if clock == "processing_time" else self.watermark
+
+    def _processing_time(self) -> int:
+        # A clock such as time.time() * 1000 gives a float, which would be stored with every row.
+        return check_integer("the time that clock_ms returns", self._clock_ms())
 
     def known_time(self, clock: str) -> int | None:
         """Return the time of what is done now; by event time that of the current record, else the watermark."""
         if clock == "processing_time":
-            return self._clock_ms()
+            return self._processing_time()
         return self.watermark if self.timestamp is None else self.timestamp
 
     def time_of_update(self, clock: str, state: str) -> int:

@@ -11,12 +11,10 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.state.elements import Place, key_rows
-from arrowstate.state.timers import TimerState
+from arrowstate.state.timers import TimerState, saturated
 from arrowstate.table.batch import KeyBatch
 
 __all__ = ["ElementTimers"]
-
-_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class ElementTimers:
@@ -100,9 +98,7 @@ class ElementTimers:
     def _set(self, clock: str, timestamp: int, *, registered: bool) -> None:
         if self._keys is None:
             raise InvalidInputError("timers belong to the key of an element: use them in process_element or on_timer")
-        if isinstance(timestamp, bool) or not isinstance(timestamp, int):
-            raise InvalidInputError(f"a timer needs milliseconds since 1970 as an int, got {timestamp!r}")
-        time, number = min(max(timestamp, _LOWEST), _HIGHEST), self._place.number
+        time, number = saturated(timestamp), self._place.number
         if clock != self._firing or time > self._until:
             self._changes[clock][number, time] = registered
         elif not registered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ from arrowstate.store.plans import Collection, Compaction, Lease
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
 from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.integers import LARGEST_EXACT, check_integer
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
@@ -55,6 +57,10 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+def _time_of(clock_ms: Callable[[], int]) -> int:
+    return check_integer("the time that clock_ms returns", clock_ms(), -LARGEST_EXACT, LARGEST_EXACT)
+
+
 class StateStore:
     """A store of checkpoints. Open one with `open_store`."""
 
@@ -68,7 +74,7 @@ class StateStore:
     ) -> None:
         self.storage = storage
         self.store_id = store_id
-        self._clock_ms = clock_ms
+        self._clock_ms: Callable[[], int] = partial(_time_of, clock_ms)
         self._new_id = new_id
         self._log = CommitLog(storage)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from arrowstate.errors import InvalidInputError
 from arrowstate.state.due import ascending
 from arrowstate_formats.compiled import kernel
+from arrowstate_formats.integers import check_integer
 
 __all__ = [
     "CountWindows",
@@ -43,9 +44,7 @@ def whole_number(name: str, value: Any, lowest: int) -> int:
     InvalidInputError
         If it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not lowest <= value < 1 << 63:
-        raise InvalidInputError(f"{name} must be a whole number from {lowest} to 2^63 - 1, got {value!r}")
-    return int(value)
+    return check_integer(name, value, lowest)
 
 
 def _check_offset(offset: Any, below: int) -> None:

@@ -13,12 +13,14 @@ import base64
 import binascii
 import math
 import re
+from itertools import count
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import xxhash
 
 from arrowstate_formats.errors import CorruptDataError, FormatVersionError, InvalidInputError
+from arrowstate_formats.integers import INT64_MAX, INT64_MIN, LARGEST_EXACT
 from arrowstate_formats.key_groups import MAX_PARALLELISM
 from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name, check_tag_name
 
@@ -61,8 +63,11 @@ __all__ = [
 FORMAT_VERSION = 1
 """The version that this package writes, and the newest it reads."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Version = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_EXACT)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_EXACT)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=-LARGEST_EXACT, le=LARGEST_EXACT)]
+Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
+Duration = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
 Checksum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", description="xxh3_128, 32 hexadecimal digits")]
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -111,7 +116,7 @@ class StoreDocument(PinnedDocument, frozen=True, kw_only=True):
     format: Literal["arrowstate"] = "arrowstate"
     store_id: Text
     key_hash: KeyHashDocument = KeyHashDocument()
-    created_at_ms: int
+    created_at_ms: Milliseconds
 
 
 class NestedFieldDocument(Document, frozen=True, kw_only=True):
@@ -140,7 +145,7 @@ class FieldDocument(Document, frozen=True, kw_only=True):
 class TimeToLiveDocument(Document, frozen=True, kw_only=True):
     """When the rows of a state expire: `ttl_ms` after `_updated_at`, by the clock named."""
 
-    ttl_ms: Version
+    ttl_ms: Duration
     update: Literal["on_create_and_write", "on_read_and_write"]
     visibility: Literal["never_return_expired", "return_until_cleaned_up"]
     clock: Literal["processing_time", "event_time"]
@@ -188,7 +193,7 @@ class StateDocument(Document, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_state_name(self.name)
         versions = [schema.version for schema in self.earlier_schemas]
-        if versions != list(range(1, self.schema_version)):
+        if len(versions) != self.schema_version - 1 or any(map(int.__ne__, versions, count(1))):
             raise ValueError(f"schema version {self.schema_version} with the earlier versions {versions}")
 
 
@@ -199,8 +204,8 @@ class BatchDocument(Document, frozen=True, kw_only=True):
     bytes: Version
     rows: Version
     xxh3_128: Checksum
-    min_hash: int
-    max_hash: int
+    min_hash: Int64
+    max_hash: Int64
 
     def __post_init__(self) -> None:
         if self.min_hash > self.max_hash:
@@ -319,7 +324,7 @@ class SubtaskDocument(Document, frozen=True, kw_only=True):
     key_groups: tuple[KeyGroup, KeyGroup]
     manifest: ManifestHandle
     live_rows: dict[str, Count]
-    watermark: int | None = None
+    watermark: Int64 | None = None
 
     def __post_init__(self) -> None:
         _check_key_groups(self.key_groups)
@@ -419,9 +424,9 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
     writer_epoch: Count
     kind: Literal["fence", "checkpoint", "compaction", "savepoint"]
     checkpoint_id: Count | None
-    started_at_ms: int
-    committed_at_ms: int
-    watermark: int | None = None
+    started_at_ms: Milliseconds
+    committed_at_ms: Milliseconds
+    watermark: Int64 | None = None
     properties: dict[str, Any] = {}
     operators: list[OperatorDocument]
     last_checkpoint_id: Count | None = None
@@ -441,7 +446,7 @@ class TagDocument(PinnedDocument, frozen=True, kw_only=True):
     tag_id: Text
     checkpoint_id: Count
     entry: ParentDocument
-    created_at_ms: int
+    created_at_ms: Milliseconds
 
     def __post_init__(self) -> None:
         check_tag_name(self.name)
@@ -453,7 +458,7 @@ class LeaseDocument(PinnedDocument, frozen=True, kw_only=True):
     lease_id: Text
     checkpoint_id: Count
     entry: ParentDocument
-    expires_at_ms: int
+    expires_at_ms: Milliseconds
     holder: str = ""
 
 
@@ -468,9 +473,9 @@ class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
     boundary: Count
     swept: Count
     collection_id: Text
-    written_at_ms: int
+    written_at_ms: Milliseconds
     condemned: list[str]
-    waiting: dict[str, int]
+    waiting: dict[str, Milliseconds]
 
     def __post_init__(self) -> None:
         for path in (*self.condemned, *self.waiting):
@@ -492,8 +497,8 @@ def encode(document: Document) -> bytes:
     Raises
     ------
     InvalidInputError
-        If `properties` holds something that JSON cannot keep exactly (NaN, an integer outside 64 bits, bytes,
-        a date, a name that is no text).
+        If a reader would refuse the result, or `properties` holds something that JSON cannot keep exactly (NaN, an
+        integer outside 64 bits, bytes, a date, a name that is no text).
 
     Examples
     --------
@@ -503,9 +508,14 @@ def encode(document: Document) -> bytes:
     if isinstance(document, LogEntryDocument):
         check_json("properties", document.properties)
     try:
-        data = msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(f"the document cannot be written as JSON: {error}") from error
+        text = msgspec.json.encode(document, order="deterministic")
+        # By the rules of the reader: what it would refuse must never be committed.
+        msgspec.json.decode(text, type=type(document))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInputError(
+            f"the {_name_of(document)} cannot be written, no reader would take it: {error}"
+        ) from error
+    data = msgspec.json.format(text, indent=2) + b"\n"
     if isinstance(document, PinnedDocument):
         start, end = _own_checksum(data)
         digest = xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:])
@@ -553,6 +563,10 @@ def decode(data: bytes, document_type: type[D], *, path: str = "") -> D:
     if xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:]) != document.document_xxh3_128:
         raise CorruptDataError(path, "the document does not match its checksum")
     return msgspec.structs.replace(document, document_xxh3_128=NO_CHECKSUM)
+
+
+def _name_of(document: Document) -> str:
+    return re.sub("(?<!^)(?=[A-Z])", " ", type(document).__name__).lower()
 
 
 def _own_checksum(data: bytes) -> tuple[int, int]:
@@ -609,7 +623,7 @@ def check_json(where: str, value: object) -> None:
     """Refuse what the JSON encoder would quietly change: NaN to null, dates and bytes to text."""
     if value is None or isinstance(value, (str, bool)):
         return
-    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+    if isinstance(value, int) and INT64_MIN <= value < 1 << 64:
         return
     if isinstance(value, float) and math.isfinite(value):
         return

@@ -16,11 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate_formats.errors import InvalidInputError
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_hash import Keys, key_hash
 
 __all__ = [
     "MAX_PARALLELISM",
     "KeyGroupRange",
+    "check_max_parallelism",
     "default_max_parallelism",
     "first_hashes",
     "key_group_range",
@@ -56,6 +58,8 @@ class KeyGroupRange:
     """The last key group, inclusive."""
 
     def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            object.__setattr__(self, name, check_integer(f"the {name} of a key group range", getattr(self, name)))
         if not 0 <= self.start <= self.end < MAX_PARALLELISM:
             raise InvalidInputError(
                 f"a key group range needs 0 <= start <= end < {MAX_PARALLELISM}, got {self.start} to {self.end}"
@@ -94,7 +98,7 @@ class KeyGroupRange:
         >>> KeyGroupRange(64, 127).hash_bounds(128)
         (0, 9223372036854775807)
         """
-        _check_max_parallelism(max_parallelism)
+        max_parallelism = check_max_parallelism(max_parallelism)
         if self.end >= max_parallelism:
             raise InvalidInputError(
                 f"key groups {self.start} to {self.end} do not exist at max parallelism {max_parallelism}"
@@ -120,7 +124,7 @@ def first_hashes(max_parallelism: int) -> npt.NDArray[np.int64]:
     >>> first_hashes(2).tolist()
     [-9223372036854775808, 0]
     """
-    _check_max_parallelism(max_parallelism)
+    max_parallelism = check_max_parallelism(max_parallelism)
     groups = np.arange(max_parallelism, dtype=np.int64)
     return (-((-groups << 32) // max_parallelism) - _HALF) << 32
 
@@ -138,7 +142,7 @@ def key_groups_of_hashes(hashes: npt.NDArray[np.int64], max_parallelism: int) ->
     >>> key_groups_of_hashes(np.array([-(2**63), 0, 2**63 - 1]), 128).tolist()
     [0, 64, 127]
     """
-    _check_max_parallelism(max_parallelism)
+    max_parallelism = check_max_parallelism(max_parallelism)
     groups = hashes >> 32
     groups += _HALF
     groups *= max_parallelism
@@ -166,7 +170,7 @@ def key_groups(keys: Keys, max_parallelism: int) -> pa.Int32Array:
     >>> key_groups(pa.array([1, 2, 3]), 128).type
     DataType(int32)
     """
-    _check_max_parallelism(max_parallelism)
+    max_parallelism = check_max_parallelism(max_parallelism)
     return pa.array(key_groups_of_hashes(key_hash(keys).to_numpy(), max_parallelism), pa.int32())
 
 
@@ -186,7 +190,8 @@ def key_group_range(max_parallelism: int, *, parallelism: int, subtask: int) -> 
     >>> key_group_range(128, parallelism=3, subtask=1)
     KeyGroupRange(start=43, end=85)
     """
-    _check_max_parallelism(max_parallelism)
+    max_parallelism = check_max_parallelism(max_parallelism)
+    parallelism, subtask = check_integer("parallelism", parallelism), check_integer("subtask", subtask)
     if not 1 <= parallelism <= max_parallelism:
         raise InvalidInputError(f"parallelism must be 1 to the max parallelism {max_parallelism}, got {parallelism}")
     if not 0 <= subtask < parallelism:
@@ -208,12 +213,22 @@ def default_max_parallelism(parallelism: int) -> int:
     >>> default_max_parallelism(85), default_max_parallelism(86)
     (128, 256)
     """
+    parallelism = check_integer("parallelism", parallelism)
     if not 1 <= parallelism <= MAX_PARALLELISM:
         raise InvalidInputError(f"parallelism must be 1 to {MAX_PARALLELISM}, got {parallelism}")
     room = parallelism + parallelism // 2
     return min(max(1 << (room - 1).bit_length(), 128), MAX_PARALLELISM)
 
 
-def _check_max_parallelism(max_parallelism: int) -> None:
+def check_max_parallelism(max_parallelism: int) -> int:
+    """Return a max parallelism as an `int`; one of NumPy is taken too.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is no integer from 1 to 32768.
+    """
+    max_parallelism = check_integer("max parallelism", max_parallelism)
     if not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise InvalidInputError(f"max parallelism must be 1 to {MAX_PARALLELISM}, got {max_parallelism}")
+    return max_parallelism

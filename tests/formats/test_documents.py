@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import runpy
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
+import numpy as np
 import pytest
 
 from arrowstate_formats import CorruptDataError, FormatVersionError, InvalidInputError
@@ -307,6 +309,52 @@ def test_properties_that_json_would_change_are_refused(value: Any) -> None:
 def test_the_message_says_where_in_the_properties_the_value_is() -> None:
     with pytest.raises(InvalidInputError, match=r"properties\.a\[1\]\.b must be"):
         encode(msgspec.structs.replace(ENTRY, properties={"a": [1, {"b": float("nan")}]}))
+
+
+HOSTILE: list[Any] = [
+    *(True, 1.0, 0.5, float("nan"), float("inf"), 2**53, 2**63, 2**70, -(2**70), -1, None, "", "5", b"5", [], {}, [[]]),
+    *(np.int64(5), np.float64(5), np.bool_(True), object(), datetime.date(2024, 1, 1), "\ud800", "../x", {"a": 2**70}),
+]
+
+
+def variants(document: Any, value: Any) -> Iterator[Any]:
+    """Yield a document once for each place in it that a value can stand at, with the value there."""
+    for field in msgspec.structs.fields(document):
+        have = getattr(document, field.name)
+        yield value
+        if isinstance(have, msgspec.Struct):
+            replacements: Iterable[Any] = variants(have, value)
+        elif isinstance(have, list) and have and isinstance(have[0], msgspec.Struct):
+            replacements = ([item, *have[1:]] for item in variants(have[0], value))
+        elif isinstance(have, tuple):
+            replacements = ((value, *have[1:]), (*have[:-1], value))
+        elif isinstance(have, dict):
+            replacements = ({**have, "clicks": value},)
+        else:
+            replacements = ()
+        for replacement in (value, *replacements):
+            # As a writer makes it: nothing is checked but what the struct checks itself.
+            try:
+                yield msgspec.structs.replace(document, **{field.name: replacement})
+            except (ValueError, TypeError, AttributeError, LookupError):
+                continue
+
+
+@VERSIONED
+def test_no_document_is_written_that_no_reader_takes(document: Document) -> None:
+    written = 0
+    for value in HOSTILE:
+        for variant in variants(document, value):
+            if not isinstance(variant, type(document)):
+                continue
+            try:
+                data = encode(variant)
+            except InvalidInputError:
+                continue
+            decode(data, type(document))
+            written += 1
+
+    assert written
 
 
 def test_documents_cannot_be_changed() -> None:

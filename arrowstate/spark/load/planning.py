@@ -29,6 +29,7 @@ from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import new_id, now_ms, open_store
 from arrowstate_formats.documents import OperatorDocument
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.run_files import RunFormat
@@ -124,6 +125,8 @@ def plan_fill(
     if str(store).lower().startswith("memory:"):
         reason = "its files are in the memory of this process, and Spark's tasks run in others"
         raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
+    parallelism = check_integer("parallelism", parallelism, optional=True)
+    max_parallelism = check_integer("max_parallelism", max_parallelism, optional=True)
     if parallelism is not None:
         key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
 

@@ -29,6 +29,7 @@ from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import new_id, open_store
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid
 
@@ -264,6 +265,8 @@ def stateful(
     if str(store).lower().startswith("memory:"):
         reason = "its files are in the memory of this process, and Spark's tasks run in others"
         raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
+    parallelism = check_integer("parallelism", parallelism)
+    max_parallelism = check_integer("max_parallelism", max_parallelism, optional=True)
     key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
     columns = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
 

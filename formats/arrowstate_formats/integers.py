@@ -1,0 +1,80 @@
+"""Integers that come from a caller: taken as Python's own, or refused before they reach a document.
+
+A float, a boolean or a number that is too large would be committed and then refused by every reader, so each entrance
+asks here. Specification: formats/spec/manifests-and-log.md.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, overload
+
+from arrowstate_formats.errors import InvalidInputError
+
+__all__ = ["INT64_MAX", "INT64_MIN", "LARGEST_EXACT", "check_integer"]
+
+INT64_MIN = -(1 << 63)
+INT64_MAX = (1 << 63) - 1
+LARGEST_EXACT = (1 << 53) - 1
+"""The largest integer that every reader of JSON keeps: JavaScript and jq have doubles."""
+
+
+@overload
+def check_integer(what: str, value: Any, least: int = ..., most: int = ..., *, unit: str = ...) -> int: ...
+@overload
+def check_integer(
+    what: str, value: Any, least: int = ..., most: int = ..., *, unit: str = ..., optional: bool
+) -> int | None: ...
+def check_integer(
+    what: str, value: Any, least: int = INT64_MIN, most: int = INT64_MAX, *, unit: str = "", optional: bool = False
+) -> int | None:
+    """Return an integer of a caller as an `int`; one of NumPy is taken too.
+
+    Parameters
+    ----------
+    what
+        The name of the argument, for the message.
+    value
+        What was given.
+    least, most
+        The range, both ends inclusive; by default that of int64.
+    unit
+        What it counts, for the message.
+    optional
+        Whether None is taken, and returned.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is no integer (a boolean and a float without a fraction are none), or is out of range.
+
+    Examples
+    --------
+    >>> check_integer("watermark", 5)
+    5
+    >>> check_integer("time", 5.0)
+    Traceback (most recent call last):
+    ...
+    arrowstate_formats.errors.InvalidInputError: time must be a whole number from -2^63 to 2^63 - 1, got 5.0 (float)
+    """
+    if type(value) is int and least <= value <= most:
+        return value
+    if value is None and optional:
+        return None
+    if not isinstance(value, bool):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            pass
+        else:
+            if least <= number <= most:
+                return number
+    kind = f"whole number of {unit}" if unit else "whole number"
+    raise InvalidInputError(
+        f"{what} must be a {kind} from {_text(least)} to {_text(most)}{' or None' if optional else ''}, "
+        f"got {value!r} ({type(value).__name__})"
+    )
+
+
+def _text(bound: int) -> str:
+    return {INT64_MIN: "-2^63", INT64_MAX: "2^63 - 1", LARGEST_EXACT: "2^53 - 1"}.get(bound, str(bound))
