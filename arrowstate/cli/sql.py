@@ -7,7 +7,7 @@ import csv
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import plain, print_table, say
 from arrowstate.errors import InvalidInputError
+from arrowstate.query.sql_types import recast
 from arrowstate.store import Snapshot, open_store
 
 __all__ = ["run"]
@@ -57,8 +58,7 @@ def _print(snapshot: Snapshot, options: argparse.Namespace) -> int:
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        failures = [scan.failure for scan in snapshot.scans if scan.failure is not None]
-        raise failures[-1] if failures else InvalidInputError(str(error)) from error
+        raise InvalidInputError(str(error)) from error
     return 0
 
 
@@ -68,11 +68,16 @@ def _rows(reader: pa.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    kind = column.type
+    _, convert = recast(column.type, _as_text)
+    return (column if convert is None else convert(column)).to_pylist()
+
+
+def _as_text(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]] | None:
+    """Turn nanoseconds into text: Python's own types end at microseconds."""
+    del is_map_key
     if (pa.types.is_timestamp(kind) or pa.types.is_time(kind)) and kind.unit == "ns":
-        # Python's own types end at microseconds.
-        column = pc.cast(column, pa.string())
-    return column.to_pylist()
+        return pa.string(), lambda array: pc.cast(array, pa.string())
+    return None
 
 
 def _print_json(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:

@@ -1,17 +1,17 @@
 """How states are named: `<operator uid>.<state>` in Python, a schema per operator and a view per state in SQL.
 
 DuckDB does not tell names apart by case, and keeps a few schema names for itself, as `arrowstate` is kept for the
-history of the store. Where two uids, or two states of
-one operator, differ in nothing else, or a uid is one of these names, the later one gets `~2` at the end of its SQL
-name (`~3` and so on).
+history of the store. Where two uids, or two states of one operator, differ in nothing else, each gets a number at the
+end of its SQL name (`op~1`, `OP~2`), so that neither answers for the other; a uid that is one of the kept names gets
+`~2`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
+from arrowstate.query.sql_types import distinct_names
 from arrowstate.snapshot.reading import states_of
 from arrowstate_formats.documents import LogEntryDocument
 
@@ -77,35 +77,26 @@ class SqlName:
 
 def sql_names(entry: LogEntryDocument) -> list[SqlName]:
     """Return the SQL name of each state of a checkpoint, operator state included."""
-    names = []
-    taken = set(HISTORY_NAMES)
-    schemas = _distinct((operator.uid for operator in entry.operators), set(_RESERVED_SCHEMAS))
-    for operator in entry.operators:
-        schema = schemas[operator.uid]
-        views: set[str] = set()
-        keyed = [state.name for state in operator.states]
-        others = [state.name for state in operator.operator_states]
-        for is_operator_state, states in ((False, keyed), (True, others)):
-            for state, view in _distinct(states, views).items():
-                name = f"{schema}.{view}"
-                relation = _distinct([name], taken)[name]
-                names.append(SqlName(operator.uid, state, schema, view, relation, is_operator_state))
-    return names
+    schemas = distinct_names([operator.uid for operator in entry.operators], _RESERVED_SCHEMAS)
+    found = []
+    for operator, schema in zip(entry.operators, schemas, strict=True):
+        states = [
+            *((state.name, False) for state in operator.states),
+            *((state.name, True) for state in operator.operator_states),
+        ]
+        views = distinct_names([name for name, _ in states])
+        found += [
+            (operator.uid, name, schema, view, is_operator_state)
+            for (name, is_operator_state), view in zip(states, views, strict=True)
+        ]
+    # Both parts may hold dots, so two states can come to the same text.
+    relations = distinct_names([f"{schema}.{view}" for _, _, schema, view, _ in found], HISTORY_NAMES)
+    return [
+        SqlName(uid, state, schema, view, relation, is_operator_state)
+        for (uid, state, schema, view, is_operator_state), relation in zip(found, relations, strict=True)
+    ]
 
 
 def quoted(name: str) -> str:
     """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def _distinct(names: Iterable[str], taken: set[str]) -> dict[str, str]:
-    """Return for each name one that differs from all others in more than case."""
-    out: dict[str, str] = {}
-    for name in names:
-        number, unique = 1, name
-        while unique.lower() in taken:
-            number += 1
-            unique = f"{name}~{number}"
-        taken.add(unique.lower())
-        out[name] = unique
-    return out

@@ -24,7 +24,7 @@ from arrowstate.query.files import Part
 from arrowstate.query.filters import Node, columns_of, evaluate, may_match, read_filter, values_of
 from arrowstate.query.state import Condition, StateReader
 
-__all__ = ["MOST_KEYS", "ScanStatistics", "StateDataset"]
+__all__ = ["MOST_KEYS", "ScanStatistics", "ScannedDataset", "StateDataset"]
 
 MOST_KEYS = 65_536
 """A filter that leaves more keys than this is worked through by a scan."""
@@ -35,7 +35,7 @@ class ScanStatistics:
     """What one scan read; the last fields change while its rows are being fetched."""
 
     state: str
-    "`<operator uid>.<state>`"
+    "`<operator uid>.<state>`, or a table of the schema `arrowstate`."
     columns: tuple[str, ...]
     "The columns asked for."
     filter: str | None
@@ -70,8 +70,41 @@ class Scan:
         return pa.RecordBatchReader.from_batches(self.projected_schema, self._batches)
 
 
-class StateDataset(ds.InMemoryDataset):  # type: ignore[misc]
-    """The live rows of a state for engines that read pyarrow datasets.
+class ScannedDataset(ds.InMemoryDataset):  # type: ignore[misc]
+    """Rows for engines that read pyarrow datasets, made as they are asked for; base of all that SQL reads.
+
+    Parameters
+    ----------
+    name
+        What it is called in the statistics of its scans.
+    schema
+        All its columns.
+    on_scan
+        Is given the statistics of each scan when it begins.
+    """
+
+    def __init__(self, name: str, schema: pa.Schema, on_scan: Callable[[ScanStatistics], None]) -> None:
+        super().__init__(schema.empty_table())
+        self._name = name
+        self._on_scan = on_scan
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scan:
+        """Return a scan of these columns in the rows that pass the filter."""
+        wanted = list(self.schema.names if columns is None else columns)
+        statistics = ScanStatistics(self._name, tuple(wanted), None if filter is None else str(filter))
+        self._on_scan(statistics)
+        schema = pa.schema([self.schema.field(name) for name in wanted])
+        return Scan(schema, _watched(lambda: self.rows(wanted, filter, statistics), statistics))
+
+    def rows(
+        self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of the rows that pass, and count in the statistics what is read."""
+        raise NotImplementedError
+
+
+class StateDataset(ScannedDataset):
+    """The live rows of a state, with the types and names that they have in SQL (`query/sql_types.py`).
 
     Parameters
     ----------
@@ -82,24 +115,14 @@ class StateDataset(ds.InMemoryDataset):  # type: ignore[misc]
     """
 
     def __init__(self, state: StateReader, on_scan: Callable[[ScanStatistics], None]) -> None:
-        super().__init__(state.schema.empty_table())
+        self._form = state.sql_form
+        super().__init__(f"{state.operator.uid}.{state.layout.name}", self._form.schema, on_scan)
         self._state = state
-        self._on_scan = on_scan
 
-    def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scan:
-        """Return a scan of these columns in the rows that pass the filter."""
-        state = self._state
-        wanted = list(state.schema.names if columns is None else columns)
-        statistics = ScanStatistics(
-            f"{state.operator.uid}.{state.layout.name}", tuple(wanted), None if filter is None else str(filter)
-        )
-        self._on_scan(statistics)
-        schema = pa.schema([state.schema.field(name) for name in wanted])
-        return Scan(schema, _watched(lambda: self._rows(wanted, filter, statistics), statistics))
-
-    def _rows(
+    def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
+        """Look the keys up that the filter leaves, or read the parts that it does not exclude."""
         parts = self._state.parts.parts
         statistics.batches = len(parts)
         statistics.rows = sum(part.rows for part in parts)
@@ -114,7 +137,9 @@ class StateDataset(ds.InMemoryDataset):  # type: ignore[misc]
         self, keys: pa.RecordBatch, filter: pc.Expression, columns: list[str], statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
         table, statistics.batches_read, statistics.rows_read = self._state.lookup(keys)
-        yield from table.filter(filter).select(columns).to_batches()
+        batches = [self._form(batch) for batch in table.to_batches()]
+        shown = pa.Table.from_batches(batches, self.schema)
+        yield from shown.filter(filter).select(columns).to_batches()
 
     def _read(
         self, node: Node | None, filter: pc.Expression | None, columns: list[str], statistics: ScanStatistics
@@ -122,14 +147,18 @@ class StateDataset(ds.InMemoryDataset):  # type: ignore[misc]
         state = self._state
         parts = state.parts.parts
         if node is not None:
-            keep = may_match(node, state.bounds, len(parts))
+            # The filter is about values as SQL shows them.
+            bounds = {name: known for name, known in state.bounds.items() if self._form.is_stored(name)}
+            keep = may_match(node, bounds, len(parts))
             parts = list(itertools.compress(parts, keep))
         condition = None
         if filter is not None:
             names = state.schema.names if node is None else columns_of(node)
             tested = [name for name in state.schema.names if name in names]
-            condition = Condition(tested, _test(node, filter))
-        yield from state.batches(_counted(parts, statistics), columns, condition=condition)
+            passes = _test(node, filter)
+            condition = Condition(tested, lambda batch: passes(self._form(batch)))
+        for batch in state.batches(_counted(parts, statistics), columns, condition=condition):
+            yield self._form(batch)
 
 
 def _test(node: Node | None, filter: pc.Expression) -> Callable[[pa.RecordBatch], pa.BooleanArray]:

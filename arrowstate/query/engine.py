@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from arrowstate.query.catalog import HISTORY_NAMES, HISTORY_SCHEMA, SqlName, quoted
 from arrowstate.query.dataset import ScanStatistics, StateDataset
 from arrowstate.query.history import HistoryDataset
-from arrowstate.query.operator_state import SUBTASK_COLUMN, OperatorStateDataset
+from arrowstate.query.operator_state import SUBTASK_COLUMN, OperatorStateDataset, OperatorStateRows
 from arrowstate.query.recent import Recent
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
 from arrowstate.storage.base import Storage
@@ -36,7 +36,7 @@ class Database:
         storage: Storage,
         names: Sequence[SqlName],
         readers: Mapping[SqlName, StateReader],
-        operator_states: Mapping[SqlName, OperatorStateDataset],
+        operator_states: Mapping[SqlName, OperatorStateRows],
     ) -> None:
         self.storage = storage
         self.names = names
@@ -82,11 +82,13 @@ class Database:
 
     def _register(self, connection: duckdb.DuckDBPyConnection, on_scan: Callable[[ScanStatistics], None]) -> None:
         for name in self.names:
-            keyed = self.readers.get(name)
-            dataset = self.operator_states[name] if keyed is None else StateDataset(keyed, on_scan)
-            connection.register(name.relation, dataset)
+            if name in self.readers:
+                connection.register(name.relation, StateDataset(self.readers[name], on_scan))
+            else:
+                dataset = OperatorStateDataset(name.uid, self.operator_states[name], on_scan)
+                connection.register(name.relation, dataset)
         for relation in HISTORY_NAMES:
-            connection.register(relation, HistoryDataset(self.storage, relation))
+            connection.register(relation, HistoryDataset(self.storage, relation, on_scan))
 
 
 databases: Recent[Database] = Recent(4)

@@ -12,15 +12,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from arrowstate.query.catalog import HISTORY_NAMES
-from arrowstate.query.dataset import Scan
+from arrowstate.query.dataset import ScannedDataset, ScanStatistics
 from arrowstate.snapshot.log import CommitLog
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
 
-__all__ = ["HISTORY_TABLES", "HistoryDataset"]
+__all__ = ["HISTORY_TABLES", "HistoryDataset", "history_table"]
 
 Rows = Callable[[LogEntryDocument], Iterator[dict[str, Any]]]
 
@@ -112,24 +111,27 @@ HISTORY_TABLES: dict[str, tuple[pa.Schema, Rows]] = dict(
 """By name the columns of a table, and its rows for one log entry."""
 
 
-class HistoryDataset(ds.InMemoryDataset):  # type: ignore[misc]
-    """One of `HISTORY_TABLES`, for engines that read pyarrow datasets; oldest checkpoint first."""
+def history_table(storage: Storage, name: str) -> pa.Table:
+    """Return one of `HISTORY_TABLES`, oldest checkpoint first; all entries of the log are read."""
+    columns, rows_of = HISTORY_TABLES[name]
+    entries = [*CommitLog(storage).backwards()][::-1]
+    return pa.Table.from_pylist([row for entry in entries for row in rows_of(entry)], schema=columns)
 
-    def __init__(self, storage: Storage, table: str) -> None:
+
+class HistoryDataset(ScannedDataset):
+    """One of `HISTORY_TABLES` for SQL."""
+
+    def __init__(self, storage: Storage, table: str, on_scan: Callable[[ScanStatistics], None]) -> None:
+        super().__init__(table, HISTORY_TABLES[table][0], on_scan)
         self._storage = storage
-        self._columns, self._rows = HISTORY_TABLES[table]
-        super().__init__(self._columns.empty_table())
+        self._table = table
 
-    def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scan:
-        """Return a scan of these columns in the rows that pass the filter."""
-        wanted = list(self._columns.names if columns is None else columns)
-        schema = pa.schema([self._columns.field(name) for name in wanted])
-        return Scan(schema, self._batches(wanted, filter))
-
-    def _batches(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        entries = [*CommitLog(self._storage).backwards()][::-1]
-        rows = [row for entry in entries for row in self._rows(entry)]
-        table = pa.Table.from_pylist(rows, schema=self._columns)
+    def rows(
+        self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the log."""
+        table = history_table(self._storage, self._table)
+        statistics.rows = statistics.rows_read = table.num_rows
         if filter is not None:
             table = table.filter(filter)
         yield from table.select(columns).to_batches()

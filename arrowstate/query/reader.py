@@ -10,7 +10,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -233,6 +233,13 @@ class SnapshotReader:
         same form with a row per element: `<state>`, for a list of structs a column per field, as an output table of
         Spark has it in `<output>.rows`; for a broadcast state `<state>_key` and `<state>`.
 
+        Types are DuckDB's own for those of Arrow, with exactly the values of the state: a float16 is a FLOAT, a
+        decimal256 a DECIMAL, or VARCHAR with its digits where it is wider than 38, a duration in nanoseconds a BIGINT
+        with their number (DuckDB's INTERVAL ends at microseconds). SQL does not tell names apart by case: two uids
+        that differ in nothing else are `op~1` and `OP~2` in the order of the checkpoint, so are fields of nested
+        structs, and a uid that names a schema of DuckDB's or of the store's history has `~2` at its end, as in
+        `"temp~2".clicks`.
+
         `arrowstate.checkpoints` holds the checkpoints of the store, with times, sizes and properties, and
         `arrowstate.subtasks` the same of each subtask: `triggered_at` and `committed_at` in UTC, `sync_us`, `async_us`
         and `alignment_us` in microseconds (in `checkpoints` those of the slowest subtask), `bytes_written` and
@@ -248,7 +255,8 @@ class SnapshotReader:
         Returns
         -------
         duckdb.DuckDBPyRelation
-            The result, which is computed when it is fetched. What fails then is raised by DuckDB.
+            The result, which is computed when it is fetched. A file that is found missing or damaged then is raised
+            as it is by `to_arrow`; what else fails is raised by DuckDB.
 
         Raises
         ------
@@ -256,6 +264,8 @@ class SnapshotReader:
             If the query names a table that does not exist; the message lists those there are.
         InvalidInputError
             If DuckDB refuses the query for another reason, or it is not one that has a result.
+        CorruptDataError
+            If a file is missing, truncated or altered: here or when the result is fetched.
 
         Examples
         --------
@@ -271,7 +281,10 @@ class SnapshotReader:
         """
         import duckdb
 
-        cursor = self._database.cursor(self._scans.append)
+        from arrowstate.query.relation import Relation, Watch
+
+        watch = Watch(self._scans.append)
+        cursor = self._database.cursor(watch)
         # Otherwise a misspelt state could be taken for a Python variable of that name.
         cursor.execute("set python_enable_replacements = false")
         try:
@@ -281,16 +294,18 @@ class SnapshotReader:
                 raise InvalidInputError(
                     f"sql() takes one SELECT, got {query!r}; for other statements use the connection of duckdb()"
                 )
-            return cursor.sql(query, params=params)
+            relation = cursor.sql(query, params=params)
         except duckdb.Error as error:
-            raise self._as_ours(error) from error
+            raise watch.failure() or self._as_ours(error) from error
+        return cast("DuckDBPyRelation", Relation(relation, watch))
 
     def duckdb(self) -> DuckDBPyConnection:
         """Return a new DuckDB connection, in memory, with a schema per operator and a view per state.
 
         The views are those of `sql`. Besides, the name of operator and state together, in quotes as in
         `"counter.clicks"`, holds all columns, `_key_hash` too; `show tables` lists these names, and the two tables of
-        the schema `arrowstate`.
+        the schema `arrowstate`. Where a scan finds a file missing or damaged, the error is DuckDB's, with our message
+        in its text, and `scans` has ours.
         """
         return self._database.connect(self._scans.append)
 
@@ -319,7 +334,7 @@ class SnapshotReader:
     def _database(self) -> Database:
         # Asked for each time: one that was made before a fork is of no use after it.
         from arrowstate.query.engine import Database, databases
-        from arrowstate.query.operator_state import OperatorStateDataset
+        from arrowstate.query.operator_state import OperatorStateRows
 
         def make() -> Database:
             names = sql_names(self.entry)
@@ -328,7 +343,7 @@ class SnapshotReader:
                 (item.uid, state.name): state for item in self.entry.operators for state in item.operator_states
             }
             others = {
-                name: OperatorStateDataset(self.storage, documents[name.uid, name.state])
+                name: OperatorStateRows(self.storage, documents[name.uid, name.state])
                 for name in names
                 if name.is_operator_state
             }
@@ -341,6 +356,6 @@ class SnapshotReader:
         text = str(error)
         missing = _MISSING_TABLE.search(text)
         if missing is not None:
-            names = [f"{name.uid}.{name.state}" for name in sql_names(self.entry)]
+            names = [name.relation for name in sql_names(self.entry)]
             return StateNotFoundError(missing[1], names, None, self.checkpoint_id)
         return InvalidInputError(text)

@@ -21,6 +21,7 @@ from arrowstate.query.ahead import map_ahead
 from arrowstate.query.compaction import Picked, gather
 from arrowstate.query.files import Part, StoredRun
 from arrowstate.query.filters import Bounds
+from arrowstate.query.sql_types import SqlForm
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
@@ -84,6 +85,11 @@ class StateReader:
                 pa.field(KEY_GROUP_COLUMN, pa.int32(), nullable=False),
             ]
         )
+
+    @cached_property
+    def sql_form(self) -> SqlForm:
+        """What SQL shows of `schema`."""
+        return SqlForm(self.schema)
 
     @property
     def _run_schema(self) -> pa.Schema:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from arrowstate.schema.fields import Field
 
-__all__ = ["Conversion", "converter"]
+__all__ = ["Conversion", "converter", "with_elements", "with_entries"]
 
 Converter = Callable[[pa.Array], pa.Array]
 
@@ -90,10 +90,10 @@ def converter(stored: Field | None, current: Field) -> Converter:
         return _struct_converter(stored, current)
     if pa.types.is_map(current.type):
         key, item = (converter(old, new) for old, new in zip(stored.children, current.children, strict=True))
-        return lambda array: _with_entries(array, current.type, key, item)
+        return lambda array: with_entries(array, current.type, key, item)
     if pa.types.is_nested(current.type):
         element = converter(stored.children[0], current.children[0])
-        return lambda array: _with_elements(array, current.type, element)
+        return lambda array: with_elements(array, current.type, element)
     return lambda array: pc.cast(array, current.type, safe=True)
 
 
@@ -132,7 +132,8 @@ def _struct_converter(stored: Field, current: Field) -> Converter:
     return convert
 
 
-def _with_elements(array: pa.Array, kind: pa.DataType, element: Converter) -> pa.Array:
+def with_elements(array: pa.Array, kind: pa.DataType, element: Converter) -> pa.Array:
+    """Return lists whose elements are converted; `kind` is the type of the outcome."""
     values = element(array.values)
     if pa.types.is_large_list(kind) and pa.types.is_list(array.type):
         offsets = array.offsets.cast(pa.int64())
@@ -142,7 +143,8 @@ def _with_elements(array: pa.Array, kind: pa.DataType, element: Converter) -> pa
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children=[values])
 
 
-def _with_entries(array: pa.Array, kind: pa.DataType, key: Converter, item: Converter) -> pa.Array:
+def with_entries(array: pa.Array, kind: pa.DataType, key: Converter, item: Converter) -> pa.Array:
+    """Return maps whose keys and items are converted; `kind` is the type of the outcome."""
     entries = array.values
     fields = [kind.key_field, kind.item_field]
     changed = pa.StructArray.from_arrays([key(entries.field(0)), item(entries.field(1))], fields=fields)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import duckdb
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -135,7 +136,7 @@ def test_a_reference_that_fits_two_states_asks_for_a_tuple(new_store):
         snapshot.to_arrow("a.b.c")
     assert snapshot.to_arrow(("a", "b.c")).to_pylist() == [{"k": 1, "b.c": 1}]
     tables = sorted(snapshot.duckdb().execute("show tables").fetchall())
-    assert tables == [("a.b.c",), ("a.b.c~2",), ("arrowstate.checkpoints",), ("arrowstate.subtasks",)]
+    assert tables == [("a.b.c~1",), ("a.b.c~2",), ("arrowstate.checkpoints",), ("arrowstate.subtasks",)]
     assert snapshot.sql('select * from a."b.c" union all select * from "a.b".c').fetchall()[0][:2] == (1, 1)
 
 
@@ -196,6 +197,20 @@ def test_a_flipped_bit_is_an_error_that_names_the_file(tmp_path):
 
     with pytest.raises(arrowstate.CorruptDataError, match=path.name):
         snapshot.to_arrow("op.v")
-    with pytest.raises(Exception, match=path.name):
-        snapshot.sql("select sum(v) from op.v").fetchall()
+    relation = snapshot.sql("select v from op.v where v >= 0")
+    readers = [
+        relation.fetchall,
+        relation.to_arrow_table,
+        lambda: relation.to_arrow_reader(10).read_all(),
+        relation.filter("v > 1").union(relation).fetchall,
+        relation.pl,
+        relation.show,
+        lambda: len(relation),
+        lambda: repr(relation),
+    ]
+    for read in readers:
+        with pytest.raises(arrowstate.CorruptDataError, match=path.name):
+            read()
     assert isinstance(snapshot.scans[-1].failure, arrowstate.CorruptDataError)
+    with pytest.raises(duckdb.ConversionException):
+        snapshot.sql("select 'x'::int as n").fetchall()

@@ -333,7 +333,7 @@ def test_an_operator_of_any_uid_can_be_queried(new_store, uid):
     assert rows == [(1, 2)]
 
 
-def test_names_that_differ_in_case_only_get_a_number(new_store):
+def test_uids_that_differ_in_case_only_have_numbers_and_neither_answers_for_the_other(new_store):
     backends = [arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128) for _ in range(2)]
     for number, backend in enumerate(backends):
         backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch([number], [number])
@@ -341,8 +341,12 @@ def test_names_that_differ_in_case_only_get_a_number(new_store):
 
     names = [row[0] for row in snapshot.sql("show tables").fetchall()]
 
-    assert sorted(names) == ["OP~2.v", "arrowstate.checkpoints", "arrowstate.subtasks", "op.v"]
+    assert names == ["OP~2.v", "arrowstate.checkpoints", "arrowstate.subtasks", "op~1.v"]
+    assert snapshot.sql('select v from "op~1".v').fetchall() == [(0,)]
     assert snapshot.sql('select v from "op~2".v').fetchall() == [(1,)]
+    for table in ('"op".v', '"OP".v', '"op.v"'):
+        with pytest.raises(arrowstate.StateNotFoundError, match="'op~1.v', 'OP~2.v'"):
+            snapshot.sql(f"select * from {table}")
 
 
 @pytest.mark.parametrize("table", ["people.agee", "poeple.age", "age", '"people.agee"'])

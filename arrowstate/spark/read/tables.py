@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.history import HISTORY_TABLES, HistoryDataset
-from arrowstate.query.operator_state import OperatorStateDataset
+from arrowstate.query.history import HISTORY_TABLES, history_table
+from arrowstate.query.operator_state import OperatorStateRows
 from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.operator import find_operator_state
 from arrowstate.spark.read.options import check_options, choose_columns, open_checkpoint, open_read_storage
@@ -63,7 +63,7 @@ class OperatorStatePlan:
         check_options(options, OPERATOR_STATE_OPTIONS, f"an operator state, as {state!r} is,")
         storage, entry = open_checkpoint(options)
         document = find_operator_state(entry, options["operator"], state)
-        columns = OperatorStateDataset(storage, document).schema
+        columns = OperatorStateRows(storage, document).schema
         names = choose_columns(options, columns.names, f"operator state {state!r}")
         assert entry.checkpoint_id is not None, "a fence is never read"
         return cls(
@@ -104,7 +104,7 @@ class OperatorStateTableReader(DataSourceReader):
         storage = open_storage(plan.store)
         document = find_operator_state(CommitLog(storage).checkpoint(plan.checkpoint_id), plan.operator, plan.state)
         target = schema_for_spark(plan.schema)
-        part = OperatorStateDataset(storage, document).part(partition.subtask).select(target.names)
+        part = OperatorStateRows(storage, document).part(partition.subtask).select(target.names)
         for batch in part.to_batches(max_chunksize=_BATCH_ROWS):
             yield batch_for_spark(batch, target, f"operator state {plan.state!r}")
 
@@ -159,6 +159,6 @@ class HistoryReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield the rows, oldest checkpoint first."""
         target = schema_for_spark(self.plan.schema)
-        dataset = HistoryDataset(open_storage(self.plan.store), self.plan.table)
-        for batch in dataset.scanner(target.names).to_reader():
+        table = history_table(open_storage(self.plan.store), self.plan.table)
+        for batch in table.select(target.names).to_batches():
             yield batch_for_spark(batch, target, self.plan.table)

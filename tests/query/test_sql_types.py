@@ -1,0 +1,185 @@
+"""Every type that a state can have, at every place, in SQL: exactly the values of the state."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import arrowstate
+
+MOMENT = datetime.datetime(2024, 2, 29, 12, 0, 0, 250_000)
+SPAN = datetime.timedelta(days=400, microseconds=250_000)
+FLAT = {
+    pa.null(): None,
+    pa.bool_(): True,
+    pa.int8(): -3,
+    pa.uint64(): 2**64 - 1,
+    pa.float16(): 1.5,
+    pa.float32(): -0.25,
+    pa.float64(): 1e300,
+    pa.string(): "Łódź",
+    pa.large_string(): "it's",
+    pa.binary(): b"\0\xff",
+    pa.large_binary(): b"ab",
+    pa.binary(2): b"xy",
+    pa.date32(): MOMENT.date(),
+    pa.date64(): MOMENT.date(),
+    pa.time32("s"): datetime.time(1, 2, 3),
+    pa.time32("ms"): datetime.time(1, 2, 3, 4000),
+    pa.time64("us"): datetime.time(1, 2, 3, 4),
+    pa.time64("ns"): datetime.time(1, 2, 3, 4),
+    pa.timestamp("s"): MOMENT.replace(microsecond=0),
+    **{pa.timestamp(unit): MOMENT for unit in ("ms", "us", "ns")},
+    **{
+        pa.timestamp(unit, zone): MOMENT.replace(tzinfo=datetime.UTC)
+        for unit in ("ms", "us", "ns")
+        for zone in ("UTC", "Europe/Rome", "+02:00")
+    },
+    pa.duration("s"): datetime.timedelta(3),
+    **{pa.duration(unit): SPAN for unit in ("ms", "us")},
+    pa.decimal32(5, 2): Decimal("-1.25"),
+    pa.decimal64(12, 2): Decimal("1.25"),
+    pa.decimal128(38, 10): Decimal("1.2500000000"),
+    pa.decimal256(38, 10): Decimal("-1.2500000000"),
+}
+# What SQL shows in another form: the value stored, and the one of SQL.
+SHOWN = {
+    pa.decimal256(60, 10): (Decimal("1.0000000001"), "1.0000000001"),
+    pa.decimal256(76, 0): (Decimal(-(10**75)), "-1" + "0" * 75),
+    pa.decimal256(76, 76): (Decimal("-1E-76"), "-0." + "0" * 75 + "1"),
+    pa.decimal256(40, 9): (Decimal(0), "0.000000000"),
+    pa.duration("ns"): (np.timedelta64(1_500, "ns"), 1_500),
+}
+KINDS = [(kind, value, value) for kind, value in FLAT.items()] + [(kind, *both) for kind, both in SHOWN.items()]
+
+
+def places(kind, value):
+    """The type and a value at each place, by a name."""
+    return {
+        "flat": (kind, value),
+        "absent": (kind, None),
+        "list": (pa.list_(kind), [value, None]),
+        "large_list": (pa.large_list(kind), [None, value]),
+        "fixed": (pa.list_(kind, 2), [value, None]),
+        "inner": (pa.struct([("s", pa.struct([("x", kind), ("y", kind)]))]), {"s": {"x": value, "y": None}}),
+        "item": (pa.map_(pa.string(), kind), {"a": value, "b": None}),
+        "deep": (pa.list_(pa.struct([("m", pa.map_(pa.int8(), pa.list_(kind)))])), [None, {"m": {1: [value]}}]),
+        **({"keys": (pa.map_(kind, pa.int8()), {value: 1})} if kind != pa.null() else {}),
+    }
+
+
+def to_arrow(value):
+    """A value as Arrow takes it: a map is a list of pairs."""
+    if isinstance(value, dict) and value.keys().isdisjoint(("s", "x", "m")):
+        return [(to_arrow(key), to_arrow(item)) for key, item in value.items()]
+    if isinstance(value, dict):
+        return {name: to_arrow(item) for name, item in value.items()}
+    return [to_arrow(item) for item in value] if isinstance(value, list) else value
+
+
+def in_utc(value):
+    """A value with lists for arrays, and times in UTC."""
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return value.astimezone(datetime.UTC)
+    if isinstance(value, dict):
+        return {in_utc(key): in_utc(item) for key, item in value.items()}
+    return [in_utc(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize(("kind", "stored", "shown"), KINDS, ids=lambda value: str(value)[:30])
+def test_a_value_of_any_type_at_any_place_is_the_same_in_sql(new_store, kind, stored, shown):
+    inside = places(kind, stored)
+    columns = [
+        pa.array([to_arrow(value), None, to_arrow(value)], type=at_place, from_pandas=False)
+        for at_place, value in inside.values()
+    ]
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    values = pa.StructArray.from_arrays(columns, names=list(inside))
+    backend.state(arrowstate.ValueStateDescriptor("v", values.type)).update_batch([0, 1, 2], values)
+    snapshot = new_store().writer().checkpoint({"op": [backend]})
+
+    names = ", ".join(f'"{name}"' for name in inside)
+    rows = snapshot.sql(f"select {names} from op.v order by k").fetchall()
+
+    expected = [value for _, value in places(kind, shown).values()]
+    if kind == pa.time64("ns"):
+        expected[-1] = {"01:02:03.000004000": 1}
+    assert [in_utc(row) for row in rows] == [in_utc(row) for row in (expected, [None] * len(expected), expected)]
+
+
+def test_a_filter_on_a_column_in_another_form_finds_what_sql_shows(new_store):
+    key = pa.schema([("half", pa.float16()), ("wide", pa.decimal256(50, 2))])
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
+    half = pa.array([n / 2 for n in range(-20, 20)], pa.float16())
+    wide = pa.array([Decimal(n) / 4 for n in range(40)], pa.decimal256(50, 2))
+    value = pa.struct([("narrow", pa.decimal256(20, 2)), ("span", pa.duration("ns"))])
+    values = pa.array([{"narrow": Decimal(n), "span": np.timedelta64(n, "ns")} for n in range(40)], value)
+    keys = pa.RecordBatch.from_arrays([half, wide], schema=key)
+    backend.state(arrowstate.ValueStateDescriptor("v", value)).update_batch(keys, values)
+    snapshot = new_store().writer().checkpoint({"op": [backend]})
+
+    def ask(condition):
+        return snapshot.sql(f"select narrow::int from op.v where {condition} order by 1").fetchall()
+
+    assert ask("half > 9") == [(39,)]
+    assert ask("half in (1.5, 1.25)") == [(23,)]
+    assert ask("wide = '0.25'") == [(1,)]
+    assert ask("wide = '.25'") == []
+    assert ask("wide::double >= 9.75") == [(39,)]
+    assert ask("narrow between 3 and 4") == [(3,), (4,)]
+    assert ask("span = 7") == [(7,)]
+    assert ask("half = -10 and wide = '0.00'") == [(0,)]
+    assert snapshot.scans[-1].keys == 1
+
+
+def test_one_type_that_duckdb_has_not_leaves_all_other_tables_alone(new_store):
+    keyed = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.decimal256(60, 2))]), max_parallelism=128)
+    keyed.state(arrowstate.ValueStateDescriptor("n", pa.int64())).update_batch([Decimal("1.50")], [1])
+    lists = arrowstate.OperatorStateBackend()
+    element = pa.struct([("h", pa.float16()), ("in", pa.struct([("x", pa.decimal256(70, 1)), ("X", pa.int8())]))])
+    lists.state(arrowstate.OperatorListStateDescriptor("l", element)).add_all(
+        [{"h": 0.5, "in": {"x": Decimal("2.5"), "X": 9}}, {"h": None, "in": None}]
+    )
+    with new_store().writer() as writer:
+        snapshot = writer.checkpoint({"op": [keyed]}, operator_states={"op": [lists]})
+
+    assert snapshot.sql("select k, n from op.n where k = '1.50'").fetchall() == [("1.50", 1)]
+    assert snapshot.sql("select count(*) from arrowstate.checkpoints").fetchall() == [(1,)]
+    assert snapshot.sql('select h, "in"."x~1", "in"."X~2" from op.l').fetchall() == [(0.5, "2.5", 9), (None,) * 3]
+
+
+def test_the_command_prints_times_with_a_zone_and_nanoseconds_without_pandas(tmp_path):
+    kind = pa.struct([("moment", pa.timestamp("us", "UTC")), ("parts", pa.list_(pa.timestamp("ns", "UTC")))])
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    values = pa.StructArray.from_arrays(
+        [pa.array([5], kind[0].type), pa.ListArray.from_arrays([0, 1], pa.array([1_001], pa.timestamp("ns", "UTC")))],
+        fields=list(kind),
+    )
+    backend.state(arrowstate.ValueStateDescriptor("seen", kind)).update_batch([1], values)
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    store.writer().checkpoint({"op": [backend]})
+    script = """
+import sys
+class NoPandas:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoPandas())
+from arrowstate.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    query = ["sql", str(tmp_path / "store"), "select moment, parts from op.seen", "--json"]
+
+    done = subprocess.run([sys.executable, "-c", script, *query], capture_output=True, text=True, timeout=120)
+
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert json.loads(done.stdout) == [
+        {"moment": "1970-01-01T00:00:00.000005+00:00", "parts": ["1970-01-01 00:00:00.000001001+0000"]}
+    ]
