@@ -1,11 +1,10 @@
 """Everything keyed against dicts, through random histories of writes, time, timers, restores and rescales.
 
-ARROWSTATE_LONG_TESTS=40 tries forty times as many histories, each twice as long.
+The long form tries forty times as many, each twice as long.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 
 import pyarrow as pa
@@ -33,8 +32,7 @@ from arrowstate.store import StateStore
 from arrowstate.table.merging import MergePolicy
 from arrowstate.testing import Clock
 from arrowstate.testing.models import Folding, StateModel, TimerModel
-
-LONG = int(os.environ.get("ARROWSTATE_LONG_TESTS", "1"))
+from long_form import short_or_long
 
 # A null in a list leaves the hash alone, so most keys, spaces and user keys share theirs with others.
 COLLIDING = pa.list_(pa.int64())
@@ -564,5 +562,5 @@ class Job(RuleBasedStateMachine):
 
 TestJob = Job.TestCase
 TestJob.settings = settings(
-    max_examples=50 * LONG, stateful_step_count=30 if LONG == 1 else 60, deadline=None, print_blob=True
+    max_examples=short_or_long(50, 2000), stateful_step_count=short_or_long(30, 60), deadline=None, print_blob=True
 )

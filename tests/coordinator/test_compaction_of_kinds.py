@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pyarrow as pa
@@ -24,8 +23,8 @@ from arrowstate.backend.keyed import restore_backend
 from arrowstate.coordinator.compaction import plan_compaction
 from arrowstate.table.merging import MergePolicy
 from arrowstate.testing import Clock
+from long_form import short_or_long
 
-LONG = int(os.environ.get("ARROWSTATE_LONG_TESTS", "1"))
 # A null in a list leaves the hash alone, so keys of as many nulls more share theirs.
 KEY = pa.schema([("k", pa.list_(pa.int64()))])
 KEYS = [[number // 3, *[None] * (number % 3)] for number in range(60)]
@@ -76,7 +75,7 @@ def content(backend):
     return found
 
 
-@pytest.mark.parametrize("seed", range(6 * LONG))
+@pytest.mark.parametrize("seed", range(short_or_long(6, 240)))
 def test_a_history_with_compactions_ends_up_like_one_without(seed):
     choose = random.Random(seed)
     clock = Clock(1000)

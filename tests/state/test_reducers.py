@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from decimal import Decimal, localcontext
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from arrowstate import KeyedStateBackend, ReducingStateDescriptor, ValueOverflowError
 from arrowstate.table.merging import MergePolicy
+from long_form import short_or_long
 
 NAN = math.nan
 BACKEND = {"key": pa.schema([("k", pa.int64())]), "max_parallelism": 128}
@@ -99,9 +99,7 @@ REDUCERS = {
     "last": TYPES,
 }
 CASES = [(reduce, name) for reduce, kinds in REDUCERS.items() for name in kinds]
-# ARROWSTATE_LONG_TESTS=20 tries twenty times as many examples.
-LONG = int(os.environ.get("ARROWSTATE_LONG_TESTS", "1"))
-SETTINGS = settings(max_examples=12 * LONG, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=short_or_long(12, 240), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Overflow(Exception):
@@ -311,7 +309,7 @@ def factors(kind):
 
 @pytest.mark.parametrize("kind", FACTOR_KINDS, ids=str)
 def test_a_product_is_exact_or_refused_to_the_ends_of_its_range(kind):
-    @settings(max_examples=60 * LONG, deadline=None)
+    @settings(max_examples=short_or_long(60, 1200), deadline=None)
     @given(rows=st.lists(st.tuples(KEYS, factors(kind)), min_size=1, max_size=6), scalar=st.booleans())
     def check(rows, scalar):
         backend = KeyedStateBackend(**BACKEND)

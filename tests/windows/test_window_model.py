@@ -1,11 +1,9 @@
 """Every sort of window against a dict, through late elements, failures and changes of scale.
 
-ARROWSTATE_LONG_TESTS=50 tries fifty times as many histories.
+The long form tries fifty times as many.
 """
 
 from __future__ import annotations
-
-import os
 
 import pyarrow as pa
 import pytest
@@ -23,6 +21,7 @@ from arrowstate.windows import (
     Trigger,
     TumblingEventTimeWindows,
 )
+from long_form import short_or_long
 
 SUM = arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")
 LIST = arrowstate.ListStateDescriptor("v", pa.int64())
@@ -30,7 +29,6 @@ MEAN = arrowstate.AggregatingStateDescriptor("v", pa.int64(), aggregate="mean")
 RESULTS = {SUM: sum, LIST: list, MEAN: lambda values: sum(values) / len(values)}
 TINY_RUNS = MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1)
 BACKENDS = [{}, {"merge_policy": TINY_RUNS}, {"memory_budget_bytes": 0}]
-LONG = int(os.environ.get("ARROWSTATE_LONG_TESTS", "1"))
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -181,7 +179,7 @@ def run(job, model, steps, timed):
 
 
 @pytest.mark.parametrize("descriptor", [SUM, LIST, MEAN], ids=lambda each: each.kind)
-@settings(max_examples=60 * LONG, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=short_or_long(60, 3000), suppress_health_check=[HealthCheck.too_slow])
 @given(setup=SETUPS, steps=STEPS, backend=st.sampled_from(BACKENDS))
 def test_windows_do_what_a_dict_does(make_job, descriptor, setup, steps, backend):
     windows, options = setup
@@ -191,7 +189,7 @@ def test_windows_do_what_a_dict_does(make_job, descriptor, setup, steps, backend
     run(job, model, steps, job.timed)
 
 
-@settings(max_examples=40 * LONG)
+@settings(max_examples=short_or_long(40, 2000))
 @given(setup=SETUPS, rows=st.lists(ROWS, max_size=4), watermark=st.integers(-25, 60))
 def test_how_rows_are_cut_into_batches_makes_no_difference_to_windows_that_wait(make_job, setup, rows, watermark):
     windows, options = setup
