@@ -29,10 +29,21 @@ from arrowstate.snapshot.boundary import (
     Boundary,
     boundaries,
     boundary_number,
+    number_of,
     put_boundary,
     read_boundary,
 )
-from arrowstate.snapshot.log import HINT_PATH, STORE_PATH, CommitLog, CommittedEntry, open_store_document, path_of
+from arrowstate.snapshot.log import (
+    HINT_PATH,
+    STORE_PATH,
+    CommitLog,
+    CommittedEntry,
+    hinted_number,
+    lost_entry,
+    open_store_document,
+    path_of,
+    refuse_loss,
+)
 from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, Pin, read_pins
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage.base import Storage
@@ -55,7 +66,6 @@ DEFAULT_GRACE_MS = 24 * 3600 * 1000
 
 _DATA = re.compile(r"data/[^/]+/[^/]+/[^/]+\.(arrow|parquet|lance|directory|roaring)")
 _MANIFEST = re.compile(r"manifests/[^/]+\.json")
-_ENTRY = re.compile(r"log/\d{20}\.json")
 
 Kind = Literal["data", "manifest", "log entry", "lease", "unfinished"]
 _ORDER: tuple[Kind, ...] = ("lease", "unfinished", "data", "manifest", "log entry")
@@ -302,7 +312,7 @@ class _Files:
             elif path.startswith(("data/", "manifests/", "savepoints/")):
                 foreign.append(path)
             elif path.startswith("log/"):
-                if not _ENTRY.fullmatch(path):
+                if number_of(path) is None:
                     foreign.append(path)
             elif Boundary.of(path) is None:
                 raise CorruptDataError(
@@ -328,8 +338,9 @@ class _Roots:
 
 def _read_roots(storage: Storage, *, now_ms: int, floor: int) -> _Roots:
     """Read everything that may keep a file, and refuse what is not whole."""
-    # Pins before the log: the entry of a pin is there before it.
-    pins = read_pins(storage)
+    # The hint and the pins before the log: the entry that one names is there before it.
+    hinted = hinted_number(storage)
+    pins = read_pins(storage, strict=True)
     log = CommitLog(storage)
     while True:
         found = {number: log.get(number) for number in log.numbers()}
@@ -342,6 +353,10 @@ def _read_roots(storage: Storage, *, now_ms: int, floor: int) -> _Roots:
     if gone:
         raise CorruptDataError(path_of(gone[0]), "the log entry is listed and missing")
     entries = {number: entry for number, entry in found.items() if entry is not None}
+    newest = max(entries, default=None)
+    if hinted is not None and hinted >= floor and (newest is None or hinted > newest):
+        # What the lost entry refers to looks like garbage.
+        refuse_loss(lost_entry(hinted, HINT_PATH, newest))
     _check_chain([entry for number, entry in entries.items() if number >= floor], floor)
     held = [pin for pin in pins if pin.holds(now_ms)]
     for pin in held:

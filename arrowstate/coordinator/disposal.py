@@ -100,7 +100,7 @@ def files_to_dispose(storage: Storage, *, now_ms: int) -> tuple[str, ...]:
     entry = log.read(numbers[0]).document
     if entry.kind != "savepoint":
         raise _refused(storage, f"its only log entry is of kind {entry.kind}")
-    held = [pin.holder for pin in read_pins(storage) if pin.holds(now_ms)]
+    held = [pin.holder for pin in read_pins(storage, strict=True) if pin.holds(now_ms)]
     if held:
         raise _refused(storage, f"{', '.join(held)} holds it; remove that first")
     # What is left of an interrupted disposal may have no manifests; then it has no data either.

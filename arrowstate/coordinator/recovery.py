@@ -120,6 +120,11 @@ def proposals(found: StoreVerification, url: str) -> list[str]:
             f"the log is damaged: continue in a new store, made by "
             f"`arrowstate savepoint {url} NEW_FOLDER --checkpoint {number}`"
         )
+    if found.log.lost is not None:
+        said.append(
+            f"the newest log entries are lost, up to {found.log.lost}: nobody writes to {url} unless it is opened with "
+            "writer(accept_loss=True), which gives their numbers again; what they held is lost for good then"
+        )
     if found.log.beside:
         said.append(
             "tags, leases or statements of collections are damaged: while no collection runs, move the files that the "

@@ -35,7 +35,7 @@ from arrowstate.errors import (
 )
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.boundary import NewReferences
-from arrowstate.snapshot.log import CommitLog, next_compaction
+from arrowstate.snapshot.log import CommitLog, next_compaction, refuse_loss
 from arrowstate.snapshot.reading import clear_dead, find_operator, find_state, open_run, subtask_runs
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.storage_use import StorageUse, files_of, slices_by_state, storage_use
@@ -122,7 +122,7 @@ def plan_store_compaction(storage: Storage, policy: CompactionPolicy) -> StoreCo
     CorruptDataError
         If the log or a manifest is missing or damaged.
     """
-    entry = CommitLog(storage).latest_checkpoint()
+    entry = CommitLog(storage, on_loss=refuse_loss).latest_checkpoint()
     if entry is None or entry.checkpoint_id is None:
         raise CheckpointNotFoundError(None, [])
     merges: list[PlannedMerge] = []
@@ -183,7 +183,7 @@ def apply_store_compaction(
     """
     if not plan.merges:
         return StoreCompactionReport(None, 0, 0)
-    log = CommitLog(storage)
+    log = CommitLog(storage, on_loss=refuse_loss)
     base = log.committed_checkpoint(plan.checkpoint_id)
     lease = CheckpointLease(
         storage, base, ttl_ms=DEFAULT_LEASE_MS, holder="a compaction", clock_ms=clock_ms, new_id=new_id

@@ -24,7 +24,15 @@ from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.coordinator.freezing import FrozenCheckpoint, Part, check_nothing_dropped, freeze_checkpoint
 from arrowstate.errors import CollectedError, FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.snapshot.boundary import NewReferences
-from arrowstate.snapshot.log import CommitLog, CommittedEntry, newest_id, next_checkpoint, next_fence
+from arrowstate.snapshot.log import (
+    CommitLog,
+    CommittedEntry,
+    newest_id,
+    next_checkpoint,
+    next_fence,
+    refuse_loss,
+    warn_of_loss,
+)
 from arrowstate.snapshot.operator import write_operator_states
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import ReferenceReader, operator_state_files, run_files
@@ -93,6 +101,13 @@ class CheckpointWriter:
         Returns a fresh, unique name at each call.
     properties
         Kept in the fence entry.
+    accept_loss
+        Whether to go on, with a RuntimeWarning, where the newest entries of the log are lost.
+
+    Raises
+    ------
+    CorruptDataError
+        If the newest entries of the log are lost and `accept_loss` is false; nothing was changed.
     """
 
     def __init__(
@@ -103,10 +118,11 @@ class CheckpointWriter:
         clock_ms: Callable[[], int],
         new_id: Callable[[], str],
         properties: Mapping[str, Any] | None = None,
+        accept_loss: bool = False,
     ) -> None:
         self._storage = storage
         self._store_id = store_id
-        self._log = CommitLog(storage)
+        self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss)
         self._clock_ms = clock_ms
         self._new_id = new_id
         self._lock = threading.Lock()

@@ -24,6 +24,7 @@ __all__ = [
     "boundaries",
     "boundary_number",
     "condemned_paths",
+    "number_of",
     "path_of",
     "put_boundary",
     "read_boundary",
@@ -33,12 +34,22 @@ BOUNDARY_FOLDER = "gc/"
 _MOST_LOOKS = 32
 """Beyond so many files a listing is cheaper than a look at each."""
 
-_NAME = re.compile(r"gc/(boundary|condemned)-(\d{20})-(\d{20})-([A-Za-z0-9_-]{1,128})\.json")
+_NUMBER = r"([0-9]{20})"
+"""Not `\\d`, which also takes the digits of other scripts."""
+_NAME = re.compile(rf"gc/(boundary|condemned)-{_NUMBER}-{_NUMBER}-([A-Za-z0-9_-]{{1,128}})\.json")
+_ENTRY = re.compile(rf"log/{_NUMBER}\.json")
+_LARGEST = (1 << 63) - 1
 
 
 def path_of(number: int) -> str:
     """Return the path of the log entry with a number."""
     return f"log/{number:020d}.json"
+
+
+def number_of(path: str) -> int | None:
+    """Return the number of the log entry with a path, None if it is no path of one."""
+    match = _ENTRY.fullmatch(path)
+    return int(match[1]) if match and int(match[1]) <= _LARGEST else None
 
 
 @dataclass(frozen=True, slots=True, order=True)

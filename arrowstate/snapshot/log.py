@@ -1,14 +1,17 @@
 """The commit log: numbered, immutable entries, each created only if its number is free.
 
 The newest entry alone tells the state of the store; a checkpoint exists when its entry exists. `_latest` is
-a hint: reading starts there and goes on to the first number that is free, or lists the log. Entries below the
-boundary have been collected: one that is there is kept by a tag or a lease, or was made by a writer that did not know.
+a hint: reading starts there and goes on to the first number that is free, or lists the log. Nothing is found by it that
+is not there; but an entry that it names, or the boundary does, was there once, so where it is not the log has lost it.
+Entries below the boundary have been collected: one that is there is kept by a tag or a lease, or was made by a writer
+that did not know.
 Specification: formats/spec/manifests-and-log.md and formats/spec/collection.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +26,7 @@ from arrowstate.errors import (
     MissingFileError,
     StoreNotFoundError,
 )
-from arrowstate.snapshot.boundary import NewReferences, boundaries, boundary_number, path_of
+from arrowstate.snapshot.boundary import NewReferences, boundaries, boundary_number, number_of, path_of
 from arrowstate.snapshot.pins import read_pins
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate_formats.documents import (
@@ -43,6 +46,8 @@ __all__ = [
     "CommitLog",
     "CommittedEntry",
     "create_store",
+    "hinted_number",
+    "lost_entry",
     "newest_id",
     "next_checkpoint",
     "next_compaction",
@@ -50,6 +55,8 @@ __all__ = [
     "open_store_document",
     "path_of",
     "put_store_document",
+    "refuse_loss",
+    "warn_of_loss",
 ]
 
 STORE_PATH = "arrowstate.json"
@@ -70,6 +77,9 @@ def create_store(storage: Storage, store_id: str, created_at_ms: int) -> StoreDo
     except StoreNotFoundError:
         others = storage.list("")
         if others:
+            # Another process may have made the store since it was looked for.
+            with suppress(StoreNotFoundError):
+                return open_store_document(storage)
             raise InvalidInputError(
                 f"{storage.url} holds other files ({others[0]} is one), a store needs a place of its own; "
                 "name a new or empty folder"
@@ -212,23 +222,81 @@ def next_compaction(
     )
 
 
-class CommitLog:
-    """Reads and appends the log of a store; holds no state of its own."""
+def hinted_number(storage: Storage) -> int | None:
+    """Return the number that the hint names, None if there is none or it names nothing."""
+    try:
+        text = storage.read(HINT_PATH)
+    except MissingFileError:
+        return None
+    return number_of(f"log/{text.decode(errors='replace'):0>20}.json") if text else None
 
-    def __init__(self, storage: Storage) -> None:
+
+def lost_entry(number: int, named_by: str, newest: int | None) -> CorruptDataError:
+    """Return the error of a log that lacks an entry which something names, and every entry after it."""
+    there = "the log has no entry" if newest is None else f"the newest entry there is {newest}"
+    return CorruptDataError(
+        path_of(number),
+        f"the log has lost entries: {named_by} names this one, and {there}; put it back from a copy of the store. "
+        "`verify` and `repair` say what is whole, latest_whole() finds the newest checkpoint that is",
+    )
+
+
+def warn_of_loss(error: CorruptDataError) -> None:
+    """Say that the newest entries are lost, and go on with what is there: what a reader does."""
+    warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
+def refuse_loss(error: CorruptDataError) -> None:
+    """Stop where the newest entries are lost: the number of one that was acknowledged must not be given again."""
+    raise CorruptDataError(
+        error.path,
+        f"{error.detail}. To write on from what is there and lose the rest for good, open the store with "
+        "writer(accept_loss=True)",
+    )
+
+
+class CommitLog:
+    """Reads and appends the log of a store; holds no state of its own.
+
+    Parameters
+    ----------
+    storage
+        The store.
+    on_loss
+        Called when the hint names an entry above the newest one, which is then lost: `warn_of_loss` by default. Whoever
+        adds entries, or deletes files, takes `refuse_loss`.
+    """
+
+    def __init__(self, storage: Storage, *, on_loss: Callable[[CorruptDataError], None] = warn_of_loss) -> None:
         self._storage = storage
+        self._on_loss = on_loss
 
     def latest(self) -> CommittedEntry | None:
-        """Return the newest entry, None if there is none yet."""
-        newest = self._forward(self._hinted())
+        """Return the newest entry, None if there is none yet.
+
+        Raises
+        ------
+        CorruptDataError
+            If the entry at the boundary is lost, and every entry after it.
+        """
+        hinted = hinted_number(self._storage)
+        newest = self._forward(hinted)
         # Where entries are gone, the one before the gap looks like the newest to who starts below it.
         while newest is None or newest.document.number < self.boundary():
+            boundary = self.boundary()
             numbers = self.numbers()
-            if not numbers:
-                return None
-            newest = self._forward(numbers[-1])
-            if newest is None and numbers[-1] >= self.boundary():
-                raise CorruptDataError(path_of(numbers[-1]), "the log entry is listed and missing")
+            if not numbers and not boundary:
+                break
+            start = max([boundary, *numbers[-1:]])
+            newest = self._forward(start)
+            # The entry at the boundary goes only when the boundary rises, so each further round is another collection.
+            if newest is None and self.boundary() <= boundary:
+                if numbers and numbers[-1] == start:
+                    raise CorruptDataError(path_of(start), "the log entry is listed and missing")
+                raise lost_entry(start, max(boundaries(self._storage)).path, numbers[-1] if numbers else None)
+        number = newest.document.number if newest else None
+        if hinted is not None and (number is None or hinted > number):
+            self._on_loss(lost_entry(hinted, HINT_PATH, number))
         return newest
 
     def latest_with_checkpoint(self) -> tuple[CommittedEntry, LogEntryDocument]:
@@ -336,16 +404,24 @@ class CommitLog:
             if self._is_kept(guess):
                 return guess
         seen = []
-        for entry in self.backwards():
-            if entry.checkpoint_id == checkpoint_id:
-                return self.read(entry.number)
-            seen.append(entry.checkpoint_id)
+        try:
+            for entry in self.backwards():
+                if entry.checkpoint_id == checkpoint_id:
+                    return self.read(entry.number)
+                seen.append(entry.checkpoint_id)
+        except CorruptDataError:
+            # It may be what is left to restore, whatever else the log has lost.
+            for number in reversed(self.numbers()):
+                found = self._whole(number)
+                if found is not None and found.document.checkpoint_id == checkpoint_id:
+                    return found
+            raise
         raise CheckpointNotFoundError(checkpoint_id, sorted(number for number in seen if number is not None))
 
     def numbers(self) -> list[int]:
         """Return the numbers of all entries, ascending."""
-        names = (path.removeprefix(_FOLDER).removesuffix(".json") for path in self._storage.list(_FOLDER))
-        return sorted(int(name) for name in names if len(name) == 20 and name.isdigit())
+        found = (number_of(path) for path in self._storage.list(_FOLDER))
+        return sorted(number for number in found if number is not None)
 
     def read(self, number: int) -> CommittedEntry:
         """Return the entry with a number, which must exist."""
@@ -406,13 +482,6 @@ class CommitLog:
             self._storage.put_hint(HINT_PATH, str(document.number).encode())
         return CommittedEntry(document, checksum(data), len(data))
 
-    def _hinted(self) -> int | None:
-        try:
-            text = self._storage.read(HINT_PATH)
-        except MissingFileError:
-            return None
-        return int(text) if text.isdigit() and len(text) <= 20 else None
-
     def _forward(self, number: int | None) -> CommittedEntry | None:
         """Return the entry before the first gap from a number on, None if the number itself is free."""
         newest = None if number is None else self.get(number)
@@ -425,6 +494,16 @@ class CommitLog:
         return entry.document.kind == "savepoint" or any(
             pin.entry == entry.as_parent for pin in read_pins(self._storage)
         )
+
+    def _whole(self, number: int) -> CommittedEntry | None:
+        """Return a checkpoint of a log that is damaged elsewhere, None if there is none or it cannot be read."""
+        try:
+            entry = self.get(number)
+        except CorruptDataError:
+            return None
+        if entry is None or entry.document.kind == "fence":
+            return None
+        return entry if number >= self.boundary() or self._is_kept(entry) else None
 
     def get(self, number: int) -> CommittedEntry | None:
         """Return the entry with a number, None if there is none."""

@@ -25,6 +25,7 @@ __all__ = ["LEASE_FOLDER", "TAG_FOLDER", "Pin", "delete_tag", "put_lease", "put_
 TAG_FOLDER = "tags/"
 LEASE_FOLDER = "leases/"
 _LEASE = re.compile(r"leases/([A-Za-z0-9_-]{1,128})\.json")
+_TAG = re.compile(r"tags/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +51,39 @@ class Pin:
         return self.path.removeprefix(TAG_FOLDER).removesuffix(".json") if self.path.startswith(TAG_FOLDER) else None
 
 
-def read_pins(storage: Storage) -> list[Pin]:
+def is_pin(path: str) -> bool:
+    """Whether a path is one of a tag or a lease."""
+    return (_LEASE.fullmatch(path) or _TAG.fullmatch(path)) is not None
+
+
+def read_pins(storage: Storage, *, strict: bool = False) -> list[Pin]:
     """Return all tags and leases, the expired ones too, sorted by path.
+
+    Parameters
+    ----------
+    storage
+        The store.
+    strict
+        Whether to refuse files of other names among them, which may keep something in a way that this version does not
+        know: for whoever deletes. They are passed over by default.
 
     Raises
     ------
     CorruptDataError
-        If a file among them is no tag and no lease, or is damaged: it may be what keeps a checkpoint.
+        If one is damaged: it may be what keeps a checkpoint.
     FormatVersionError
         If one is of a newer version.
     """
     pins = []
     for path in (*storage.list(LEASE_FOLDER), *storage.list(TAG_FOLDER)):
+        if not is_pin(path):
+            if strict:
+                raise CorruptDataError(
+                    path,
+                    "it is neither a tag nor a lease that this version knows, and might say what is still needed; "
+                    "nothing is deleted: move it out of the store, or use a newer arrowstate",
+                )
+            continue
         try:
             data = storage.read(path)
         except MissingFileError:
@@ -80,8 +102,7 @@ def _tag(path: str, data: bytes) -> Pin:
 
 def _lease(path: str, data: bytes) -> Pin:
     document = decode(data, LeaseDocument, path=path)
-    match = _LEASE.fullmatch(path)
-    if match is None or match[1] != document.lease_id:
+    if path != f"{LEASE_FOLDER}{document.lease_id}.json":
         raise CorruptDataError(path, f"holds the lease {document.lease_id!r}")
     holder = f"lease {document.lease_id}" + (f" of {document.holder}" if document.holder else "")
     return Pin(path, holder, document.checkpoint_id, document.entry, document.expires_at_ms)
@@ -132,7 +153,7 @@ def delete_tag(storage: Storage, name: str) -> None:
     """
     path = f"{TAG_FOLDER}{check_tag_name(name)}.json"
     if not storage.exists(path):
-        there = [item.removeprefix(TAG_FOLDER).removesuffix(".json") for item in storage.list(TAG_FOLDER)]
+        there = [match[1] for match in map(_TAG.fullmatch, storage.list(TAG_FOLDER)) if match]
         raise NotFoundError(f"no tag {name!r} in {storage.url}; it has {', '.join(map(repr, there)) or 'none'}")
     storage.delete(path)
 

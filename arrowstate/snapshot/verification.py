@@ -7,7 +7,7 @@ collected as text, so that a look goes on after the first problem. Specification
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,11 +22,11 @@ from arrowstate.errors import (
 )
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.boundary import boundaries, path_of, read_boundary
+from arrowstate.snapshot.boundary import BOUNDARY_FOLDER, Boundary, boundaries, path_of, read_boundary
 from arrowstate.snapshot.contents import checked_pieces
-from arrowstate.snapshot.log import CommitLog, CommittedEntry
+from arrowstate.snapshot.log import HINT_PATH, CommitLog, CommittedEntry, hinted_number
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.pins import read_pins
+from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
 from arrowstate.snapshot.reading import forget_open_files, open_run, subtask_runs
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Segment
@@ -35,6 +35,8 @@ from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 
 __all__ = ["LogCheck", "Verification", "first_key_column", "noting", "verify_checkpoint", "verify_log"]
+
+_PINS_AND_STATEMENTS = (BOUNDARY_FOLDER, LEASE_FOLDER, TAG_FOLDER)
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ class LogCheck:
     "Checkpoints and savepoints whose entries are whole, newest first; those that only pins keep are among them."
     problems: list[str] = field(default_factory=list)
     "Of the entries."
+    lost: int | None = None
+    "The number that the hint names, where it is above every entry there is."
     beside: list[str] = field(default_factory=list)
     "Problems of tags, leases and what collections have said: no checkpoint is damaged by them."
     failures: list[ArrowStateError] = field(default_factory=list)
@@ -78,9 +82,21 @@ def verify_log(storage: Storage) -> LogCheck:
 
     Tags, leases and what collections have said too: nothing can be collected, or committed, while one is damaged.
     """
-    check = LogCheck()
     log = CommitLog(storage)
-    boundary = log.boundary()
+    while True:
+        check, boundary = _verify_log(storage, log)
+        if not check.problems or log.boundary() <= boundary:
+            return check
+        # The log was collected meanwhile, and what is gone may have been.
+
+
+def _verify_log(storage: Storage, log: CommitLog) -> tuple[LogCheck, int]:
+    """Check the log once; return what was found, and the boundary at the time."""
+    check = LogCheck()
+    # Before the entries are listed: what the hint names is there before it.
+    hinted = hinted_number(storage)
+    statements = boundaries(storage)
+    highest = max((statement.boundary for statement in statements), default=0)
     entries: dict[int, CommittedEntry] = {}
     numbers = log.numbers()
     for number in numbers:
@@ -89,9 +105,29 @@ def verify_log(storage: Storage) -> LogCheck:
             if entry is not None:
                 entries[number] = entry
     check.entries = len(entries)
-    first = boundary or min(numbers, default=0)
-    missing = set(range(first, max(numbers, default=-1) + 1)).difference(numbers)
-    check.problems += [f"{path_of(number)}: the log entry is missing" for number in sorted(missing)]
+    boundary = 0
+    for statement in statements:
+        is_whole = False
+        with noting(check.beside, statement.path, check.failures):
+            read_boundary(storage, statement)
+            is_whole = True
+        if is_whole or statement.boundary in entries:
+            # Otherwise it may be no statement at all, and what it would drop is not to be taken for dropped.
+            boundary = max(boundary, statement.boundary)
+    for path in (path for folder in _PINS_AND_STATEMENTS for path in storage.list(folder)):
+        if Boundary.of(path) is None and not is_pin(path):
+            check.beside.append(f"{path}: it is of no known kind, and nothing is collected while it is there")
+    last = max([boundary, *numbers[-1:]])
+    if hinted is not None and hinted > last:
+        check.lost, last = hinted, hinted
+    first = boundary or min([*numbers[:1], *([] if hinted is None else [last])], default=last + 1)
+    for low, high in _gaps(numbers, first, last):
+        named = f"; {HINT_PATH} names {path_of(hinted)}" if hinted is not None and hinted == high else ""
+        if low == high:
+            check.problems.append(f"{path_of(low)}: the log entry is missing{named}")
+        else:
+            span = f"{path_of(low)} to {path_of(high)}"
+            check.problems.append(f"{span}: {high - low + 1} log entries are missing{named}")
     broken = set()
     for number, entry in entries.items():
         before = entries.get(number - 1)
@@ -101,14 +137,12 @@ def verify_log(storage: Storage) -> LogCheck:
     held = set()
     with noting(check.beside, "tags and leases", check.failures):
         for pin in read_pins(storage):
-            entry = entries.get(pin.entry.number)
+            # One that was committed since they were listed may be held too.
+            entry = entries.get(pin.entry.number) or log.get(pin.entry.number)
             if entry is not None and entry.as_parent == pin.entry:
                 held.add(pin.entry.number)
             elif pin.tag is not None:
                 check.beside.append(f"{pin.path}: {pin.holder} holds checkpoint {pin.checkpoint_id}, which is gone")
-    for statement in boundaries(storage):
-        with noting(check.beside, statement.path, check.failures):
-            read_boundary(storage, statement)
     check.checkpoints = [
         entry
         for number, entry in sorted(entries.items(), reverse=True)
@@ -116,7 +150,16 @@ def verify_log(storage: Storage) -> LogCheck:
         and number not in broken
         and (number >= boundary or number in held or entry.document.kind == "savepoint")
     ]
-    return check
+    return check, highest
+
+
+def _gaps(numbers: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the ends of each stretch that is not among `numbers`, which ascend; there may be names of any number."""
+    expected = first
+    for number in [*(number for number in numbers if number >= first), last + 1]:
+        if number > expected:
+            yield expected, number - 1
+        expected = number + 1
 
 
 def verify_checkpoint(

@@ -93,6 +93,13 @@ class StateStore:
         ------
         CheckpointNotFoundError
             If there is none yet.
+        CorruptDataError
+            If the log is damaged, or the entry that it must begin with is lost.
+
+        Warns
+        -----
+        RuntimeWarning
+            If `_latest` names an entry that is not there: newer checkpoints are lost.
         """
         entry = self._log.latest_checkpoint()
         if entry is None:
@@ -118,6 +125,7 @@ class StateStore:
         *,
         properties: Mapping[str, Any] | None = None,
         compaction: CompactionPolicy | None = CompactionPolicy(),
+        accept_loss: bool = False,
     ) -> StoreWriter:
         """Open the store for writing; every writer opened before is fenced and can no longer commit.
 
@@ -128,9 +136,22 @@ class StateStore:
         compaction
             When runs are merged so that a checkpoint needs little more room than its live rows: before a checkpoint
             is taken, or by a coordinator in the background. None for never.
+        accept_loss
+            Whether to go on where the newest entries of the log are lost: what they held is lost for good then, and
+            their numbers are given again. By default this is refused, since an acknowledged checkpoint is among them.
+
+        Raises
+        ------
+        CorruptDataError
+            If the log is damaged, or has lost its newest entries and `accept_loss` is false; nobody is fenced.
         """
         writer = CheckpointWriter(
-            self.storage, self.store_id, clock_ms=self._clock_ms, new_id=self._new_id, properties=properties
+            self.storage,
+            self.store_id,
+            clock_ms=self._clock_ms,
+            new_id=self._new_id,
+            properties=properties,
+            accept_loss=accept_loss,
         )
         side = StoreSide(
             snapshot_of=self.snapshot_of,
