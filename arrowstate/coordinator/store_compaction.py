@@ -54,6 +54,7 @@ from arrowstate_formats.documents import (
     StateRunsDocument,
     SubtaskDocument,
 )
+from arrowstate_formats.state_columns import fields_of_run, time_column
 
 __all__ = [
     "PlannedMerge",
@@ -297,13 +298,15 @@ class _Compaction:
         file = None
         before = len(self._files)
         if merge.merged is not None:
-            writer = self._writer(planned, operator, self._files)
+            writer = self._writer(planned, operator, state, self._files)
             file = writer.write(merge.merged.freeze(), schemas.schema, state.schema_version)
         # What is kept until the commit must not grow with the rows of all states.
         merge.let_go()
         return _Merged(planned, operator, state, merge, file, tuple(self._files[before:]))
 
-    def _writer(self, planned: PlannedMerge, operator: OperatorDocument, paths: list[str]) -> RunWriter:
+    def _writer(
+        self, planned: PlannedMerge, operator: OperatorDocument, state: StateDocument, paths: list[str]
+    ) -> RunWriter:
         largest = max(planned.runs, key=lambda run: run.bytes)
         return RunWriter(
             self._storage,
@@ -311,6 +314,8 @@ class _Compaction:
             operator.max_parallelism,
             largest.format,
             self._new_id,
+            fields_of_run(operator.key, state),
+            time_column(state),
             paths=paths,
         )
 
@@ -362,7 +367,7 @@ class _Compaction:
             document, shift = item.file
             run = _with_dead(item.merge.merged, died)
             live_rows = run.live_rows
-            merged = self._writer(item.planned, item.operator, paths).refer(run.freeze(), document, shift)
+            merged = self._writer(item.planned, item.operator, item.state, paths).refer(run.freeze(), document, shift)
         if live_rows != expected:
             raise CorruptDataError(
                 f"state {item.planned.uid}.{item.planned.state}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from arrowstate.schema.descriptors import (
     TimeToLive,
     ValueStateDescriptor,
 )
-from arrowstate.schema.fields import unused_ids
+from arrowstate.schema.fields import documents_of, fresh_field, unused_ids
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
@@ -162,11 +163,9 @@ def _user_key_type(descriptor: StateDescriptor) -> pa.DataType | None:
 
 
 def key_documents(key: pa.Schema) -> list[FieldDocument]:
-    """Return the documents of the key columns; field ids count from 1."""
-    return [
-        FieldDocument(id=number, name=field.name, type=type_to_json(field.type), nullable=False)
-        for number, field in enumerate(key, 1)
-    ]
+    """Return the documents of the key columns; field ids count from 1, a column's before those inside it."""
+    ids = itertools.count(1)
+    return documents_of([fresh_field(field.with_nullable(False), ids) for field in key])
 
 
 def key_schema_of(documents: Sequence[FieldDocument]) -> pa.Schema:
@@ -184,10 +183,8 @@ def state_document(
     """
     reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
     called = descriptor.callable_name if isinstance(descriptor, ReducingStateDescriptor) else None
-    documents = [
-        FieldDocument(id=number, name=field.name, type=type_to_json(field.type), nullable=field.nullable)
-        for number, field in zip(unused_ids(key), [*layout.entry_fields, *layout.value_fields], strict=False)
-    ]
+    ids = unused_ids(key)
+    documents = documents_of([fresh_field(field, ids) for field in [*layout.entry_fields, *layout.value_fields]])
     spaces, entries = len(layout.namespace_fields), len(layout.entry_fields)
     document = StateDocument(
         name=descriptor.name,

@@ -40,6 +40,7 @@ from arrowstate_formats.documents import (
     TimeToLiveDocument,
 )
 from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.state_columns import fields_of_run, time_column
 
 __all__ = ["write_frozen_savepoint", "write_savepoint"]
 
@@ -398,6 +399,8 @@ class _Writing:
                 operator.max_parallelism,
                 self.format,
                 self.new_id,
+                fields_of_run(operator.key, state),
+                time_column(state),
                 inline_bytes=0,
                 paths=self.paths,
             )

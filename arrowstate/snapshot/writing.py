@@ -48,6 +48,7 @@ from arrowstate_formats.run_files import (
     write_run,
 )
 from arrowstate_formats.splitting import TARGET_ROWS, split_at_key_groups
+from arrowstate_formats.state_columns import fields_of_run, time_column
 from arrowstate_formats.statistics import column_statistics
 
 __all__ = [
@@ -136,6 +137,10 @@ class RunWriter:
     max_parallelism: int
     format: RunFormat
     new_id: Callable[[], str]
+    fields: Sequence[FieldDocument] = ()
+    "The columns as the log entry knows them, for the ids that fields have in a Parquet file."
+    time: str | None = None
+    "The column whose lowest and highest value the document of each batch gets."
     inline_bytes: int = INLINE_BYTES
     paths: list[str] = field(default_factory=list)
     bytes_written: int = 0
@@ -175,7 +180,7 @@ class RunWriter:
     def _encoded(self, batches: Sequence[pa.RecordBatch], sink: BinaryIO) -> RunFile:
         # A Lance file is written to a temporary folder first, whose disk may be full.
         with storage_errors(f"a temporary file for {self.folder}"):
-            return write_run(batches, self.format, sink)
+            return write_run(batches, self.format, sink, fields=self.fields, time=self.time)
 
     def refer(self, frozen: FrozenRun, stored: RunDocument, shift: int) -> RunDocument:
         """Return the document of a run the store has, with what changed since: its slice and its dead rows."""
@@ -316,7 +321,16 @@ def write_subtask(
         for state in frozen.states:
             folder = f"data/{uid}/{state.document.name}"
             make = partial(
-                RunWriter, storage, folder, frozen.max_parallelism, format, new_id, paths=paths, cancelled=cancelled
+                RunWriter,
+                storage,
+                folder,
+                frozen.max_parallelism,
+                format,
+                new_id,
+                fields_of_run(frozen.key, state.document),
+                time_column(state.document),
+                paths=paths,
+                cancelled=cancelled,
             )
             written = in_parallel(
                 storage,

@@ -198,7 +198,11 @@ class StateDocument(Document, frozen=True, kw_only=True):
 
 
 class BatchDocument(Document, frozen=True, kw_only=True):
-    """Consecutive rows of a run file: a byte range of the file, and what is in it."""
+    """Consecutive rows of a run file: a byte range of the file, and what is in it.
+
+    `min_time` and `max_time` are of the timestamps of timers or the ends of windows, `max_seq` is of the elements of a
+    list; None where the state has no such column, or a writer did not note it.
+    """
 
     offset: Count
     bytes: Version
@@ -206,19 +210,30 @@ class BatchDocument(Document, frozen=True, kw_only=True):
     xxh3_128: Checksum
     min_hash: Int64
     max_hash: Int64
+    min_time: Int64 | None = None
+    max_time: Int64 | None = None
+    max_seq: Int64 | None = None
 
     def __post_init__(self) -> None:
         if self.min_hash > self.max_hash:
             raise ValueError(f"min_hash {self.min_hash} is above max_hash {self.max_hash}")
+        if (self.min_time is None) != (self.max_time is None):
+            raise ValueError(f"min_time {self.min_time} with max_time {self.max_time}")
+        if self.min_time is not None and self.max_time is not None and self.min_time > self.max_time:
+            raise ValueError(f"min_time {self.min_time} is above max_time {self.max_time}")
 
 
 class ColumnStatistics(Document, frozen=True, kw_only=True):
-    """Nulls and bounds of one column of a run; a bound is null where it is not known."""
+    """Nulls and bounds of one column of a run; a bound is null where it is not known.
+
+    `has_nan` says whether a float in it is NaN, at any depth; None where it has no floats, or a writer did not look.
+    """
 
     column: Text
     null_count: Count
     min: Statistic = None
     max: Statistic = None
+    has_nan: bool | None = None
 
 
 class DeletionVectorDocument(Document, frozen=True, kw_only=True):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pyarrow as pa
+
+from arrowstate_formats.stored_types import converted, whole
 
 __all__ = ["from_lance", "lance_schema", "to_lance"]
 
@@ -31,7 +32,7 @@ def lance_schema(schema: pa.Schema) -> pa.Schema:
 def to_lance(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch in its `lance_schema`; nested columns are copied, others only where their type changes."""
     stored = lance_schema(batch.schema)
-    columns = [_converted(column, field.type) for column, field in zip(batch.columns, stored, strict=True)]
+    columns = [_to_lance(column, field.type) for column, field in zip(batch.columns, stored, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=stored)
 
 
@@ -52,8 +53,13 @@ def from_lance(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     stored = lance_schema(schema)
     if not batch.schema.equals(stored):
         raise ValueError(f"the columns are {batch.schema}, expected {stored}")
-    columns = [_converted(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
+    columns = [converted(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _to_lance(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Lance fails on some slices of nested arrays.
+    return converted(whole(column) if pa.types.is_nested(kind) else column, kind)
 
 
 def _stored_field(field: pa.Field) -> pa.Field:
@@ -79,58 +85,3 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
     if types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return pa.large_list(_stored_field(kind.value_field))
     return kind
-
-
-def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as the type that stands for its own, in either direction."""
-    if not pa.types.is_nested(kind):
-        return array if array.type == kind else array.cast(kind)
-    # Lance fails on some slices of nested arrays, and the buffers of a slice are not those of its rows.
-    return _rebuilt(_whole(array), kind)
-
-
-def _rebuilt(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array that is no slice with other children; casts of structs go by names, which differ here."""
-    types = pa.types
-    if not types.is_nested(kind):
-        return array if array.type == kind else array.cast(kind)
-    if types.is_fixed_size_list(kind):
-        return _fixed_from_list(array, kind)
-    if types.is_fixed_size_list(array.type):
-        return _list_from_fixed(array, kind)
-    buffers = array.buffers()
-    if types.is_struct(kind):
-        children = [_rebuilt(array.field(number), field.type) for number, field in enumerate(kind)]
-        return pa.Array.from_buffers(kind, len(array), buffers[:1], children=children)
-    if types.is_map(kind):
-        pairs = [_rebuilt(array.keys, kind.key_type), _rebuilt(array.items, kind.item_type)]
-        children = [pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])]
-    else:
-        children = [_rebuilt(array.values, kind.value_type)]
-    return pa.Array.from_buffers(kind, len(array), buffers[:2], children=children)
-
-
-def _list_from_fixed(array: pa.FixedSizeListArray, kind: pa.LargeListType) -> pa.Array:
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    ends = np.cumsum(valid * np.int64(array.type.list_size), dtype=np.int64)
-    offsets = pa.py_buffer(np.concatenate([np.zeros(1, dtype=np.int64), ends]))
-    # The elements of nulls, which may be anything, are left out.
-    children = [_rebuilt(_whole(array.flatten()), kind.value_type)]
-    return pa.Array.from_buffers(kind, len(array), [array.buffers()[0], offsets], children=children)
-
-
-def _fixed_from_list(array: pa.LargeListArray, kind: pa.FixedSizeListType) -> pa.Array:
-    offsets = np.frombuffer(array.buffers()[1] or b"\0" * 8, dtype=np.int64, count=len(array) + 1)
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    if (np.diff(offsets)[~missing] != kind.list_size).any():
-        raise ValueError(f"a list is not of the size of {kind}")
-    rows = offsets[:-1, np.newaxis] + np.arange(kind.list_size)
-    elements = array.values.take(pa.array(rows.ravel(), mask=np.repeat(missing, kind.list_size)))
-    children = [_rebuilt(elements, kind.value_type)]
-    return pa.Array.from_buffers(kind, len(array), array.buffers()[:1], children=children)
-
-
-def _whole(array: pa.Array) -> pa.Array:
-    """Return the array without the rest of what it is a slice of."""
-    batch = pa.record_batch([array], ["column"])
-    return pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0)

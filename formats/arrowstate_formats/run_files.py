@@ -9,7 +9,7 @@ Specification: formats/spec/run-files.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,15 +17,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
 from arrowstate_formats.arrow_types import type_to_json
-from arrowstate_formats.documents import BatchDocument
+from arrowstate_formats.documents import BatchDocument, FieldDocument
 from arrowstate_formats.errors import ArrowStateError, CorruptDataError, InvalidInputError
 from arrowstate_formats.lance_files import LocalCopy, read_lance_rows, written_lance
-from arrowstate_formats.schema_metadata import chosen_fields, read_schema
+from arrowstate_formats.parquet_types import check_parquet, from_parquet, leaf_paths, parquet_schema, to_parquet
+from arrowstate_formats.schema_metadata import DECLARED_SCHEMA_KEY, SCHEMA_KEY, chosen_fields, read_schema, schema_text
 from arrowstate_formats.splitting import split_at_key_groups
+from arrowstate_formats.state_columns import HASH_COLUMN, SEQ_COLUMN, with_field_ids, without_metadata
+from arrowstate_formats.statistics import paths_with_nan
+from arrowstate_formats.stored_types import same_type
 
 __all__ = [
     "HASH_COLUMN",
@@ -41,9 +46,6 @@ __all__ = [
     "write_run",
 ]
 
-HASH_COLUMN = "_key_hash"
-"""The first column of every run: int64, not null, rising."""
-
 INLINE_BYTES = 20480
 """A run file, deletion vector or manifest smaller than this is kept inside the document that refers to it."""
 
@@ -54,6 +56,9 @@ _COPY_BYTES = _PASSED_BYTES = 1 << 20
 
 _ARROW_MAGIC_BYTES = 8
 """`ARROW1` and two bytes of padding, before the schema message."""
+
+_PARQUET_MAGIC_BYTES = 4
+"""`PAR1`, before the first column chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +137,15 @@ def write_run(
     batches: Sequence[pa.RecordBatch],
     format: RunFormat,
     sink: BinaryIO,
+    *,
+    fields: Sequence[FieldDocument] = (),
+    time: str | None = None,
 ) -> RunFile:
     """Write the rows of a run as one file and return its size, checksums and batches.
 
-    The data is read once. Arrow: IPC file format, uncompressed, one record batch per batch. Parquet: one row
-    group per batch, zstd, page checksums, `_key_hash` as DELTA_BINARY_PACKED, no dictionaries. Lance: through a
+    Arrow: IPC file format, uncompressed, one record batch per batch. Parquet: one row group per batch, zstd, page
+    checksums, `_key_hash` as DELTA_BINARY_PACKED, no dictionaries, the ids of fields, and no statistics of columns
+    that hold a NaN, which minimum and maximum leave out while engines order it. Lance: through a
     temporary file of the same size; a batch is a range of rows, and the byte ranges of the batches share the file out
     without saying where rows are. Batches without rows are left out of the file.
 
@@ -148,12 +157,16 @@ def write_run(
         "arrow", "parquet" or "lance".
     sink
         An open binary file; it is neither flushed nor closed.
+    fields
+        The columns as documents know them, by name, for the ids that fields have in a Parquet file.
+    time
+        The int64 column whose lowest and highest value each batch document gets; None for none.
 
     Raises
     ------
     InvalidInputError
-        If there is no batch, the schemas differ, there is no `_key_hash` column of int64 without nulls, or a type
-        cannot be stored; nothing was written.
+        If there is no batch, the schemas differ, there is no `_key_hash` column of int64 without nulls, or a type or
+        a value cannot be stored in the format; nothing was written.
     MissingDependencyError
         If the format is "lance" and the package pylance is not installed; nothing was written.
     OSError
@@ -171,29 +184,29 @@ def write_run(
         raise InvalidInputError("a run needs at least one batch")
     schema = _check_schema(batches)
     if format == "lance":
-        return _write_lance([batch for batch in batches if batch.num_rows], schema, sink)
+        return _write_lance([batch for batch in batches if batch.num_rows], schema, sink, time)
     # The header is written together with the first batch, so its length must be known before.
-    header_bytes = _ARROW_MAGIC_BYTES + schema.serialize().size if format == "arrow" else 0
+    header_bytes = _ARROW_MAGIC_BYTES + schema.serialize().size if format == "arrow" else _PARQUET_MAGIC_BYTES
     tee = _Sink(sink, header_bytes)
     documents = []
     # Arrow writes each buffer and its padding by a call of its own.
     with (
         pa.PythonFile(tee, mode="w") as passed,
         pa.BufferedOutputStream(passed, _PASSED_BYTES) as file,
-        _open_writer(file, schema, format) as writer,
+        _open_writer(file, schema, format, batches, fields) as writer,
     ):
         for batch in batches:
             if not batch.num_rows:
                 continue
             offset = max(tee.position, header_bytes)
             with tee.batch() as digest:
-                _write_batch(writer, batch)
+                writer.write(batch)
                 file.flush()
-            documents.append(_batch_document(batch, offset, tee.position, digest))
+            documents.append(_batch_document(batch, offset, tee.position, digest, time))
     return tee.finish(documents)
 
 
-def _write_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO) -> RunFile:
+def _write_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO, time: str | None) -> RunFile:
     tee = _Sink(sink, 0)
     documents = []
     with written_lance(batches, schema) as path, path.open("rb") as file:
@@ -206,7 +219,7 @@ def _write_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema, sink: Bin
             offset, end = (size * border // len(batches) for border in (number, number + 1))
             with tee.batch() as digest:
                 _copy(file, tee, end - offset)
-            documents.append(_batch_document(batch, offset, end, digest))
+            documents.append(_batch_document(batch, offset, end, digest, time))
         _copy(file, tee, size - tee.position)
         if tee.position != size:
             raise OSError(f"the temporary file {path} had {size} bytes, {tee.position} could be read")
@@ -218,8 +231,9 @@ def _copy(source: BinaryIO, sink: _Sink, size: int) -> None:
         size -= sink.write(piece)
 
 
-def _batch_document(batch: pa.RecordBatch, offset: int, end: int, digest: Any) -> BatchDocument:
+def _batch_document(batch: pa.RecordBatch, offset: int, end: int, digest: Any, time: str | None) -> BatchDocument:
     hashes = batch.column(HASH_COLUMN)
+    times = {"min": None, "max": None} if time is None else pc.min_max(batch.column(time)).as_py()
     return BatchDocument(
         offset=offset,
         bytes=end - offset,
@@ -227,6 +241,9 @@ def _batch_document(batch: pa.RecordBatch, offset: int, end: int, digest: Any) -
         xxh3_128=digest.hexdigest(),
         min_hash=hashes[0].as_py(),
         max_hash=hashes[-1].as_py(),
+        min_time=times["min"],
+        max_time=times["max"],
+        max_seq=pc.max(batch.column(SEQ_COLUMN)).as_py() if SEQ_COLUMN in batch.schema.names else None,
     )
 
 
@@ -249,26 +266,60 @@ def _check_schema(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
     return schema
 
 
-def _open_writer(file: pa.PythonFile, schema: pa.Schema, run_format: RunFormat) -> Any:
+@contextmanager
+def _open_writer(
+    file: pa.NativeFile,
+    schema: pa.Schema,
+    run_format: RunFormat,
+    batches: Sequence[pa.RecordBatch],
+    fields: Sequence[FieldDocument],
+) -> Iterator[Any]:
+    """Give what has a method `write` for a batch, and finish the file."""
     if run_format == "arrow":
-        return pa.ipc.new_file(file, schema)
-    return pq.ParquetWriter(
-        file,
-        schema,
-        compression="zstd",
-        use_dictionary=False,
-        column_encoding={HASH_COLUMN: "DELTA_BINARY_PACKED"},
-        write_page_checksum=True,
-        write_statistics=True,
-        store_schema=True,
-    )
+        with pa.ipc.new_file(file, schema) as writer:
+            yield writer
+        return
+    plain = parquet_schema(schema)
+    check_parquet(batches, plain)
+    stored = with_field_ids(plain, fields)
+    unordered = paths_with_nan(batches)
+    try:
+        parquet = pq.ParquetWriter(
+            file,
+            stored,
+            compression="zstd",
+            use_dictionary=False,
+            column_encoding={HASH_COLUMN: "DELTA_BINARY_PACKED"},
+            write_page_checksum=True,
+            write_statistics=[path for path, _ in leaf_paths(stored) if path not in unordered] if unordered else True,
+            store_schema=True,
+        )
+    except (pa.ArrowException, OSError) as error:
+        # What Parquet has no type for it calls an OSError, without a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise InvalidInputError(
+            f"Parquet cannot store the columns {_columns(schema)}; use 'arrow' ({error})"
+        ) from error
+    with parquet:
+        if not all(same_type(field.type, own.type) for field, own in zip(plain, schema, strict=True)):
+            parquet.add_key_value_metadata({DECLARED_SCHEMA_KEY: schema_text(without_metadata(schema))})
+        yield _RowGroups(parquet, stored)
 
 
-def _write_batch(writer: Any, batch: pa.RecordBatch) -> None:
-    if isinstance(writer, pq.ParquetWriter):
-        writer.write_batch(batch, row_group_size=batch.num_rows)
-    else:
-        writer.write_batch(batch)
+@dataclass(frozen=True, slots=True)
+class _RowGroups:
+    """Writes each batch as a row group."""
+
+    writer: pq.ParquetWriter
+    stored: pa.Schema
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.writer.write_batch(to_parquet(batch, self.stored), row_group_size=batch.num_rows)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def frame_checksum(buffer: pa.Buffer, documents: Sequence[BatchDocument]) -> str:
@@ -400,8 +451,7 @@ def read_parquet_row_groups(
         reader = pq.ParquetFile(pa.BufferReader(buffer), page_checksum_verification=True)
         if reader.num_row_groups != len(documents):
             raise CorruptDataError(path, f"{reader.num_row_groups} row groups, expected {len(documents)}")
-        # Parquet itself has no seconds, date64 or names of list items.
-        schema = chosen_fields(read_schema(reader.metadata.metadata), columns)
+        schema = chosen_fields(_parquet_schema(reader.metadata.metadata), columns)
         batches = []
         for index in indexes:
             table = reader.read_row_group(index, columns=schema.names, use_threads=False)
@@ -411,16 +461,19 @@ def read_parquet_row_groups(
         return batches
 
 
+def _parquet_schema(metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+    """Return the schema that was written: files have it under a key of its own where Parquet lacks a type of it."""
+    key = DECLARED_SCHEMA_KEY if DECLARED_SCHEMA_KEY.encode() in (metadata or {}) else SCHEMA_KEY
+    return without_metadata(read_schema(metadata, key))
+
+
 def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     if not schema.names:
         return _no_columns(table.num_rows)
-    table = table.combine_chunks()
-    if table.schema != schema:
-        table = table.cast(schema)
-    batches = table.to_batches()
-    if len(batches) != 1:
-        raise ValueError(f"a row group became {len(batches)} batches")
-    return batches[0]
+    columns = [column.combine_chunks() for column in table.columns]
+    if any(isinstance(column, pa.ChunkedArray) for column in columns):
+        raise ValueError("a row group became several batches")
+    return from_parquet(columns, schema)
 
 
 def _no_columns(rows: int) -> pa.RecordBatch:

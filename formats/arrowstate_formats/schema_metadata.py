@@ -1,6 +1,7 @@
 """The Arrow schema that a Parquet or Lance file carries in its metadata.
 
-Neither format has all types and names of Arrow, so the schema that was written stands beside the data.
+Neither format has all types and names of Arrow, so the schema that was written stands beside the data. In Parquet
+`ARROW:schema` is what other readers take the columns for, so where a type was stored as another one it names that one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import pyarrow as pa
 
 from arrowstate_formats.errors import InvalidInputError
 
-__all__ = ["SCHEMA_KEY", "chosen_fields", "read_schema", "schema_text"]
+__all__ = ["DECLARED_SCHEMA_KEY", "SCHEMA_KEY", "chosen_fields", "read_schema", "schema_text"]
 
 SCHEMA_KEY = "ARROW:schema"
 """The key of the schema in the metadata of a file."""
+
+DECLARED_SCHEMA_KEY = "arrowstate:schema"
+"""The key of the schema that was written in the metadata of a Parquet file, where it is another one."""
 
 
 def schema_text(schema: pa.Schema) -> str:
@@ -30,7 +34,7 @@ def schema_text(schema: pa.Schema) -> str:
     return base64.b64encode(schema.serialize()).decode()
 
 
-def read_schema(metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+def read_schema(metadata: Mapping[bytes, bytes] | None, key: str = SCHEMA_KEY) -> pa.Schema:
     """Return the schema in the metadata of a file.
 
     Raises
@@ -38,7 +42,7 @@ def read_schema(metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
     KeyError, ValueError, pa.ArrowException
         If there is none, or no schema.
     """
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode((metadata or {})[SCHEMA_KEY.encode()])))
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode((metadata or {})[key.encode()])))
 
 
 def chosen_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

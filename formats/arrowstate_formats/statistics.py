@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 
 from arrowstate_formats.documents import ColumnStatistics, Statistic
 from arrowstate_formats.errors import InvalidInputError
-from arrowstate_formats.run_files import HASH_COLUMN
+from arrowstate_formats.state_columns import HASH_COLUMN, inner_fields
+from arrowstate_formats.stored_types import elements_of
 
-__all__ = ["MAX_STATISTIC_CHARACTERS", "column_statistics"]
+__all__ = ["MAX_STATISTIC_CHARACTERS", "column_statistics", "paths_with_nan"]
 
 MAX_STATISTIC_CHARACTERS = 64
 """A text longer than this is no bound; the column then has none."""
@@ -50,25 +51,65 @@ def column_statistics(batches: Sequence[pa.RecordBatch]) -> list[ColumnStatistic
     if not batches:
         raise InvalidInputError("statistics need at least one batch")
     table = pa.Table.from_batches(batches)
+    nan = paths_with_nan(batches)
     return [
-        _statistics(name, column)
+        _statistics(name, column, nan)
         for name, column in zip(table.column_names, table.columns, strict=True)
         if name != HASH_COLUMN
     ]
 
 
-def _statistics(name: str, column: pa.ChunkedArray) -> ColumnStatistics:
+def paths_with_nan(batches: Sequence[pa.RecordBatch]) -> set[str]:
+    """Return the columns, and by their paths in Parquet the fields inside columns, in which a float is NaN.
+
+    Examples
+    --------
+    >>> paths_with_nan([pa.record_batch({"a": [[1.0, None], [math.nan]], "b": [1.0, 2.0]})])
+    {'a.list.element'}
+    """
+    found: set[str] = set()
+    for number, field in enumerate(batches[0].schema):
+        if _has_floats(field.type):
+            for batch in batches:
+                _add_nan_paths(field.name, batch.column(number), found)
+    return found
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or any(_has_floats(field.type) for _, field in inner_fields(kind))
+
+
+def _add_nan_paths(path: str, array: pa.Array, found: set[str]) -> None:
+    kind = array.type
+    if pa.types.is_floating(kind):
+        if pc.any(pc.is_nan(array)).as_py():
+            found.add(path)
+        return
+    inner = inner_fields(kind)
+    if pa.types.is_struct(kind):
+        parts = array.flatten()
+    else:
+        elements = elements_of(array)[1] if inner else array
+        parts = [elements.field(number) for number in range(2)] if pa.types.is_map(kind) else [elements]
+    for (name, field), part in zip(inner, parts, strict=False):
+        if _has_floats(field.type):
+            _add_nan_paths(f"{path}.{name}", part, found)
+
+
+def _statistics(name: str, column: pa.ChunkedArray, nan: set[str]) -> ColumnStatistics:
     storage = _storage_type(column.type)
     minimum: Statistic = None
     maximum: Statistic = None
-    if storage is not None and column.null_count < len(column):
+    has_nan = any(path == name or path.startswith(f"{name}.") for path in nan) if _has_floats(column.type) else None
+    if storage is not None and column.null_count < len(column) and not has_nan:
         # The view keeps the bits: a timestamp becomes the integer that it is stored as.
         chunks = [chunk.view(storage) if storage != chunk.type else chunk for chunk in column.chunks]
         bounds = pc.min_max(pa.chunked_array(chunks, storage))
+        # min_max ignores NaN, so bounds would promise that there is none.
         minimum, maximum = bounds["min"].as_py(), bounds["max"].as_py()
-        if not (_is_exact(minimum) and _is_exact(maximum)) or _has_nan(column):
+        if not (_is_exact(minimum) and _is_exact(maximum)):
             minimum = maximum = None
-    return ColumnStatistics(column=name, null_count=column.null_count, min=minimum, max=maximum)
+    return ColumnStatistics(column=name, null_count=column.null_count, min=minimum, max=maximum, has_nan=has_nan)
 
 
 def _storage_type(arrow_type: pa.DataType) -> pa.DataType | None:
@@ -88,8 +129,3 @@ def _is_exact(bound: Statistic) -> bool:
     if isinstance(bound, str):
         return len(bound) <= MAX_STATISTIC_CHARACTERS
     return not isinstance(bound, float) or math.isfinite(bound)
-
-
-def _has_nan(column: pa.ChunkedArray) -> bool:
-    # min_max ignores NaN, so bounds would promise that there is none.
-    return bool(pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py())

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 from arrowstate_formats import CorruptDataError, InvalidInputError
 from arrowstate_formats.run_files import (
@@ -224,6 +225,32 @@ def test_parquet_packs_the_hash_and_has_statistics_and_no_dictionaries() -> None
         assert not {"PLAIN_DICTIONARY", "RLE_DICTIONARY"} & set(hashes.encodings + users.encodings + clicks.encodings)
         assert {hashes.compression, users.compression, clicks.compression} == {"ZSTD"}
         assert (hashes.statistics.min, hashes.statistics.max) == (document.min_hash, document.max_hash)
+
+
+def test_the_byte_range_of_a_row_group_is_that_of_its_column_chunks() -> None:
+    buffer, run = written(make_batches(), "parquet")
+
+    metadata = pq.ParquetFile(pa.BufferReader(buffer)).metadata
+
+    for index, document in enumerate(run.batches):
+        chunks = [metadata.row_group(index).column(number) for number in range(3)]
+        assert document.offset == min(chunk.data_page_offset for chunk in chunks)
+        ends = [chunk.data_page_offset + chunk.total_compressed_size for chunk in chunks]
+        assert document.offset + document.bytes == max(ends)
+    # The magic in front is not of the first row group.
+    assert run.batches[0].offset == 4
+    last = run.batches[-1].offset + run.batches[-1].bytes
+    assert run.frame_xxh3_128 == checksum(b"PAR1" + bytes(buffer.slice(last)))
+
+
+def test_a_parquet_file_whose_first_row_group_was_counted_from_the_magic_is_read() -> None:
+    buffer, run = written(make_batches(), "parquet")
+    first, *rest = run.batches
+    old = [replace(first, offset=0, bytes=first.bytes + 4, xxh3_128=checksum(buffer.slice(0, first.bytes + 4))), *rest]
+
+    found = read_run(buffer, "parquet", old, frame_xxh3_128=frame_checksum(buffer, old))
+
+    assert found == make_batches()
 
 
 def test_a_flipped_bit_in_a_parquet_page_is_found_by_any_reader_that_compares_page_checksums() -> None:
