@@ -14,7 +14,7 @@ import arrowstate
 from spark_audit import add_file, compare
 from spark_cluster import kill_group, standalone_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SPECULATION = {
     "spark.speculation": "true",

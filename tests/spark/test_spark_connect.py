@@ -14,7 +14,7 @@ import pytest
 
 import arrowstate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
 

@@ -171,7 +171,7 @@ spark.stop()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_spark_session_runs_on_a_machine_without_java(machine, monkeypatch, tmp_path):
     for needed in ("bash", "env", "dirname", "ps", "uname", "head", "chmod"):
         (machine / needed).symlink_to(shutil.which(needed, path=os.defpath + ":/usr/bin:/bin"))
