@@ -46,7 +46,7 @@ from arrowstate.snapshot.log import (
 )
 from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, Pin, read_pins
 from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.storage.base import Storage
+from arrowstate.storage.base import Storage, many_deletions
 from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument
 from arrowstate_formats.integers import check_integer
 
@@ -252,10 +252,12 @@ def apply_collection(
         If a file cannot be deleted; those before it are. The next collection goes on.
     """
     deleted = []
-    for deletion in plan.deletions:
-        if deletion.kind in _NEVER_NEEDED:
-            (storage.delete if deletion.kind == "lease" else storage.delete_unfinished)(deletion.path)
-            deleted.append(deletion.path)
+    # Durably, before anything goes that a lease which came back would be missing.
+    with many_deletions(storage):
+        for deletion in plan.deletions:
+            if deletion.kind in _NEVER_NEEDED:
+                (storage.delete if deletion.kind == "lease" else storage.delete_unfinished)(deletion.path)
+                deleted.append(deletion.path)
     others = boundaries(storage)
     documents = {boundary: read_boundary(storage, boundary) for boundary in others}
     doomed = [deletion for deletion in plan.deletions if deletion.kind not in _NEVER_NEEDED]
@@ -275,12 +277,13 @@ def apply_collection(
         # Durable before the roots are read again: who commits or pins after this reading finds it.
         said = put_boundary(storage, statement)
         held = _held(storage, statement.boundary, now_ms)
-        for deletion in doomed:
-            if deletion.path in held:
-                spared.append(deletion.path)
-            else:
-                storage.delete(deletion.path)
-                deleted.append(deletion.path)
+        with many_deletions(storage):
+            for deletion in doomed:
+                if deletion.path in held:
+                    spared.append(deletion.path)
+                else:
+                    storage.delete(deletion.path)
+                    deleted.append(deletion.path)
     _leave_one(storage, replace(statement, collection_id=new_id(), condemned=[]), documents, set(deleted), said)
     return CollectionReport(tuple(deleted), tuple(spared), statement.boundary)
 

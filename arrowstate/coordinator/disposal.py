@@ -13,11 +13,11 @@ from typing import Any
 
 from arrowstate.backend.keyed import now_ms
 from arrowstate.errors import InvalidInputError, StoreNotFoundError
-from arrowstate.snapshot.boundary import Boundary
+from arrowstate.snapshot.boundary import Boundary, number_of
 from arrowstate.snapshot.log import HINT_PATH, STORE_PATH, CommitLog, open_store_document, path_of
 from arrowstate.snapshot.pins import read_pins
 from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.storage.base import Storage
+from arrowstate.storage.base import Storage, many_deletions
 from arrowstate.storage.registry import open_storage
 
 __all__ = ["dispose", "dispose_savepoint", "files_to_dispose"]
@@ -80,8 +80,13 @@ def dispose_savepoint(
 def dispose(storage: Storage, *, now_ms: int) -> tuple[str, ...]:
     """Delete the savepoint that a storage holds; see `dispose_savepoint`."""
     paths = files_to_dispose(storage, now_ms=now_ms)
-    for path in paths:
-        storage.delete(path)
+    # What makes it a store is gone for good before the first of the others, the entry that names them after the last.
+    first = [path for path in paths if path == STORE_PATH]
+    last = [path for path in paths if number_of(path) is not None]
+    for group in (first, [path for path in paths if path not in (*first, *last)], last):
+        with many_deletions(storage):
+            for path in group:
+                storage.delete(path)
     return paths
 
 

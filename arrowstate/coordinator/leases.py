@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from types import TracebackType
 
-from arrowstate.errors import ArrowStateError, CheckpointNotFoundError, InvalidInputError
+from arrowstate.errors import ArrowStateError, CheckpointNotFoundError, InvalidInputError, StorageError
 from arrowstate.snapshot.log import CommittedEntry
 from arrowstate.snapshot.pins import put_lease
 from arrowstate.storage.base import Storage
@@ -146,10 +146,15 @@ class CheckpointLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        what = "renewed" if self._lost is not None else "released, and ends by itself"
+        try:
+            self.release()
+        except StorageError as failed:
+            # An error of the block is the one to report.
+            self._lost = self._lost or failed
         if self._lost is not None:
             warnings.warn(
-                f"the lease on checkpoint {self.entry.checkpoint_id} could not be renewed: {self._lost}",
+                f"the lease on checkpoint {self.entry.checkpoint_id} could not be {what}: {self._lost}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -185,6 +185,8 @@ class CommitUnknownError(ArrowStateError, OSError):
         The id inside the file that tells whose commit it is.
     detail : str
         What failed.
+    url : str
+        The storage, empty where it is not known.
 
     Examples
     --------
@@ -192,19 +194,22 @@ class CommitUnknownError(ArrowStateError, OSError):
     cannot tell whether log/7.json was committed (commit id 9b2e): connection lost; open the store again and look
     """
 
-    def __init__(self, path: str, commit_id: str, detail: str) -> None:
+    def __init__(self, path: str, commit_id: str, detail: str, url: str = "") -> None:
+        where = f" in {url}" if url else ""
         super().__init__(
-            f"cannot tell whether {path} was committed (commit id {commit_id}): {detail}; open the store again and look"
+            f"cannot tell whether {path} was committed{where} (commit id {commit_id}): {detail}; "
+            "open the store again and look"
         )
         self.path = path
         self.commit_id = commit_id
         self.detail = detail
+        self.url = url
 
     def __str__(self) -> str:
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.commit_id, self.detail)
+        return type(self), (self.path, self.commit_id, self.detail, self.url)
 
 
 class CompactionConflictError(ArrowStateError, RuntimeError):

@@ -10,6 +10,11 @@ from arrowstate_formats.errors import ArrowStateError
 __all__ = ["CollectedError", "FileTooLargeError", "NameTakenError", "StorageError", "StorageFullError"]
 
 
+def _in(url: str) -> str:
+    """The part of a message that names the storage."""
+    return f" (in {url})" if url else ""
+
+
 class StorageFullError(ArrowStateError, OSError):
     """A file could not be written for want of space: the disk, a quota or the largest file size.
 
@@ -21,23 +26,27 @@ class StorageFullError(ArrowStateError, OSError):
         The file that was written.
     detail : str
         What the system said.
+    url : str
+        The storage, empty where it is none of a store.
 
     Examples
     --------
-    >>> print(StorageFullError("data/counter/clicks/1.arrow", "No space left on device"))
-    no room to write data/counter/clicks/1.arrow: No space left on device; nothing was kept, make room and try again
+    >>> print(StorageFullError("data/counter/clicks/1.arrow", "No space left on device", "/data/clicks"))
+    no room to write data/counter/clicks/1.arrow: No space left on device (in /data/clicks); nothing was kept, make \
+room and try again
     """
 
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"no room to write {path}: {detail}; nothing was kept, make room and try again")
+    def __init__(self, path: str, detail: str, url: str = "") -> None:
+        super().__init__(f"no room to write {path}: {detail}{_in(url)}; nothing was kept, make room and try again")
         self.path = path
         self.detail = detail
+        self.url = url
 
     def __str__(self) -> str:
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.detail)
+        return type(self), (self.path, self.detail, self.url)
 
 
 class FileTooLargeError(StorageFullError):
@@ -51,6 +60,8 @@ class FileTooLargeError(StorageFullError):
         Its size.
     max_file_bytes : int
         What the storage takes.
+    url : str
+        The storage.
 
     Examples
     --------
@@ -59,20 +70,20 @@ class FileTooLargeError(StorageFullError):
 was kept: use a folder or a bucket, or open the store with storage_options={'max_file_bytes': ...}, None for no limit
     """
 
-    def __init__(self, path: str, file_bytes: int, max_file_bytes: int) -> None:
+    def __init__(self, path: str, file_bytes: int, max_file_bytes: int, url: str = "") -> None:
         detail = f"it has {file_bytes} bytes and a file in memory may have {max_file_bytes}"
-        super().__init__(path, detail)
+        super().__init__(path, detail, url)
         self.file_bytes = file_bytes
         self.max_file_bytes = max_file_bytes
 
     def __str__(self) -> str:
         return (
-            f"no room to write {self.path}: {self.detail}; nothing was kept: use a folder or a bucket, or open the "
-            "store with storage_options={'max_file_bytes': ...}, None for no limit"
+            f"no room to write {self.path}: {self.detail}{_in(self.url)}; nothing was kept: use a folder or a bucket, "
+            "or open the store with storage_options={'max_file_bytes': ...}, None for no limit"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.file_bytes, self.max_file_bytes)
+        return type(self), (self.path, self.file_bytes, self.max_file_bytes, self.url)
 
 
 class StorageError(ArrowStateError, OSError):
@@ -84,23 +95,26 @@ class StorageError(ArrowStateError, OSError):
         What was read or written.
     detail : str
         What the system said.
+    url : str
+        The storage, empty where it is none of a store.
 
     Examples
     --------
-    >>> print(StorageError("data/counter/clicks/1.arrow", "Permission denied"))
-    data/counter/clicks/1.arrow: Permission denied
+    >>> print(StorageError("data/counter/clicks/1.arrow", "Permission denied", "s3://bucket/clicks"))
+    data/counter/clicks/1.arrow: Permission denied (in s3://bucket/clicks)
     """
 
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"{path}: {detail}")
+    def __init__(self, path: str, detail: str, url: str = "") -> None:
+        super().__init__(f"{path}: {detail}{_in(url)}" if path else f"{url}: {detail}")
         self.path = path
         self.detail = detail
+        self.url = url
 
     def __str__(self) -> str:
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.detail)
+        return type(self), (self.path, self.detail, self.url)
 
 
 class NameTakenError(StorageError, FileExistsError):
@@ -110,18 +124,20 @@ class NameTakenError(StorageError, FileExistsError):
     ----------
     path : str
         The name.
+    url : str
+        The storage.
 
     Examples
     --------
-    >>> print(NameTakenError("data/counter/clicks/1.arrow"))
-    data/counter/clicks/1.arrow: there is a file under this name already
+    >>> print(NameTakenError("data/counter/clicks/1.arrow", "/data/clicks"))
+    data/counter/clicks/1.arrow: there is a file under this name already (in /data/clicks)
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "there is a file under this name already")
+    def __init__(self, path: str, url: str = "") -> None:
+        super().__init__(path, "there is a file under this name already", url)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path,)
+        return type(self), (self.path, self.url)
 
 
 class CollectedError(StorageError):

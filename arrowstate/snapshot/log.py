@@ -466,7 +466,7 @@ class CommitLog:
             lost = [] if is_below or references is None else references.lost(self._storage, found)
         except (ArrowStateError, OSError) as error:
             raise CommitUnknownError(
-                path, document.commit_id, f"collections could not be looked up: {error}"
+                path, document.commit_id, f"collections could not be looked up: {error}", self._storage.url
             ) from error
         if is_below and document.kind == "fence":
             # A fence is worth something only while it is the newest entry.
@@ -474,9 +474,13 @@ class CommitLog:
         if is_below:
             # Its number had been taken and was free again; or others went on from it while this writer slept, and what
             # it wrote is part of theirs. So nothing of it may be deleted here.
-            raise CommitUnknownError(path, document.commit_id, "others have gone on, and the log was collected past it")
+            raise CommitUnknownError(
+                path, document.commit_id, "others have gone on, and the log was collected past it", self._storage.url
+            )
         if lost:
-            raise CommitUnknownError(path, document.commit_id, f"{lost[0]}, which it refers to, was being collected")
+            raise CommitUnknownError(
+                path, document.commit_id, f"{lost[0]}, which it refers to, was being collected", self._storage.url
+            )
         # The entry is committed; without the hint the next reader probes a little longer.
         with suppress(OSError):
             self._storage.put_hint(HINT_PATH, str(document.number).encode())

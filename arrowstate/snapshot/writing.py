@@ -7,6 +7,7 @@ it leaves files that no log entry names. Specification: formats/spec/manifests-a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import manifest_files
 from arrowstate.snapshot.streams import CheckpointStreamFactory, StreamStateHandle, never
-from arrowstate.storage.base import Storage
+from arrowstate.storage.base import Storage, many_deletions
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.posix import storage_errors
 from arrowstate.table.run import Directory, FrozenRun, Run
@@ -398,11 +399,10 @@ def write_manifest(
 
 def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:
     """Delete files of an attempt that failed; one that cannot be deleted stays behind, unreferenced."""
-    for path in paths:
-        try:
-            storage.delete(path)
-        except OSError:
-            continue
+    with suppress(OSError), many_deletions(storage):
+        for path in paths:
+            with suppress(OSError):
+                storage.delete(path)
 
 
 def operator_document(

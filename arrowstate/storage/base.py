@@ -9,15 +9,24 @@ from any number of processes, exactly one wins.
 from __future__ import annotations
 
 import enum
-from contextlib import AbstractContextManager
-from typing import BinaryIO, Protocol, runtime_checkable
+from contextlib import AbstractContextManager, nullcontext
+from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate_formats.names import check_relative_path
 
-__all__ = ["Outcome", "Storage", "check_commit", "check_path", "check_prefix", "check_range", "is_ours"]
+__all__ = [
+    "Outcome",
+    "Storage",
+    "check_commit",
+    "check_path",
+    "check_prefix",
+    "check_range",
+    "is_ours",
+    "many_deletions",
+]
 
 
 class Outcome(enum.Enum):
@@ -150,8 +159,17 @@ class Storage(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Delete a file; nothing happens where there is none. Folders stay."""
+        """Delete a file, durably; nothing happens where there is none. Folders stay."""
         ...
+
+
+def many_deletions(storage: Storage) -> AbstractContextManager[None]:
+    """Return a block in which this thread deletes many files, all of them durably gone when it ends.
+
+    A storage where that costs less than for one file after the other has a method of this name.
+    """
+    block = getattr(storage, "many_deletions", nullcontext)
+    return cast("AbstractContextManager[None]", block())
 
 
 def check_commit(data: bytes, commit_id: str) -> None:

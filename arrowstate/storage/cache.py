@@ -202,7 +202,8 @@ class FileCache:
                 sink.close()
             with suppress(OSError):
                 location.unlink()
-            os.close(descriptor)
+            with suppress(OSError):
+                os.close(descriptor)
 
     def _locked_file(self) -> tuple[Path, int]:
         """A new file and its descriptor, locked: the lock goes with the process and tells that the file is in use."""

@@ -13,6 +13,8 @@ import errno
 import io
 import os
 import re
+import stat
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,13 +88,16 @@ class LocalStorage:
     def __init__(self, root: Path, *, create: bool = False) -> None:
         # Resolved once: a working folder or a link to the store that changes later must not move an open store.
         self._root = Path(os.path.realpath(root))
-        if create:
-            with storage_errors(str(self._root)):
-                _make_folders(self._root)
-        if not self._root.is_dir():
-            if self._root.exists():
-                raise StorageError(str(self._root), "is a file; a store is a folder")
-            raise StoreNotFoundError(str(self._root))
+        self._deferred = threading.local()
+        with storage_errors(str(self._root)):
+            if create:
+                _make_folders(self._root, self._root)
+            try:
+                is_folder = stat.S_ISDIR(self._root.stat().st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                raise StoreNotFoundError(str(self._root)) from None
+        if not is_folder:
+            raise StorageError(str(self._root), "is a file; a store is a folder")
 
     @property
     def url(self) -> str:
@@ -137,7 +142,7 @@ class LocalStorage:
                 os.link(new.temporary, new.location)
             except OSError as error:
                 return self._resolve(path, new.location, commit_id, error)
-            _sync_commit(path, new.location, commit_id)
+            self._sync_commit(path, new.location, commit_id)
         return Outcome.WON
 
     @contextmanager
@@ -149,20 +154,22 @@ class LocalStorage:
             try:
                 os.link(new.temporary, new.location)
             except FileExistsError as error:
-                raise NameTakenError(path) from error
+                raise NameTakenError(path, self.url) from error
             except FileNotFoundError as error:
-                raise StorageError(path, _TAKEN) from error
+                raise StorageError(path, _TAKEN, self.url) from error
             except OSError as error:
-                raise translate(path, error) from error
+                raise translate(path, error, self.url) from error
             try:
                 _sync_folder(new.location.parent)
             except OSError as error:
-                new.location.unlink(missing_ok=True)
-                raise translate(path, error) from error
+                # Where it cannot be taken away either it stays, and nothing refers to it.
+                with suppress(OSError):
+                    new.location.unlink()
+                raise translate(path, error, self.url) from error
 
     def put_hint(self, path: str, data: bytes) -> None:
         """See `Storage.put_hint`."""
-        with self._new_file(path) as new, storage_errors(path):
+        with self._new_file(path) as new, storage_errors(path, self.url):
             new.sink.write(data)
             new.sink.flush()
             new.temporary.replace(new.location)
@@ -176,14 +183,14 @@ class LocalStorage:
         folder, _, last = check_prefix(name).rpartition("/")
         if _UNFINISHED.fullmatch(last) is None:
             raise CorruptDataError(name, "it is not the name of an unfinished file")
-        with storage_errors(name), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with storage_errors(name, self.url), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             (self._inside(self._root / folder, name) / last).unlink()
 
     def _walk(self, folder: str, wanted: Callable[[str], bool]) -> list[str]:
         """The paths of all files in a folder and below whose names are wanted; hidden folders are left out."""
         top = self._inside(self._root / folder, folder)
         found = []
-        with storage_errors(folder):
+        with storage_errors(folder, self.url):
             for parent, folders, files in os.walk(top, onerror=_raise_unless_gone):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 below = os.path.relpath(parent, top)
@@ -199,13 +206,51 @@ class LocalStorage:
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
-        with storage_errors(path):
+        with storage_errors(path, self.url):
             return self._existing(path).is_file()
 
     def delete(self, path: str) -> None:
         """See `Storage.delete`."""
-        with storage_errors(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            self._new(path).unlink()
+        location = self._new(path)
+        with storage_errors(path, self.url), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            with suppress(FileNotFoundError):
+                # One that is gone may have been deleted by a process that died before that was durable.
+                location.unlink()
+            deferred: set[Path] | None = getattr(self._deferred, "folders", None)
+            if deferred is None:
+                _sync_folder(location.parent)
+            else:
+                deferred.add(location.parent)
+
+    @contextmanager
+    def many_deletions(self) -> Iterator[None]:
+        """Make what this thread deletes in the block durable when it ends: once for each folder, not for each file.
+
+        Raises
+        ------
+        StorageError
+            At the end of the block, if a folder cannot be made durable; the files are deleted.
+        """
+        if getattr(self._deferred, "folders", None) is not None:
+            yield
+            return
+        folders: set[Path] = set()
+        self._deferred.folders = folders
+        try:
+            yield
+        finally:
+            self._deferred.folders = None
+            failed = None
+            for folder in sorted(folders):
+                try:
+                    _sync_folder(folder)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    failed = translate(os.path.relpath(folder, self._root), error, self.url)
+        # Not within `finally`: an error of the block is the one to report.
+        if failed is not None:
+            raise failed
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[Path]:
@@ -214,9 +259,9 @@ class LocalStorage:
         try:
             yield location
         except OSError as error:
-            if isinstance(error, FileNotFoundError | NotADirectoryError) or location.is_dir():
+            if isinstance(error, FileNotFoundError | NotADirectoryError) or os.path.isdir(location):  # noqa: PTH112
                 raise MissingFileError(self.url, path) from error
-            raise translate(path, error) from error
+            raise translate(path, error, self.url) from error
 
     def _existing(self, path: str) -> Path:
         """Where a file is that is there: every link on the way, the last too, must stay inside."""
@@ -237,18 +282,19 @@ class LocalStorage:
     def _new_file(self, path: str) -> Iterator[_NewFile]:
         """A file under a temporary name beside its place, whose folder is made; the temporary name goes in the end."""
         location = self._new(path)
-        with storage_errors(path):
-            _make_folders(location.parent)
+        with storage_errors(path, self.url):
+            _make_folders(location.parent, self._root)
             temporary = location.parent / f".{uuid.uuid4().hex}.tmp"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        sink = io.BufferedWriter(CheckedFile(descriptor, path), WRITE_BUFFER_BYTES)
+        sink = io.BufferedWriter(CheckedFile(descriptor, path, self.url), WRITE_BUFFER_BYTES)
         try:
-            yield _NewFile(path, location, temporary, descriptor, sink)
+            yield _NewFile(path, self.url, location, temporary, descriptor, sink)
         finally:
-            # What a failed write left in the buffer is not wanted any more.
+            # What a failed write left in the buffer is not wanted any more, and what is durable does not need it.
             with suppress(OSError):
                 sink.close()
-            os.close(descriptor)
+            with suppress(OSError):
+                os.close(descriptor)
             with suppress(OSError):
                 temporary.unlink()
 
@@ -258,21 +304,29 @@ class LocalStorage:
             body = self.read(path)
         except MissingFileError:
             if isinstance(error, FileNotFoundError):
-                raise StorageError(path, _TAKEN) from error
+                raise StorageError(path, _TAKEN, self.url) from error
             if error.errno in _REFUSED:
-                raise translate(path, error) from error
-            raise CommitUnknownError(path, commit_id, str(error)) from error
+                raise translate(path, error, self.url) from error
+            raise CommitUnknownError(path, commit_id, str(error), self.url) from error
         except StorageError as unreadable:
-            raise CommitUnknownError(path, commit_id, f"{error}; {unreadable}") from error
+            raise CommitUnknownError(path, commit_id, f"{error}; {unreadable}", self.url) from error
         if not is_ours(body, commit_id):
             return Outcome.LOST
-        _sync_commit(path, location, commit_id)
+        self._sync_commit(path, location, commit_id)
         return Outcome.WON
+
+    def _sync_commit(self, path: str, location: Path, commit_id: str) -> None:
+        """Make the name of a commit durable; a name that is there but may not survive is no answer."""
+        try:
+            _sync_folder(location.parent)
+        except OSError as error:
+            raise CommitUnknownError(path, commit_id, str(error), self.url) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _NewFile:
     path: str
+    url: str
     location: Path
     """Where it will be."""
     temporary: Path
@@ -282,29 +336,35 @@ class _NewFile:
     sink: io.BufferedWriter[Any]
 
     def make_durable(self) -> None:
-        with storage_errors(self.path):
+        with storage_errors(self.path, self.url):
             if not self.sink.closed:
                 self.sink.flush()
             os.fsync(self.descriptor)
 
 
-def _make_folders(folder: Path) -> None:
-    """Make a folder and its parents, each durable in the folder above."""
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
+_DURABLE: set[Path] = set()
+"""Folders whose names this process has made durable."""
+
+
+def _make_folders(folder: Path, root: Path) -> None:
+    """Make a folder and its parents, the name of each durable in the folder above.
+
+    Below the root that holds for folders that are there already too: who made one may not have come to that. So does it
+    for the root itself, where the folder above may be opened.
+    """
+    steps = []
+    while not (folder.is_dir() and (folder in _DURABLE or not folder.is_relative_to(root))):
+        steps.append(folder)
         folder = folder.parent
-    for made in reversed(missing):
+    for made in reversed(steps):
+        was_there = made.is_dir()
         made.mkdir(exist_ok=True)
-        _sync_folder(made.parent)
-
-
-def _sync_commit(path: str, location: Path, commit_id: str) -> None:
-    """Make the name of a commit durable; a name that is there but may not survive is no answer."""
-    try:
-        _sync_folder(location.parent)
-    except OSError as error:
-        raise CommitUnknownError(path, commit_id, str(error)) from error
+        try:
+            _sync_folder(made.parent)
+        except PermissionError:
+            if not was_there or made != root:
+                raise
+        _DURABLE.add(made)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -124,10 +124,10 @@ class MemoryStorage:
         file = _KeptOpen(self._max_file_bytes)
         yield file
         if self._max_file_bytes is not None and file.size_bytes > self._max_file_bytes:
-            raise FileTooLargeError(path, file.size_bytes, self._max_file_bytes)
+            raise FileTooLargeError(path, file.size_bytes, self._max_file_bytes, self._url)
         with _LOCK:
             if key in _FILES:
-                raise NameTakenError(path)
+                raise NameTakenError(path, self._url)
             _FILES[key] = file.getvalue()
 
     def put_hint(self, path: str, data: bytes) -> None:

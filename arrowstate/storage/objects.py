@@ -158,7 +158,8 @@ class ObjectStorage:
         """See `Storage.open_buffer`. The buffer is a local copy of the version that the service has now."""
         key = self._key(path)
         size, version = self._info(path, key)
-        return self._cache.open(f"{self._url}/{path} {version}", size, partial(self._download, path, key, size))
+        with self._naming(path):
+            return self._cache.open(f"{self._url}/{path} {version}", size, partial(self._download, path, key, size))
 
     def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
         """See `Storage.put_if_absent`. Before the first one it is tried out whether the service keeps the condition.
@@ -184,7 +185,7 @@ class ObjectStorage:
                 # Not there now, but a request that was cut off may still arrive: only another attempt can tell. Not
                 # even a refusal can, for it may be the answer to the second of two requests that the client made.
                 if classify(error) not in (Failure.TRANSIENT, Failure.EXISTS) or not retries.again():
-                    raise CommitUnknownError(path, commit_id, describe(error, self._options)) from error
+                    raise CommitUnknownError(path, commit_id, describe(error, self._options), self._url) from error
             else:
                 return Outcome.WON
 
@@ -192,7 +193,7 @@ class ObjectStorage:
     def write_file(self, path: str) -> Iterator[BinaryIO]:
         """See `Storage.write_file`. What is written stays on the local disk until the block ends."""
         key = self._key(path)
-        with self._cache.new_file(path) as file:
+        with self._naming(path), self._cache.new_file(path) as file:
             yield file.sink
             size = file.finish()
             self._upload(path, key, file, size)
@@ -272,6 +273,17 @@ class ObjectStorage:
             raise CorruptDataError(path, "names with '?' or '#' are not possible in object storage")
         return self._root + check_path(path)
 
+    @contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Name the file and the storage in errors of the local disk, where copies are and files are filled."""
+        try:
+            yield
+        except (StorageError, StorageFullError) as error:
+            if error.url or type(error) not in (StorageError, StorageFullError):
+                raise
+            detail = error.detail if error.path == path else f"its local copy {error.path}: {error.detail}"
+            raise type(error)(path, detail, self._url) from error
+
     def _retries(self) -> Retries:
         return Retries(self._budget, self._clock)
 
@@ -292,7 +304,8 @@ class ObjectStorage:
         if failure is Failure.ABSENT:
             return MissingFileError(self._url, path)
         detail = describe(error, self._options)
-        return StorageFullError(path, detail) if failure is Failure.FULL else StorageError(path, detail)
+        kind = StorageFullError if failure is Failure.FULL else StorageError
+        return kind(path, detail, self._url)
 
     def _get(self, key: str, start: int, length: int | None) -> bytes:
         try:
@@ -309,7 +322,7 @@ class ObjectStorage:
             raise MissingFileError(self._url, path)
         version = next((info[name] for name in ("ETag", "etag", "generation") if info.get(name)), None)
         if version is None:
-            raise StorageError(path, "the service gives no ETag, by which versions of a file are told apart")
+            raise StorageError(path, "the service gives no ETag, by which versions of a file are told apart", self._url)
         return int(info["size"]), f"{version} {info['size']}"
 
     def _download(self, path: str, key: str, size: int, file: LocalFile) -> None:
@@ -319,7 +332,7 @@ class ObjectStorage:
             length = min(PART_BYTES, size - start)
             data = self._call(path, lambda: self._get(key, start, length))
             if len(data) != length:
-                raise StorageError(path, f"got {len(data)} bytes from byte {start} on, expected {length}")
+                raise StorageError(path, f"got {len(data)} bytes from byte {start} on, expected {length}", self._url)
             file.write_at(start, data)
 
         in_parallel(self, fetch, range(0, size, PART_BYTES), name="download")
@@ -339,7 +352,7 @@ class ObjectStorage:
                     return
                 failure = classify(error)
                 if failure is Failure.EXISTS:
-                    raise NameTakenError(path) from error
+                    raise NameTakenError(path, self._url) from error
                 if failure is not Failure.TRANSIENT or not retries.again():
                     raise self._refused(path, error) from error
 
@@ -347,7 +360,7 @@ class ObjectStorage:
         """The error of a write; what is absent then is the bucket."""
         translated = self._translate(path, error)
         if isinstance(translated, MissingFileError):
-            return StorageError(path, f"there is no such bucket as that of {self.url}")
+            return StorageError(path, "there is no such bucket", self._url)
         return translated
 
     def _holds(self, path: str, key: str, file: LocalFile, size: int, retries: Retries) -> bool:

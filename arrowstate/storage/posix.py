@@ -24,36 +24,37 @@ class CheckedFile(io.FileIO):
     ----------
     descriptor : int
         Open for writing.
-    path : str
+    path, url : str
         What the errors name.
     """
 
-    def __init__(self, descriptor: int, path: str) -> None:
+    def __init__(self, descriptor: int, path: str, url: str = "") -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self._path = path
+        self._url = url
 
     def write(self, data: Any, /) -> int:
         """Write, or raise StorageFullError or StorageError."""
-        with storage_errors(self._path):
+        with storage_errors(self._path, self._url):
             return super().write(data)
 
 
 @contextmanager
-def storage_errors(path: str) -> Iterator[None]:
+def storage_errors(path: str, url: str = "") -> Iterator[None]:
     """Turn an OSError into the error of this project that fits; others pass."""
     try:
         yield
     except ArrowStateError:
         raise
     except OSError as error:
-        raise translate(path, error) from error
+        raise translate(path, error, url) from error
 
 
-def translate(path: str, error: OSError) -> ArrowStateError:
+def translate(path: str, error: OSError, url: str = "") -> ArrowStateError:
     """Return the error of this project for an error of the file system."""
     detail = error.strerror or str(error)
     if error.errno in NO_ROOM:
-        return StorageFullError(path, detail)
+        return StorageFullError(path, detail, url)
     if error.errno in NO_LINKS and error.filename2 is not None:
-        return StorageError(path, f"{detail}: the file system must have hard links, on which commits rest")
-    return StorageError(path, detail)
+        return StorageError(path, f"{detail}: the file system must have hard links, on which commits rest", url)
+    return StorageError(path, detail, url)

@@ -133,14 +133,17 @@ class SpillSink:
             self._file.close()
             reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
         run = Run.of([reader.get_batch(i) for i in range(reader.num_record_batches)], mapped=True)
-        self._path.unlink()
+        # It is mapped. Where the name cannot be taken away it stays behind, as after a process that died.
+        with suppress(OSError):
+            self._path.unlink()
         return run
 
     def discard(self) -> None:
         with suppress(OSError):
             # What is still buffered may have no room either.
             self._file.close()
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._path.unlink()
 
     @contextmanager
     def _room(self) -> Iterator[None]:
