@@ -18,6 +18,8 @@ import pyarrow as pa
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
+from arrowstate.schema.plain import plain_values
+from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate.state.element_collections import ElementList, ElementMap
 from arrowstate.state.element_rows import ElementAggregating, ElementReducing, ElementValue
@@ -324,7 +326,7 @@ class KeyedProcess:
         batch = _one_batch(batch)
         keys = self._backend.group_keys(self._key_columns(batch))
         timestamps = self._timestamps(batch)
-        self._context.enter([column.to_pylist() for column in keys.columns], timestamps and timestamps.to_pylist())
+        self._context.enter(self._plain_keys(keys), timestamps and timestamps.to_pylist())
         return self._applied(keys, lambda: (*self._run(batch, keys.groups().tolist()), timestamps))
 
     def advance_watermark(self, watermark: int) -> pa.Array:
@@ -408,7 +410,7 @@ class KeyedProcess:
         context, out = self._context, Collector()
         fired: list[int] = []
         counts: list[int] = []
-        context.enter([column.to_pylist() for column in keys.columns], fired)
+        context.enter(self._plain_keys(keys), fired)
 
         def run() -> tuple[list[Any], list[int], pa.Array | None]:
             try:
@@ -432,7 +434,8 @@ class KeyedProcess:
         """Call the function for every row; return what it emitted, and how much it had emitted after each row."""
         context, out = self._context, Collector()
         process = self._function.process_element
-        elements = map(self._row_type(batch.schema.names), zip(*(c.to_pylist() for c in batch.columns), strict=True))
+        columns = [plain_values(batch.column(n), f"column {name!r}") for n, name in enumerate(batch.schema.names)]
+        elements = map(self._row_type(batch.schema.names), zip(*columns, strict=True))
         emitted = out.values
         counts: list[int] = []
         count = counts.append
@@ -470,6 +473,10 @@ class KeyedProcess:
             known = self._row_types[tuple(names)] = partial(tuple.__new__, row)
         return known
 
+    def _plain_keys(self, keys: KeyBatch) -> list[list[Any]]:
+        names = self._backend.key.names
+        return [plain_values(column, f"column {name!r}") for name, column in zip(names, keys.columns, strict=True)]
+
     def _key_columns(self, batch: pa.RecordBatch) -> Any:
         names = self._backend.key.names
         missing = [name for name in names if name not in batch.schema.names]
@@ -490,11 +497,7 @@ class KeyedProcess:
         column = batch.column(name)
         if column.null_count:
             raise NullKeyError(name, int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]))
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).view(pa.int64())
-        if not pa.types.is_integer(column.type):
-            raise InvalidInputError(f"the timestamp column {name} must be a timestamp or int64, got {column.type}")
-        return column.cast(pa.int64())
+        return timestamp_array(name, column, round_down=True)
 
 
 def _one_batch(batch: Any) -> pa.RecordBatch:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, check_type, check_values, python_array
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, check_values, python_array, safe_cast
 from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
@@ -119,7 +118,7 @@ def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = Non
     family = _family(kind)
     same = family is not None and family == _family(values.type) and (families is None or family in families)
     if values.type == kind or pa.types.is_null(values.type) or same:
-        return check_values(pc.cast(values, kind, safe=True))
+        return check_values(safe_cast(values, kind))
     raise TypeError(f"got {values.type}; cast it first, or declare the type you have")
 
 

@@ -1,7 +1,9 @@
 """Which Arrow types keys and values may have, and plain Python values as Arrow data of such a type.
 
 Arrow takes Python values more freely than it casts: 1.5 would become the integer 1, a datetime would lose its
-microseconds, a misspelt field of a struct would be dropped. Here all of these are refused, as the casts are.
+microseconds or its time zone, bytes would become text, a misspelt field of a struct would be dropped. Here all of
+these are refused, as the casts are; so is a number that a smaller float could only hold as infinity, which Arrow lets
+pass in both.
 """
 
 from __future__ import annotations
@@ -9,16 +11,27 @@ from __future__ import annotations
 import datetime
 import decimal
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate_formats.arrow_types import type_to_json
 
-__all__ = ["CONVERSION_ERRORS", "check_type", "check_values", "python_array", "python_scalar"]
+__all__ = [
+    "CONVERSION_ERRORS",
+    "check_type",
+    "check_values",
+    "leaves",
+    "python_array",
+    "python_scalar",
+    "safe_cast",
+    "type_parts",
+]
 
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What a conversion raises that does not go."""
@@ -41,7 +54,7 @@ def check_type(kind: Any, what: str) -> None:
         type_to_json(kind)
     except InvalidInputError as error:
         raise InvalidInputError(f"{what}: {error}") from None
-    for part in _parts(kind):
+    for part in type_parts(kind):
         if pa.types.is_string_view(part) or pa.types.is_binary_view(part):
             raise InvalidInputError(f"{what}: {part} is not stored; use string or binary")
         if pa.types.is_decimal(part) and not 0 <= part.scale <= part.precision:
@@ -50,12 +63,12 @@ def check_type(kind: Any, what: str) -> None:
             raise InvalidInputError(f"{what}: {part} is not stored; use a size of at least 1")
 
 
-def _parts(kind: pa.DataType) -> Iterator[pa.DataType]:
+def type_parts(kind: pa.DataType) -> Iterator[pa.DataType]:
     """Yield a type and all types inside it."""
     yield kind
     if pa.types.is_nested(kind):
         for number in range(kind.num_fields):
-            yield from _parts(kind.field(number).type)
+            yield from type_parts(kind.field(number).type)
 
 
 def check_values(values: pa.Array) -> pa.Array:
@@ -74,7 +87,7 @@ def check_values(values: pa.Array) -> pa.Array:
 
 @functools.cache
 def _to_check(kind: pa.DataType) -> tuple[bool, bool]:
-    parts = list(_parts(kind))
+    parts = list(type_parts(kind))
     nested = [part for part in parts if pa.types.is_nested(part) and not pa.types.is_map(part)]
     fields = [part.field(number) for part in nested for number in range(part.num_fields)]
     times = any(pa.types.is_time(part) or pa.types.is_date64(part) for part in parts)
@@ -100,26 +113,93 @@ def _check_required(values: pa.Array) -> None:
         _check_required(part)
 
 
+def leaves(values: pa.Array) -> Iterator[pa.Array]:
+    """Yield what an array holds at the ends of its nesting, without what lies under a null."""
+    kind = values.type
+    if not pa.types.is_nested(kind):
+        yield values
+        return
+    if pa.types.is_map(kind):
+        values = pa.concat_arrays([values.drop_null()])
+        parts = [values.keys, values.items]
+    else:
+        parts = values.flatten() if pa.types.is_struct(kind) else [values.flatten()]
+    for part in parts:
+        yield from leaves(part)
+
+
+def safe_cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array in another type as Arrow's safe cast does, without numbers that became infinite on the way.
+
+    Raises one of `CONVERSION_ERRORS` where a value does not fit.
+    """
+    out = pc.cast(values, kind, safe=True)
+    if _narrow_floats(kind):
+        for before, after in zip(leaves(values), leaves(out), strict=True):
+            if pa.types.is_floating(after.type) and _infinite(after) > _infinite(before):
+                raise OverflowError(f"a number is outside of the range of {after.type}")
+    return out
+
+
+def _infinite(values: pa.Array) -> int:
+    if not pa.types.is_floating(values.type):
+        return 0
+    return int(np.isinf(values.drop_null().to_numpy(zero_copy_only=False)).sum())
+
+
+@functools.cache
+def _narrow_floats(kind: pa.DataType) -> bool:
+    return any(part in (pa.float32(), pa.float16()) for part in type_parts(kind))
+
+
 def python_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return Python values as an array of a type; raises one of `CONVERSION_ERRORS` where a value does not fit."""
-    array = pa.array(values, type=kind)
+    try:
+        array = pa.array(values, type=kind)
+    except CONVERSION_ERRORS:
+        plain = [_without_numpy(value) for value in values]
+        if all(one is other for one, other in zip(plain, values, strict=True)):
+            raise
+        values = plain
+        array = pa.array(values, type=kind)
     _check_exact(values, kind)
     return check_values(array)
 
 
 def python_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     """Return one Python value as a scalar of a type; raises one of `CONVERSION_ERRORS` if it does not fit."""
-    scalar = pa.scalar(value, kind)
+    try:
+        scalar = pa.scalar(value, kind)
+    except CONVERSION_ERRORS:
+        plain = _without_numpy(value)
+        if plain is value:
+            raise
+        value = plain
+        scalar = pa.scalar(value, kind)
     _check_exact((value,), kind)
     if any(_to_check(kind)):
         check_values(pa.array([scalar], kind))
     return scalar
 
 
+def _without_numpy(value: Any) -> Any:
+    """Return a value with Python's integers for NumPy's, which Arrow does not take for decimals and times."""
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, Mapping):
+        plain = {name: _without_numpy(item) for name, item in value.items()}
+        return plain if any(plain[name] is not item for name, item in value.items()) else value
+    if isinstance(value, (list, tuple)):
+        items = [_without_numpy(item) for item in value]
+        changed = any(one is not other for one, other in zip(items, value, strict=True))
+        return type(value)(items) if changed else value
+    return value
+
+
 def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
-    """Raise TypeError where Arrow took a value but lost a part of it."""
+    """Raise TypeError where Arrow took a value but lost a part of it, or took it for another type's."""
     if pa.types.is_struct(kind):
-        rows = [value for value in values if isinstance(value, Mapping)]
+        rows = [_fields_by_name(value, kind) for value in values if value is not None]
         names = {field.name for field in kind}
         for row in rows:
             if not names >= row.keys():
@@ -140,15 +220,36 @@ def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
             if isinstance(value, (str, bytes)):
                 raise TypeError(f"{value!r} is no {kind}")
         _check_exact([item for value in values if value is not None for item in value], kind.value_type)
-    elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-        # Looking at types instead of values keeps long columns of plain integers cheap.
-        inexact = {each for each in set(map(type, values)) if issubclass(each, (float, np.floating, decimal.Decimal))}
-        if inexact:
-            raise TypeError(f"{next(value for value in values if type(value) in inexact)!r} is no {kind}")
-        if pa.types.is_temporal(kind):
+    else:
+        _check_leaves(values, kind)
+
+
+def _fields_by_name(value: Any, kind: pa.DataType) -> Mapping[str, Any]:
+    """Return a struct as a mapping: Arrow takes a tuple of all fields and a list of pairs too."""
+    if isinstance(value, pa.Scalar):
+        return {}
+    if isinstance(value, tuple):
+        return dict(zip([field.name for field in kind], value, strict=True))
+    return value if isinstance(value, Mapping) else dict(value)
+
+
+def _check_leaves(values: Sequence[Any], kind: pa.DataType) -> None:
+    # Looking at types instead of values keeps long columns of plain numbers and texts cheap.
+    types = set(map(type, values))
+    wrong = _never(kind)
+    inexact = {each for each in types if issubclass(each, wrong)}
+    if inexact:
+        raise TypeError(f"{next(value for value in values if type(value) in inexact)!r} is no {kind}")
+    if pa.types.is_temporal(kind):
+        if not types <= {int, type(None)}:
             for value in values:
                 if _loses_time(value, kind):
                     raise TypeError(f"{value!r} does not fit {kind}")
+    elif kind in (pa.float32(), pa.float16()):
+        # The converted values say it: where the range ends is a matter of rounding.
+        for value, stored in zip(values, pa.array(values, kind).to_pylist(), strict=True):
+            if stored in _INFINITIES and not isinstance(value, pa.Scalar) and value not in _INFINITIES:
+                raise OverflowError(f"{value!r} does not fit {kind}")
     elif pa.types.is_decimal(kind):
         # Of a decimal with more digits than its integers can have Arrow may take what is left of an overflow.
         most = 76 if pa.types.is_decimal256(kind) else 38
@@ -157,9 +258,34 @@ def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
                 raise TypeError(f"{value!r} does not fit {kind}")
 
 
+_INFINITIES = (math.inf, -math.inf)
+_FRACTIONS = (float, np.floating, decimal.Decimal)
+_TRUTHS = (bool, np.bool_)
+
+
+@functools.cache
+def _never(kind: pa.DataType) -> tuple[type, ...]:
+    """Return the types of Python values that are none of a type, though Arrow takes some of them."""
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        return (*_FRACTIONS, *_TRUTHS)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return _TRUTHS
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return (bytes, bytearray, memoryview)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return (str,)
+    return ()
+
+
 def _loses_time(value: Any, kind: pa.DataType) -> bool:
     if pa.types.is_date(kind):
         return isinstance(value, datetime.datetime)
-    step = _MICROSECONDS.get(kind.unit, 1)
+    if isinstance(value, (datetime.datetime, datetime.time)):
+        zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+        if (value.tzinfo is not None) != zoned:
+            return True
+    unit = getattr(kind, "unit", "ns")
+    # Those of pandas have nanoseconds too.
+    nanoseconds = getattr(value, "nanoseconds" if isinstance(value, datetime.timedelta) else "nanosecond", 0)
     part = value.microseconds if isinstance(value, datetime.timedelta) else getattr(value, "microsecond", 0)
-    return bool(part % step)
+    return bool(part % _MICROSECONDS.get(unit, 1)) or bool(nanoseconds and unit != "ns")

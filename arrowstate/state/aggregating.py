@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from arrowstate.errors import ValueTypeError
 from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.keys import value_array
+from arrowstate.schema.plain import column_of
 from arrowstate.state.aggregates import aggregate_of
 from arrowstate.state.keyed import OneRowState, after_last_null
 from arrowstate.table.table import Found
@@ -63,7 +64,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         self.flush()
         batch = self._keys(keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
-        updated = self._youngest(batch, self._update_times(batch.row_count, timestamps))
+        updated = self._update_times(batch.row_count, timestamps)
         self._settle()
         found = left = self._find(batch)
         order, starts = batch.order, batch.starts
@@ -71,7 +72,8 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
             order, starts, cleared = after_last_null(given, batch)
             left = found.without(cleared)
         accumulators = self.added(self._read(left), given.take(pa.array(order)), np.diff(starts))
-        self._replace(found, batch, accumulators, self._latest(left, updated))
+        times = self._latest(left, self._youngest(updated, order, starts))
+        self._replace(found, batch, accumulators, times)
 
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the result of each key.
@@ -104,9 +106,8 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
             self._write_current(None)
             return
         kind = self.descriptor.type
-        given = pa.array([self._scalar(value, kind).as_py()], kind)
-        old = self._read_current()
-        stored = pa.array([None if old is None else old.as_py()], self.layout.value_type)
+        given = column_of([self._scalar(value, kind)], kind)
+        stored = column_of([self._read_current()], self.layout.value_type)
         self._write_current(self.added(stored, given, np.ones(1, dtype=np.int64))[0])
 
     def get(self) -> Any:
@@ -114,7 +115,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         stored = self._read_current()
         if stored is None:
             return None
-        return self._plain(self.results(pa.array([stored.as_py()], self.layout.value_type))[0])
+        return self._plain(self.results(column_of([stored], self.layout.value_type))[0])
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Merge the accumulators of namespaces of the current key into that of the namespace `target`.

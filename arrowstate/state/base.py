@@ -15,12 +15,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.descriptors import StateDescriptor
-from arrowstate.schema.keys import key_columns, to_type
+from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.plain import plain_value
+from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.context import KeyContext, identity_of
 from arrowstate.table.background import BackgroundMerge
@@ -400,17 +401,9 @@ class KeyedState(Generic[D]):
         return [] if self.descriptor.ttl is None else [pa.array(np.zeros(rows, dtype=np.int64))]
 
     def _timestamps(self, timestamps: Any, rows: int) -> pa.Array:
-        try:
-            given = timestamps.combine_chunks() if isinstance(timestamps, pa.ChunkedArray) else timestamps
-            if isinstance(given, pa.Array) and pa.types.is_timestamp(given.type):
-                if given.type.unit in ("us", "ns"):
-                    given = pc.floor_temporal(given, unit="millisecond")
-                given = given.cast(pa.timestamp("ms", given.type.tz)).view(pa.int64())
-            column = to_type(given, pa.int64())
-        except CONVERSION_ERRORS as error:
-            raise ValueTypeError(self.descriptor.name, "timestamps in milliseconds", str(error)) from None
-        if len(column) != rows or column.null_count:
-            raise InvalidInputError(f"{rows} rows need {rows} timestamps without nulls, got {len(column)}")
+        column = timestamp_array(self.descriptor.name, timestamps, round_down=True, saturate=False)
+        if len(column) != rows:
+            raise InvalidInputError(f"{rows} rows need {rows} timestamps, got {len(column)}")
         return column
 
     def _scalar(self, value: Any, kind: pa.DataType) -> pa.Scalar:
@@ -421,12 +414,4 @@ class KeyedState(Generic[D]):
             raise ValueTypeError(self.descriptor.name, str(kind), repr(value)) from error
 
     def _plain(self, scalar: pa.Scalar | None) -> Any:
-        if scalar is None:
-            return None
-        try:
-            return scalar.as_py()
-        except (OverflowError, ValueError) as error:
-            raise InvalidInputError(
-                f"state {self.descriptor.name!r}: the {scalar.type} has no counterpart in Python ({error}); "
-                "read it with get_batch"
-            ) from error
+        return None if scalar is None else plain_value(scalar, f"state {self.descriptor.name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
 from arrowstate.schema.keys import check_key_schema, key_columns
+from arrowstate.schema.plain import plain_value
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.integers import check_integer
@@ -158,7 +160,7 @@ class KeyContext:
     def set_row(self, columns: Sequence[pa.Array], row: int) -> Any:
         """Set the current key to one of checked key columns; return it as a plain value, or a tuple of them."""
         one = [column.slice(row, 1) for column in columns]
-        values = tuple(column[0].as_py() for column in one)
+        values = tuple(plain_value(column[0], "the current key") for column in one)
         value = values[0] if len(values) == 1 else values
         self._current = CurrentKey(tuple(identity_of(column) for column in one), tuple(one), value)
         return value
@@ -209,12 +211,30 @@ def identity_of(column: pa.Array) -> Any:
 
 def identities_of(column: pa.Array) -> list[Any]:
     """Return each value of a column as something hashable, equal for equal values."""
-    if pa.types.is_temporal(column.type):
-        # Python's dates and times reach less far than Arrow's.
-        column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    # Python's dates and times reach less far than Arrow's.
+    column = column.cast(_without_times(column.type)) if pa.types.is_nested(column.type) else _as_integers(column)
     if pa.types.is_integer(column.type) or pa.types.is_string(column.type):
         return column.to_pylist()
     return [_hashable(value) for value in column.to_pylist()]
+
+
+def _as_integers(column: pa.Array) -> pa.Array:
+    return column.view(_without_times(column.type)) if pa.types.is_temporal(column.type) else column
+
+
+@functools.cache
+def _without_times(kind: pa.DataType) -> pa.DataType:
+    """Return a type with integers for the dates and times in it."""
+    if pa.types.is_temporal(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
+    if pa.types.is_nested(kind):
+        item = kind.value_field.with_type(_without_times(kind.value_type))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(item, kind.list_size)
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+    return kind
 
 
 def _hashable(value: Any) -> Any:

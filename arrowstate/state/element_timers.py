@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.times import saturated
 from arrowstate.state.elements import Place, key_rows
-from arrowstate.state.timers import TimerState, saturated
+from arrowstate.state.timers import TimerState
 from arrowstate.table.batch import KeyBatch
 
 __all__ = ["ElementTimers"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.plain import column_of
 from arrowstate.state.base import KeyedState
 from arrowstate.state.context import KeyContext
 from arrowstate.state.reducers import reduce_by_callable, reduce_column, reduce_scalar
@@ -33,6 +35,7 @@ Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=ValueStateDescriptor | ReducingStateDescriptor | AggregatingStateDescriptor)
 
 _PENDING_KEYS = 16_384
+_LOWEST = np.iinfo(np.int64).min
 
 
 class OneRowState(KeyedState[D]):
@@ -118,7 +121,7 @@ class OneRowState(KeyedState[D]):
         count = len(self.layout.key)
         keys = self._context.group(columns[:count], columns[count:])
         rows = pa.array(keys.last_rows())
-        values = pa.array([entry[1] for entry in entries], type=self.layout.value_type).take(rows)
+        values = column_of([entry[1] for entry in entries], self.layout.value_type).take(rows)
         updated = [pa.concat_arrays(column).take(rows) for column in zip(*(entry[2] for entry in entries), strict=True)]
         if settle:
             self._settle()
@@ -140,11 +143,23 @@ class OneRowState(KeyedState[D]):
         self._after_read(keys, found, values)
         return values
 
-    def _youngest(self, batch: KeyBatch, updated: list[pa.Array]) -> list[pa.Array]:
-        """Return for each key the latest of the times of its rows."""
-        if not updated or not batch.row_count:
+    def _youngest(
+        self, updated: list[pa.Array], order: Ints, starts: Ints, anew: Mapping[int, int] = MappingProxyType({})
+    ) -> list[pa.Array]:
+        """Return for each group of rows the latest of their times, for those in `anew` from this place of `order` on.
+
+        A group without rows has the lowest time.
+        """
+        if not updated:
             return updated
-        return [pa.array(np.maximum.reduceat(updated[0].to_numpy()[batch.order], batch.starts[:-1]))]
+        times = updated[0].to_numpy()[order]
+        for group, place in anew.items():
+            times[starts[group] : place] = _LOWEST
+        latest = np.full(starts.size - 1, _LOWEST)
+        present = np.flatnonzero(np.diff(starts))
+        if present.size:
+            latest[present] = np.maximum.reduceat(times, starts[present])
+        return [pa.array(latest)]
 
     def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
         """Return the times of rows that take the places of those found."""
@@ -308,19 +323,20 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             check_retractable(self.descriptor)
             flags = row_flags(retracted, batch.row_count, self.descriptor.name, "retracted")
             given = amounts(self.descriptor, given, flags)
-        updated = self._youngest(batch, self._update_times(batch.row_count, timestamps))
+        updated = self._update_times(batch.row_count, timestamps)
         self._settle()
         found = self._find(batch)
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
         else:
             order, starts, cleared = batch.order, batch.starts, None
-        left = found if cleared is None else found.without(cleared)
         # What a count is given with retractions are amounts, as it is in a merge.
-        values = self._reduce(found, given, order, starts, cleared, merging=retracted is not None)
+        values, anew = self._reduce(found, given, order, starts, cleared, merging=retracted is not None)
         if retracted is not None:
             values = without_empty(self.descriptor, values)
-        self._replace(found, batch, values, self._latest(left, updated))
+        left = found if cleared is None else found.without(cleared)
+        times = self._latest(_without(left, anew), self._youngest(updated, order, starts, anew))
+        self._replace(found, batch, values, times)
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Fold the values of namespaces of the current key into that of the namespace `target`, in the order given.
@@ -362,23 +378,23 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         order = np.lexsort((merge.first_rows, merge.target_of))
         starts = np.searchsorted(merge.target_of[order], np.arange(len(merge.targets) + 1))
         try:
-            values = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
+            values, anew = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
         except ProcessElementError as error:
             # What was folded were the sources, and the caller knows them by the row where each came first.
             raise ProcessElementError(int(merge.first_rows[error.row]), error.detail) from error.__cause__
-        written = np.ones(len(merge.targets), dtype=np.bool_)
-        written[into.absent] = False
+        # A callable may return None; a target that neither had nor got a value has none either.
+        written = values.is_valid().to_numpy(zero_copy_only=False)
+        nothing = np.zeros(len(merge.targets), dtype=np.bool_)
+        nothing[into.absent] = True
         present = np.ones(len(merge.sources), dtype=np.bool_)
         present[fresh.absent] = False
-        written[merge.target_of[present]] = True
+        nothing[merge.target_of[present]] = False
         updated = []
         if self.descriptor.ttl is not None:
-            lowest = np.iinfo(np.int64).min
-            times = self._times_of(into).fill_null(lowest).to_numpy().copy()
-            np.maximum.at(times, merge.target_of, self._times_of(fresh).fill_null(lowest).to_numpy())
-            updated.append(pa.array(times))
+            youngest = self._youngest([self._times_of(fresh).fill_null(_LOWEST)], order, starts, anew)
+            updated = self._latest(_without(into, anew), youngest)
         columns = [*self.layout.split(values), *updated]
-        self._table.put(old, merge.targets, columns, keep=np.flatnonzero(written))
+        self._table.put(old, merge.targets, columns, keep=np.flatnonzero(written & ~nothing))
         self._table.remove(away)
 
     def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
@@ -416,8 +432,11 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         cleared: Ints | None,
         *,
         merging: bool = False,
-    ) -> pa.Array:
-        """Fold values, or where `merging` results of the same reducers, into what was found."""
+    ) -> tuple[pa.Array, dict[int, int]]:
+        """Fold values, or where `merging` results of the same reducers, into what was found.
+
+        The second result says from where on groups started anew, as `reduce_by_callable` does.
+        """
         descriptor = self.descriptor
         old = self._read(found)
         if cleared is not None:
@@ -434,8 +453,9 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             new = reduce_column(reduce, given, order, starts, old, descriptor.type, where)
             if cleared is not None and descriptor.reduce == "count":
                 empty = np.diff(starts) == 0
-                return new.take(pa.array(np.arange(len(new)), mask=empty & np.isin(np.arange(len(new)), cleared)))
-            return new
+                gone = empty & np.isin(np.arange(len(new)), cleared)
+                return new.take(pa.array(np.arange(len(new)), mask=gone)), {}
+            return new, {}
         given_fields, old_fields = given.flatten(), old.flatten()
         fields = [
             reduce_column(
@@ -452,9 +472,8 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         gone = (np.diff(starts) == 0) & (
             np.zeros(len(old), dtype=np.bool_) if cleared is None else np.isin(np.arange(len(old)), cleared)
         )
-        return pa.StructArray.from_arrays(
-            fields, fields=list(descriptor.type), mask=pa.array(gone) if gone.any() else None
-        )
+        mask = pa.array(gone) if gone.any() else None
+        return pa.StructArray.from_arrays(fields, fields=list(descriptor.type), mask=mask), {}
 
     def add(self, value: Any) -> None:
         """Fold one value into the current key's; None clears it."""
@@ -467,8 +486,8 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             new = self._add_one(descriptor.reduce, old, value, descriptor.type, descriptor.name)
         elif not isinstance(descriptor.reduce, Mapping):
             given = self._scalar(value, descriptor.type)
-            called = given.as_py() if old is None else descriptor.reduce(old.as_py(), given.as_py())
-            new = None if called is None else self._scalar(called, descriptor.type)
+            called = given if old is None else descriptor.reduce(self._plain(old), self._plain(given))
+            new = called if called is given or called is None else self._scalar(called, descriptor.type)
         else:
             if not isinstance(value, Mapping) or not set(value) <= set(descriptor.reduce):
                 raise ValueTypeError(descriptor.name, f"a mapping of {', '.join(descriptor.reduce)}", repr(value))
@@ -496,6 +515,10 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
     def get(self) -> Any:
         """Return the value of the current key as a plain Python value, None if it has none."""
         return self._plain(self._read_current())
+
+
+def _without(found: Found, groups: Mapping[int, int]) -> Found:
+    return found.without(np.array(list(groups), dtype=np.int64)) if groups else found
 
 
 def _merged(reduce: str) -> str:

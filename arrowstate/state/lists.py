@@ -17,6 +17,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ListStateDescriptor
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.plain import column_of
 from arrowstate.state.context import KeyContext
 from arrowstate.state.many import ManyRowsState, as_lists
 from arrowstate.table import kernels
@@ -168,7 +169,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         if not self._pending:
             return
         columns = [pa.concat_arrays(column) for column in zip(*(item[0] for item in self._pending), strict=True)]
-        given = pa.array([value for item in self._pending for value in item[1]], type=self.descriptor.type)
+        given = column_of([value for item in self._pending for value in item[1]], self.descriptor.type)
         updated = [pa.concat_arrays(column) for column in zip(*(item[2] for item in self._pending), strict=True)]
         if settle:
             self._settle()

@@ -16,6 +16,7 @@ from arrowstate.errors import NullKeyError
 from arrowstate.schema.descriptors import MapStateDescriptor
 from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.plain import column_of
 from arrowstate.state.context import KeyContext
 from arrowstate.state.many import ManyRowsState, as_lists
 from arrowstate.state.retraction import row_flags
@@ -126,22 +127,20 @@ class MapState(ManyRowsState[MapStateDescriptor]):
 
     def put(self, user_key: Any, value: Any) -> None:
         """Set one entry of the current key; the value may be None."""
-        scalar = None if value is None else self._scalar(value, self.descriptor.type)
-        self._write(user_key, scalar, removed=False)
+        self._write(user_key, self._value(value), removed=False)
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
         """Set entries of the current key."""
         given = dict(entries)
         for user_key, value in given.items():
             self._one(user_key)
-            if value is not None:
-                self._scalar(value, self.descriptor.type)
+            self._value(value)
         for user_key, value in given.items():
             self.put(user_key, value)
 
     def get(self, user_key: Any) -> Any:
         """Return the value of an entry of the current key, None if there is none."""
-        return self._look(user_key)[0]
+        return self._plain(self._look(user_key)[0])
 
     def contains(self, user_key: Any) -> bool:
         """Whether the current key has such an entry."""
@@ -181,7 +180,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         count = len(self.layout.key)
         batch = self._context.group(columns[:count], columns[count:])
         rows = batch.last_rows()
-        values = pa.array([entry[1] for entry in entries], type=self.descriptor.type).take(pa.array(rows))
+        values = column_of([entry[1] for entry in entries], self.descriptor.type).take(pa.array(rows))
         kept = np.flatnonzero(~np.array([entry[2] for entry in entries])[rows])
         updated = [
             pa.concat_arrays(column).take(pa.array(rows))
@@ -191,6 +190,13 @@ class MapState(ManyRowsState[MapStateDescriptor]):
             self._settle()
         self._table.put(self._table.find(batch), batch, [*self.layout.split(values), *updated], keep=kept)
         self._pending.clear()
+
+    def _value(self, value: Any) -> pa.Scalar | None:
+        """Return a plain value as it is stored."""
+        if value is not None:
+            return self._scalar(value, self.descriptor.type)
+        # Fields are all that is stored of a struct.
+        return pa.scalar({}, self.descriptor.type) if pa.types.is_struct(self.descriptor.type) else None
 
     def _entries(self, keys: Any, user_keys: Any, namespace: Any) -> KeyBatch:
         return self._keys(keys, namespace, self._user_keys(user_keys))
@@ -210,15 +216,16 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         updated = self._no_times(1) if removed else self._update_times(1, None)
         self._pending[identity] = (keys, scalar, removed, updated)
 
-    def _look(self, user_key: Any) -> tuple[Any, bool]:
+    def _look(self, user_key: Any) -> tuple[pa.Scalar | None, bool]:
+        """Return the value of an entry of the current key and whether it exists."""
         identity, keys = self._one(user_key)
         if self.descriptor.ttl is not None:
             self.flush()
         elif identity in self._pending:
             _, scalar, removed, _ = self._pending[identity]
-            return self._plain(scalar), not removed
+            return scalar, not removed
         values, exists = self._read_entries(keys)
-        return (self._plain(values[0]) if exists[0] else None), bool(exists[0])
+        return (values[0] if exists[0] else None), bool(exists[0])
 
     def _read_entries(self, batch: KeyBatch) -> tuple[pa.Array, Any]:
         """Return (values, whether they exist) of entries for a caller, by number of the batch."""

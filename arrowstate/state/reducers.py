@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
+from arrowstate.schema.plain import plain_values
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate.state.decimals import fold_decimals
-from arrowstate.table.columns import take
+from arrowstate.table.columns import sort_order, take
 from arrowstate_formats.compiled import kernel
 
 __all__ = ["PLAIN_FOLDS", "fits_in", "reduce_by_callable", "reduce_column", "reduce_scalar"]
@@ -181,30 +182,35 @@ def reduce_column(
 
 def reduce_by_callable(
     reduce: Callable[[Any, Any], Any], values: pa.Array, order: Ints, starts: Ints, old: pa.Array, where: str
-) -> pa.Array:
+) -> tuple[pa.Array, dict[int, int]]:
     """Fold the values of each group into its old value by a Python callable, one after the other.
 
-    Arguments and result are those of `reduce_column`. If the callable returns None, what comes after it starts anew.
+    Arguments are those of `reduce_column`, and so is the first result. If the callable returns None, what comes after
+    it starts anew: the second result says for such groups from which place of `order` on values are in the result.
 
     Raises
     ------
     ProcessElementError
         If the callable raises, or returns what is not of the type of the state; it names the row.
     """
-    plain, results = values.to_pylist(), old.to_pylist()
+    what = f"state {where!r}"
+    plain, results = plain_values(values, what), plain_values(old, what)
     rows, borders = order.tolist(), starts.tolist()
     row = 0
+    anew: dict[int, int] = {}
     try:
         for group, current in enumerate(results):
-            for row in rows[borders[group] : borders[group + 1]]:
+            for place, row in enumerate(rows[borders[group] : borders[group + 1]], borders[group]):
                 value = plain[row]
                 if value is not None:
                     current = value if current is None else reduce(current, value)
+                    if current is None:
+                        anew[group] = place + 1
             results[group] = current
     except Exception as error:
         raise ProcessElementError(row, f"{type(error).__name__}: {error}") from error
     try:
-        return python_array(results, old.type)
+        return python_array(results, old.type), anew
     except CONVERSION_ERRORS:
         for group, value in enumerate(results):
             try:
@@ -273,13 +279,7 @@ def _reduce_by_rank(
 ) -> pa.Array:
     """Pick one row per group: by position for first and last, by rank for min and max."""
     both = pa.concat_arrays([old, values])
-    if reduce in ("min", "max"):
-        # Arrow sorts decimals of 128 and 256 bits only.
-        narrow = pa.types.is_decimal32(both.type) or pa.types.is_decimal64(both.type)
-        ordered = both.cast(pa.decimal128(38, both.type.scale)) if narrow else both
-        by_rank = pc.array_sort_indices(ordered).to_numpy().astype(np.int64)
-    else:
-        by_rank = np.arange(len(both), dtype=np.int64)
+    by_rank = sort_order(both) if reduce in ("min", "max") else np.arange(len(both), dtype=np.int64)
     ranks = np.empty(len(both), dtype=np.int64)
     ranks[by_rank] = np.arange(len(both), dtype=np.int64)
     result, filled = ranks[: len(old)].copy(), _filled(old)

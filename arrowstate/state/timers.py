@@ -19,10 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import TimerStateDescriptor
 from arrowstate.schema.layout import StateLayout
-from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.schema.plain import plain_value
+from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.state.base import KeyedState
 from arrowstate.state.context import CurrentKey, KeyContext, identities_of, identity_of
 from arrowstate.table import kernels, pair_kernels
@@ -31,11 +32,10 @@ from arrowstate.table.columns import take
 from arrowstate.table.run import Run
 from arrowstate.table.table import Found, FrozenTable, Table, find_keys, gather
 
-__all__ = ["Timer", "TimerService", "TimerState", "saturated", "timestamp_array"]
+__all__ = ["Timer", "TimerService", "TimerState"]
 
 Ints = npt.NDArray[np.int64]
 
-_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _PENDING_TIMERS = 16_384
 _CHUNK_TIMERS = 1024
 _SKIP_ROWS = 4096
@@ -546,56 +546,5 @@ class TimerService:
 
 
 def _plain(columns: tuple[pa.Array, ...]) -> Any:
-    values = tuple(column[0].as_py() for column in columns)
+    values = tuple(plain_value(column[0], "a timer") for column in columns)
     return values[0] if len(values) == 1 else values
-
-
-def saturated(timestamp: Any) -> int:
-    """Return a timestamp in milliseconds; one that 64 bits cannot hold becomes the lowest or highest they can.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is no whole number.
-    """
-    if isinstance(timestamp, (bool, np.bool_)) or not isinstance(timestamp, (int, np.integer)):
-        raise InvalidInputError(f"a timestamp is a whole number of milliseconds, got {timestamp!r}")
-    return min(max(int(timestamp), _LOWEST), _HIGHEST)
-
-
-def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False) -> pa.Array:
-    """Return timestamps as int64 milliseconds; what does not fit becomes the lowest or highest that does.
-
-    Arrow timestamps between two milliseconds are refused, or rounded down.
-
-    Raises
-    ------
-    ValueTypeError, InvalidInputError
-        If they are no timestamps in milliseconds, or one is null; `name` is the state's, for the message.
-    """
-    try:
-        if isinstance(timestamps, pa.ChunkedArray):
-            timestamps = timestamps.combine_chunks()
-        if not isinstance(timestamps, (pa.Array, np.ndarray)):
-            try:
-                given = pa.array(timestamps)
-            except (OverflowError, pa.ArrowInvalid):
-                given = pa.array([None if value is None else saturated(value) for value in timestamps], pa.int64())
-            timestamps = given
-        column = timestamps if isinstance(timestamps, pa.Array) else pa.array(timestamps)
-        if pa.types.is_timestamp(column.type):
-            if round_down:
-                column = pc.floor_temporal(column, unit="millisecond")
-            column = column.cast(pa.timestamp("ms", column.type.tz)).view(pa.int64())
-        elif pa.types.is_uint64(column.type):
-            column = pc.min_element_wise(column, pa.scalar(_HIGHEST, pa.uint64()), skip_nulls=False).cast(pa.int64())
-        elif pa.types.is_integer(column.type) or pa.types.is_null(column.type):
-            column = column.cast(pa.int64())
-        else:
-            raise TypeError(f"got {column.type}")
-    except CONVERSION_ERRORS as error:
-        raise ValueTypeError(name, "timestamps in milliseconds", str(error)) from None
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InvalidInputError(f"a timestamp must not be null, the one in row {row} is")
-    return column

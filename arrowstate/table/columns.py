@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from arrowstate.table import kernels
 
-__all__ = ["canonical_floats", "columns_equal", "fixed_words", "gather_places", "rows_equal", "take"]
+__all__ = ["canonical_floats", "columns_equal", "fixed_words", "gather_places", "rows_equal", "sort_order", "take"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,6 +27,17 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64, 
 def take(column: pa.Array, rows: Ints) -> pa.Array:
     """Return the given rows of a column; the rows must exist."""
     return pc.take(column, pa.array(rows), boundscheck=False)
+
+
+def sort_order(values: pa.Array) -> Ints:
+    """Return the rows of a column in ascending order: NaN after every number, nulls last, equal ones in turn."""
+    if pa.types.is_decimal32(values.type) or pa.types.is_decimal64(values.type):
+        # Arrow sorts decimals of 128 and 256 bits only, and no floats of 16.
+        values = values.cast(pa.decimal128(38, values.type.scale))
+    elif pa.types.is_float16(values.type):
+        values = values.cast(pa.float32())
+    order: Ints = pc.array_sort_indices(values).to_numpy().astype(np.int64)
+    return order
 
 
 def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:

@@ -26,12 +26,13 @@ from arrowstate.schema.descriptors import (
     TimerStateDescriptor,
 )
 from arrowstate.schema.keys import key_columns, value_array
+from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.state.base import KeyedState
 from arrowstate.state.due import DueRows, Rows, ascending, gathered, remove
 from arrowstate.state.iteration import namespaces_of
 from arrowstate.state.keyed import ReducingState
 from arrowstate.state.lists import ListState
-from arrowstate.state.timers import TimerState, saturated, timestamp_array
+from arrowstate.state.timers import TimerState
 from arrowstate.state.undo import unchanged_on_error
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.windows.assigners import (
@@ -314,7 +315,7 @@ class WindowOperator:
         """Number the elements of each key, on from those it has had."""
         assert self._seen is not None
         batch = self._backend.group_keys(self._key_rows(keys))
-        before = self._seen.get_batch(self._key_rows(batch.columns)).fill_null(0).to_numpy()
+        before = self._seen.read_keys(batch).fill_null(0).to_numpy()
         counts = np.diff(batch.starts)
         positions = np.empty(batch.row_count, dtype=np.int64)
         positions[batch.order] = np.repeat(before - batch.starts[:-1], counts) + np.arange(batch.row_count)

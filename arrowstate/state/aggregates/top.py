@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from arrowstate.schema.aggregates import TopK
 from arrowstate.state.aggregates.groups import BuiltInAggregate, Ints
+from arrowstate.table.columns import sort_order
 
 __all__ = ["TopKAggregate"]
 
@@ -41,10 +42,7 @@ class TopKAggregate(BuiltInAggregate):
 
     def _best(self, count: int, groups: Ints, parts: list[pa.Array]) -> pa.StructArray:
         values = pa.concat_arrays(parts)
-        # Arrow sorts decimals of 128 and 256 bits only.
-        narrow = pa.types.is_decimal32(values.type) or pa.types.is_decimal64(values.type)
-        ordered = values.cast(pa.decimal128(38, values.type.scale)) if narrow else values
-        by_rank = pc.array_sort_indices(ordered).to_numpy().astype(np.int64)
+        by_rank = sort_order(values)
         if not self._smallest:
             by_rank = by_rank[::-1]
         order = by_rank[np.argsort(groups[by_rank], kind="stable")]

@@ -1,0 +1,74 @@
+"""Times as a caller gives them, as milliseconds since 1970."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.schema.types import CONVERSION_ERRORS
+
+__all__ = ["saturated", "timestamp_array"]
+
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+def saturated(timestamp: Any) -> int:
+    """Return a timestamp in milliseconds; one that 64 bits cannot hold becomes the lowest or highest they can.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is no whole number.
+    """
+    if isinstance(timestamp, (bool, np.bool_)) or not isinstance(timestamp, (int, np.integer)):
+        raise InvalidInputError(f"a timestamp is a whole number of milliseconds, got {timestamp!r}")
+    return min(max(int(timestamp), _LOWEST), _HIGHEST)
+
+
+def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, saturate: bool = True) -> pa.Array:
+    """Return timestamps as int64 milliseconds; what does not fit becomes the lowest or highest that does.
+
+    Arrow timestamps between two milliseconds are refused, or rounded down. Without `saturate`, what does not fit is
+    refused.
+
+    Raises
+    ------
+    ValueTypeError, InvalidInputError
+        If they are no timestamps in milliseconds, or one is null; `name` is the state's, for the message.
+    """
+    try:
+        if isinstance(timestamps, pa.ChunkedArray):
+            timestamps = timestamps.combine_chunks()
+        if not isinstance(timestamps, (pa.Array, np.ndarray)):
+            try:
+                given = pa.array(timestamps)
+            except (OverflowError, pa.ArrowInvalid):
+                if not saturate:
+                    raise
+                given = pa.array([None if value is None else saturated(value) for value in timestamps], pa.int64())
+            timestamps = given
+        column = timestamps if isinstance(timestamps, pa.Array) else pa.array(timestamps)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_timestamp(column.type):
+            # What is before and after a millisecond is the same in every time zone.
+            column = column.view(pa.timestamp(column.type.unit))
+            if round_down:
+                column = pc.floor_temporal(column, unit="millisecond")
+            column = column.cast(pa.timestamp("ms")).view(pa.int64())
+        elif pa.types.is_uint64(column.type) and saturate:
+            column = pc.min_element_wise(column, pa.scalar(_HIGHEST, pa.uint64()), skip_nulls=False).cast(pa.int64())
+        elif pa.types.is_integer(column.type) or pa.types.is_null(column.type):
+            column = column.cast(pa.int64())
+        else:
+            raise TypeError(f"got {column.type}")
+    except CONVERSION_ERRORS as error:
+        raise ValueTypeError(name, "timestamps in milliseconds", str(error)) from None
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InvalidInputError(f"a timestamp must not be null, the one in row {row} is")
+    return column
