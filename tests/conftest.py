@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,16 @@ LONGEST = {
     "tests/conformance/test_keyed_state.py": 80,
     "servers of objects": 50,
 }
+
+
+# Thousands of files of the tests are made durable one by one, which only takes time: most tests are about what is done,
+# not whether a disk did it. Kept in memory, where there is room for them.
+MEMORY, ROOM_BYTES = "/dev/shm", 6 << 30
+
+
+def pytest_configure() -> None:
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
 def unit_of(nodeid: str) -> str:

@@ -1,0 +1,190 @@
+"""The long form of the tests: everything that a commit has no time for, in parts that can be run by themselves."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HISTORIES = [
+    "tests/conformance/test_state_machine.py",
+    "tests/windows/test_window_model.py",
+    "tests/state/test_reducers.py",
+    "tests/coordinator/test_compaction_of_kinds.py",
+]
+CALLS = ["tests/coordinator/test_every_call.py"]
+SPARK = [
+    "tests/spark",
+    "tests/formats/test_key_hash_spark.py",
+    "tests/tools/test_nexmark.py",
+    "tests/tools/test_spark_benchmark.py",
+]
+# What programs say that they did: the last of it counts.
+COUNTED = re.compile(r"(\d[\d,]*) (passed|seeds|rounds|trials|events)")
+LOWEST = "{folder}/venv/bin/python"
+UV_INSTALL = [LOWEST, "-m", "uv", "pip", "install", "--quiet", "--python", LOWEST]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Commands of the long form, of which each follows the other; `{folder}` in them is a folder of the part's own."""
+
+    name: str
+    what: str
+    commands: tuple[Sequence[str], ...]
+
+
+def pytest(*arguments: str, processes: int = 2) -> list[str]:
+    """Return the command of tests in their long form."""
+    shared = ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else []
+    return [sys.executable, "-m", "pytest", "-q", *shared, *arguments]
+
+
+def script(path: str, *arguments: str) -> list[str]:
+    """Return the command of a script."""
+    return [sys.executable, str(ROOT / path), *arguments]
+
+
+def without(*paths: str) -> list[str]:
+    """Return the options of pytest that leave out what is a part of its own."""
+    return [f"--ignore={path}" for path in paths]
+
+
+PARTS = (
+    Part(
+        "tests",
+        "all tests that are in no other part",
+        (pytest("tests", *without("tests/conformance", *HISTORIES, *CALLS, *SPARK)),),
+    ),
+    Part(
+        "conformance",
+        "keyed and operator state: every case with every supply of keys on every deployment",
+        (pytest("tests/conformance", *without(HISTORIES[0])),),
+    ),
+    Part("histories", "random histories against models: 2,000 of all kinds of keyed state", (pytest(*HISTORIES),)),
+    Part("calls", "every kind of fault at every storage call of every operation", (pytest(*CALLS, processes=1),)),
+    Part("spark", "Spark, the cluster, Spark Connect", (pytest(*SPARK, processes=1),)),
+    Part(
+        "simulation",
+        "20,000 seeds of processes around a store, interleaved call by call",
+        ([sys.executable, "-m", "arrowstate.testing.simulate", "--seeds", "20000"],),
+    ),
+    Part(
+        "kills",
+        "200 rounds of SIGKILL of a writer on a disk, and 200 on a simulator of S3",
+        (
+            script("tests/coordinator/kill_rounds.py", "{folder}/store", "--rounds", "200"),
+            script("tests/coordinator/kill_rounds.py", "moto", "--rounds", "200"),
+        ),
+    ),
+    Part(
+        "commits",
+        "races of 8 processes for a number of the log: 20,000 on a disk, 1,000 on a simulator of S3",
+        (
+            script("tests/storage/commit_racers.py", "{folder}/store", "--rounds", "20000"),
+            script("tests/storage/commit_racers.py", "moto", "--rounds", "1000"),
+        ),
+    ),
+    Part(
+        "flips", "1,000 flipped bits in files of every kind", (script("tests/store/bit_flips.py", "--trials", "1000"),)
+    ),
+    Part(
+        "spark-kills",
+        "60 rounds of SIGKILL of drivers, workers and executors for an operator, and 60 for a sink",
+        (
+            script("tests/spark/spark_kill_rounds.py", "{folder}/audit", "--rounds", "60"),
+            script("tests/spark/spark_kill_rounds.py", "{folder}/sink", "--rounds", "60", "--query", "sink"),
+        ),
+    ),
+    Part("nexmark", "the queries of Nexmark on a million events, checked by DuckDB", ([str(ROOT / "tools/nexmark")],)),
+    Part(
+        "lowest",
+        "the short form with the lowest versions of what the project requires, without Spark",
+        (
+            [sys.executable, "-m", "venv", "{folder}/venv"],
+            [LOWEST, "-m", "pip", "install", "--quiet", "uv"],
+            [
+                LOWEST,
+                *["-m", "uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--editable"],
+                f"{ROOT}[test]",
+            ],
+            ["env", "ARROWSTATE_LONG_TESTS=0", LOWEST, *pytest("tests", *without("tests/tools", *SPARK))[1:]],
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a part ended."""
+
+    name: str
+    counts: str
+    seconds: float
+    failed: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run parts one after the other, print what ran, and return 1 if one of them failed."""
+    parts = {part.name: part for part in PARTS}
+    parser = argparse.ArgumentParser(
+        prog="tools/test --long",
+        description=__doc__,
+        epilog="\n".join(["parts:", *(f"  {part.name:12} {part.what}" for part in PARTS)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="which; all without one")
+    wanted = parser.parse_args(arguments).parts or list(parts)
+    if unknown := [name for name in wanted if name not in parts]:
+        parser.error(f"no part named {', '.join(unknown)}; there is {', '.join(parts)}")
+
+    ran = [run(parts[name]) for name in wanted]
+
+    width = max(len(part.counts) for part in ran)
+    print("\nlong form of the tests")
+    for part in ran:
+        print(f"  {part.name:12} {part.counts:{width}} {part.seconds:7.0f} s  {'FAILED' if part.failed else 'passed'}")
+    failed = [part.name for part in ran if part.failed]
+    print(f"{len(ran)} parts, {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
+def run(part: Part) -> Ran:
+    """Run the commands of a part, up to one that fails."""
+    print(f"\n== {part.name}: {part.what}", flush=True)
+    started = time.monotonic()
+    counts = []
+    with tempfile.TemporaryDirectory(prefix="arrowstate-long-") as folder:
+        for command in part.commands:
+            count, status = follow([word.replace("{folder}", folder) for word in command])
+            counts.append(count)
+            if status != 0:
+                break
+    return Ran(part.name, ", ".join(filter(None, counts)), time.monotonic() - started, status != 0)
+
+
+def follow(command: list[str]) -> tuple[str, int]:
+    """Run a command in the long form, show what it prints, and return what it counted and its exit status."""
+    count = ""
+    environment = {**os.environ, "ARROWSTATE_LONG_TESTS": "1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if found := COUNTED.search(line):
+                count = " ".join(found.groups())
+    return count, process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
