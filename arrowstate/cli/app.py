@@ -110,7 +110,12 @@ def make_parser() -> argparse.ArgumentParser:
         type=gc.duration,
         default=DEFAULT_GRACE_MS,
         metavar="TIME",
-        help="how long a file that nothing has referred to waits (default: 24h)",
+        help="how long a file that nothing has referred to waits, at least 1m (default: 24h)",
+    )
+    collected.add_argument(
+        "--allow-short-grace",
+        action="store_true",
+        help="take a grace period below 1m; only where nobody writes to the store",
     )
     compacted = _command(
         commands,

@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say
+from arrowstate.coordinator.leases import held_while_read
 from arrowstate.schema.layout import StateLayout, descriptor_of
 from arrowstate.snapshot.verification import Verification, first_key_column, noting
 from arrowstate.store import Snapshot
+from arrowstate.store.store import new_id, now_ms
 from arrowstate_formats.documents import OperatorDocument
 
 __all__ = ["restore_check"]
@@ -37,6 +39,12 @@ class _Restored:
 def restore_check(options: argparse.Namespace) -> int:
     """Check a checkpoint and print what was done; 1 if there is a problem."""
     snapshot = open_checkpoint(options)
+    holder = "arrowstate restore-check"
+    with held_while_read(snapshot.storage, snapshot.entry, holder=holder, clock_ms=now_ms, new_id=new_id):
+        return _check(snapshot, options)
+
+
+def _check(snapshot: Snapshot, options: argparse.Namespace) -> int:
     restored = _Restored()
     with progress_bar("verifying") as bar:
         advance = _advancing(bar, snapshot, options.parallelism)

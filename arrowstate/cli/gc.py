@@ -20,7 +20,7 @@ _SHOWN = 20
 
 def duration(text: str) -> int:
     """Return the milliseconds of a text such as `90s`, `15m`, `12h` or `7d`."""
-    match = re.fullmatch(r"(\d+)([smhd])", text)
+    match = re.fullmatch(r"([0-9]+)([smhd])", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"must be a number with s, m, h or d, such as 12h, got {text}")
     return int(match[1]) * _UNITS_MS[match[2]]
@@ -29,7 +29,9 @@ def duration(text: str) -> int:
 def collect(options: argparse.Namespace) -> int:
     """Print the plan of a collection, and apply it if asked to."""
     store = open_store(options.store)
-    collection = store.collect(RetentionPolicy(options.count, options.age), grace_ms=options.grace)
+    collection = store.collect(
+        RetentionPolicy(options.count, options.age), grace_ms=options.grace, allow_short_grace=options.allow_short_grace
+    )
     report = collection.apply() if options.apply else None
     if options.json:
         print_json(_as_json(collection.plan, report))

@@ -19,12 +19,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
 from arrowstate.coordinator.retention import RetentionPolicy, retain
-from arrowstate.errors import CorruptDataError
+from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.snapshot.boundary import (
     Boundary,
     boundaries,
@@ -58,15 +58,19 @@ __all__ = [
     "Kept",
     "Waiting",
     "apply_collection",
+    "check_grace",
     "plan_collection",
 ]
 
 DEFAULT_GRACE_MS = 24 * 3600 * 1000
 """Longer than any checkpoint should take from its first file to its commit."""
+SHORTEST_GRACE_MS = 60_000
+"""A shorter grace period takes an explicit word."""
 
 _DATA = re.compile(r"data/[^/]+/[^/]+/[^/]+\.(arrow|parquet|lance|directory|roaring)")
 _MANIFEST = re.compile(r"manifests/[^/]+\.json")
 
+_Looked = TypeVar("_Looked")
 Kind = Literal["data", "manifest", "log entry", "lease", "unfinished"]
 _ORDER: tuple[Kind, ...] = ("lease", "unfinished", "data", "manifest", "log entry")
 _NEVER_NEEDED = ("lease", "unfinished")
@@ -178,8 +182,43 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
     InvalidInputError
         If grace_ms is negative.
     """
-    grace_ms = check_integer("grace_ms, the grace period,", grace_ms, 0, unit="milliseconds")
+    grace_ms = _grace(grace_ms)
     open_store_document(storage)
+    return _settled(lambda: _plan(storage, policy, now_ms=now_ms, grace_ms=grace_ms))
+
+
+def _grace(grace_ms: int) -> int:
+    return check_integer("grace_ms, the grace period,", grace_ms, 0, unit="milliseconds")
+
+
+def check_grace(grace_ms: int, *, allow_short: bool) -> None:
+    """Refuse a grace period that is shorter than a checkpoint may take, unless it is allowed."""
+    if not allow_short and _grace(grace_ms) < SHORTEST_GRACE_MS:
+        raise InvalidInputError(
+            f"the grace period must be at least {SHORTEST_GRACE_MS} ms, got {grace_ms}: a shorter one may take the "
+            "files of a checkpoint that is being written; where nobody writes to the store, allow it with "
+            "allow_short_grace=True (`arrowstate gc --allow-short-grace`)"
+        )
+
+
+def _settled(look: Callable[[], _Looked]) -> _Looked:
+    """Return what a look at the store returns, although other collections, tags and leases come in between.
+
+    What is damaged is found by the next look too. What another collection took in the middle of the look is not: the
+    boundary or the pins have changed, and nothing that counts refers to it any more.
+    """
+    seen = None
+    while True:
+        try:
+            return look()
+        except CorruptDataError as error:
+            if str(error) == seen:
+                raise
+            seen = str(error)
+
+
+def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: int) -> CollectionPlan:
+    """Plan a collection; CorruptDataError where another one came in between, too."""
     # Before any root is read: what is written from here on is not considered at all.
     unfinished = storage.list_unfinished()
     files = _Files.of(storage.list(""))
@@ -276,7 +315,7 @@ def apply_collection(
     if doomed:
         # Durable before the roots are read again: who commits or pins after this reading finds it.
         said = put_boundary(storage, statement)
-        held = _held(storage, statement.boundary, now_ms)
+        held = _settled(lambda: _held(storage, statement.boundary, now_ms))
         with many_deletions(storage):
             for deletion in doomed:
                 if deletion.path in held:

@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 from msgspec.structs import replace
 
 from arrowstate.coordinator.disposal import dispose, files_to_dispose
+from arrowstate.coordinator.leases import held_while_read
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.snapshot.contents import checked_pieces
@@ -129,7 +130,8 @@ def import_checkpoint(
     started_at_ms = clock_ms()
     paths: list[str] = []
     try:
-        operators = _copied(source, storage, entry.operators, new_id, paths, progress)
+        with held_while_read(source, entry, holder="an import", clock_ms=clock_ms, new_id=new_id):
+            operators = _copied(source, storage, entry.operators, new_id, paths, progress)
         writer = CheckpointWriter(
             storage,
             store_id,

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
-from arrowstate.errors import ArrowStateError, CheckpointNotFoundError, InvalidInputError, StorageError
-from arrowstate.snapshot.log import CommittedEntry
+from arrowstate.errors import (
+    ArrowStateError,
+    CheckpointNotFoundError,
+    CommitUnknownError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
+from arrowstate.snapshot.log import CommitLog, CommittedEntry
 from arrowstate.snapshot.pins import put_lease
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["DEFAULT_LEASE_MS", "CheckpointLease"]
+__all__ = ["DEFAULT_LEASE_MS", "CheckpointLease", "held_while_read"]
 
 LONGEST_LEASE_MS = 1 << 52
 """So that its end, which is a date for people, is exact in every reader of JSON."""
@@ -27,6 +35,62 @@ LONGEST_LEASE_MS = 1 << 52
 DEFAULT_LEASE_MS = 10 * 60 * 1000
 _RENEWALS = 3
 """A lease is renewed so many times in the time that it lasts."""
+
+
+@contextmanager
+def held_while_read(
+    storage: Storage,
+    entry: LogEntryDocument,
+    *,
+    holder: str,
+    clock_ms: Callable[[], int],
+    new_id: Callable[[], str],
+) -> Iterator[None]:
+    """Hold a checkpoint in a block that reads its files, so that no collection takes them meanwhile.
+
+    A savepoint needs no lease: it is kept until it is disposed of. A store that can be read and not written to is read
+    without one, and warned about.
+
+    Parameters
+    ----------
+    storage, entry
+        The store and the checkpoint.
+    holder
+        Who reads, for those who look at the store.
+    clock_ms, new_id
+        Where times and names come from.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If the checkpoint has been collected, or is being.
+
+    Warns
+    -----
+    RuntimeWarning
+        If no lease could be taken, renewed or released.
+    """
+    if entry.kind == "savepoint":
+        yield
+        return
+    found = CommitLog(storage).get(entry.number)
+    if found is None or found.document.commit_id != entry.commit_id:
+        raise CheckpointNotFoundError(entry.checkpoint_id, [])
+    try:
+        lease = CheckpointLease(
+            storage, found, ttl_ms=DEFAULT_LEASE_MS, holder=holder, clock_ms=clock_ms, new_id=new_id
+        )
+    except (StorageError, StorageFullError, CommitUnknownError) as error:
+        warnings.warn(
+            f"no lease holds checkpoint {entry.checkpoint_id} of {storage.url} while it is read, and a collection may "
+            f"take it: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        yield
+        return
+    with lease:
+        yield
 
 
 class CheckpointLease:

@@ -96,9 +96,12 @@ def checked_checkpoints(
     deep: bool,
     advance: Callable[[], None] = lambda: None,
 ) -> Iterator[CheckedCheckpoint]:
-    """Look at checkpoints one after another, each when it is asked for."""
+    """Look at checkpoints one after another, each when it is asked for; those collected meanwhile are left out."""
+    log = CommitLog(storage)
     for entry in entries:
-        yield CheckedCheckpoint(entry, verify_checkpoint(storage, store_id, entry.document, deep=deep, advance=advance))
+        found = verify_checkpoint(storage, store_id, entry.document, deep=deep, advance=advance)
+        if found.ok or log.holds(entry.document):
+            yield CheckedCheckpoint(entry, found)
 
 
 def proposals(found: StoreVerification, url: str) -> list[str]:

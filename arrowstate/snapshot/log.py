@@ -418,6 +418,19 @@ class CommitLog:
             raise
         raise CheckpointNotFoundError(checkpoint_id, sorted(number for number in seen if number is not None))
 
+    def holds(self, entry: LogEntryDocument) -> bool:
+        """Whether a checkpoint that was read is still one of this store, and not collected since."""
+        try:
+            found = self.get(entry.number)
+        except CorruptDataError:
+            return True
+        if found is None:
+            # Below the boundary it may be gone; above it, that is damage.
+            return entry.number >= self.boundary()
+        if found.document.commit_id != entry.commit_id:
+            return False
+        return entry.number >= self.boundary() or self._is_kept(found)
+
     def numbers(self) -> list[int]:
         """Return the numbers of all entries, ascending."""
         found = (number_of(path) for path in self._storage.list(_FOLDER))

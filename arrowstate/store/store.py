@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from arrowstate.backend.keyed import now_ms
 from arrowstate.coordinator.collection import (
     DEFAULT_GRACE_MS,
+    check_grace,
     plan_collection,
 )
 from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.coordinator.disposal import dispose_savepoint
 from arrowstate.coordinator.driver import StoreSide
 from arrowstate.coordinator.importing import ClaimMode, import_checkpoint
-from arrowstate.coordinator.leases import DEFAULT_LEASE_MS
+from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, held_while_read
 from arrowstate.coordinator.recovery import StoreVerification, find_newest_whole, proposals, verify_store
 from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.coordinator.store_compaction import (
@@ -205,6 +206,8 @@ class StateStore:
     ) -> Snapshot:
         """Write a checkpoint as a self-contained folder without dead rows: one file per state and subtask.
 
+        A lease holds the checkpoint meanwhile, so that no collection takes its files.
+
         Parameters
         ----------
         name_or_path
@@ -247,16 +250,19 @@ class StateStore:
         """
         snapshot = self.latest() if checkpoint is None else self.snapshot(checkpoint)
         target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
-        entry = write_savepoint(
-            self.storage,
-            self.store_id,
-            snapshot.entry,
-            target,
-            format=format,
-            new_id=self._new_id,
-            clock_ms=self._clock_ms,
-            progress=progress,
-        )
+        with held_while_read(
+            self.storage, snapshot.entry, holder="a savepoint", clock_ms=self._clock_ms, new_id=self._new_id
+        ):
+            entry = write_savepoint(
+                self.storage,
+                self.store_id,
+                snapshot.entry,
+                target,
+                format=format,
+                new_id=self._new_id,
+                clock_ms=self._clock_ms,
+                progress=progress,
+            )
         return Snapshot(target, open_store_document(target).store_id, entry)
 
     def import_savepoint(
@@ -277,7 +283,7 @@ class StateStore:
         ----------
         source
             A name, for the folder `savepoints/<name>` of this store; a path or URL (with a `/`), whose newest
-            checkpoint is taken; or a snapshot of another store, to be leased if it may be collected meanwhile.
+            checkpoint is taken; or a snapshot of another store. A lease holds a checkpoint that may be collected.
         claim_mode
             `NO_CLAIM` only reads the source. `CLAIM` disposes of it once the import is committed, as
             `dispose_savepoint` does; a source that is not only a savepoint is refused.
@@ -444,7 +450,13 @@ class StateStore:
             new_id=self._new_id,
         )
 
-    def collect(self, policy: RetentionPolicy | None = None, *, grace_ms: int = DEFAULT_GRACE_MS) -> Collection:
+    def collect(
+        self,
+        policy: RetentionPolicy | None = None,
+        *,
+        grace_ms: int = DEFAULT_GRACE_MS,
+        allow_short_grace: bool = False,
+    ) -> Collection:
         """Plan to delete what no checkpoint that is kept needs; nothing is deleted before `apply()` of the result.
 
         Parameters
@@ -453,8 +465,11 @@ class StateStore:
             Which checkpoints are kept, the newest only by default. Tags, leases and savepoints keep theirs besides.
         grace_ms
             How long a file that no checkpoint has referred to waits, counted from the first applied collection that
-            saw it, in milliseconds. It should be longer than any checkpoint takes. The checkpoint that the newest
-            compaction repeats is kept as long, for its writer to go on from it.
+            saw it, in milliseconds, at least 60,000. It should be longer than any checkpoint takes. The checkpoint that
+            the newest compaction repeats is kept as long, for its writer to go on from it.
+        allow_short_grace
+            Take a shorter grace period, from 0. Where somebody writes to the store, a collection may then take the
+            files of a checkpoint that is being written, which fails or is not acknowledged.
 
         Returns
         -------
@@ -466,6 +481,8 @@ class StateStore:
         ------
         CorruptDataError, FormatVersionError
             If a checkpoint that is kept is damaged, or something is there that this version does not know.
+        InvalidInputError
+            If the grace period is below a minute and `allow_short_grace` is false.
 
         Examples
         --------
@@ -480,6 +497,7 @@ class StateStore:
         >>> len(collection.apply().deleted)
         2
         """
+        check_grace(grace_ms, allow_short=allow_short_grace)
         policy = RetentionPolicy() if policy is None else policy
         plan = plan_collection(self.storage, policy, now_ms=self._clock_ms(), grace_ms=grace_ms)
         return Collection(self.storage, plan, self._clock_ms, self._new_id)

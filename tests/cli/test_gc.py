@@ -79,7 +79,7 @@ def test_an_application_deletes_it(folder, capsys):
 
 
 def test_without_grace_files_that_belong_to_nobody_go_at_once(folder, capsys):
-    run(capsys, "gc", folder, "--apply", "--count", 9, "--grace", "0s")
+    run(capsys, "gc", folder, "--apply", "--count", 9, "--grace", "0s", "--allow-short-grace")
 
     assert not (folder / "data/op/total/orphan.arrow").exists()
     assert len(arrowstate.open_store(folder).checkpoints()) == 4

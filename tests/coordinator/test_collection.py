@@ -196,7 +196,7 @@ def test_what_only_dropped_checkpoints_need_is_deleted_and_nothing_else(filled):
 def test_a_plan_changes_nothing_and_says_why_and_how_much(filled):
     before = {path: filled.storage.read(path) for path in filled.files()}
 
-    plan = filled.store.collect(NEWEST, grace_ms=GRACE).plan
+    plan = filled.store.collect(NEWEST, grace_ms=GRACE, allow_short_grace=True).plan
 
     assert {path: filled.storage.read(path) for path in filled.files()} == before
     assert plan.dropped == (2, 3)
@@ -485,7 +485,7 @@ def test_a_file_that_nobody_refers_to_waits_for_the_grace_period(filled):
     assert path not in filled.collect().deleted
 
     filled.now_ms += 1
-    plan = filled.store.collect(NEWEST, grace_ms=GRACE).plan
+    plan = filled.store.collect(NEWEST, grace_ms=GRACE, allow_short_grace=True).plan
     report = filled.collect()
 
     assert [deletion.path for deletion in plan.deletions] == [path]
@@ -563,10 +563,10 @@ def test_a_checkpoint_whose_unfinished_file_a_collection_deletes_fails_and_the_n
 
 def test_a_plan_alone_does_not_begin_the_grace_period(filled):
     path = orphan(filled)
-    filled.store.collect(NEWEST, grace_ms=GRACE)
+    filled.store.collect(NEWEST, grace_ms=GRACE, allow_short_grace=True)
     filled.now_ms += 10 * GRACE
 
-    plan = filled.store.collect(NEWEST, grace_ms=GRACE).plan
+    plan = filled.store.collect(NEWEST, grace_ms=GRACE, allow_short_grace=True).plan
 
     assert [(item.path, item.first_seen_ms) for item in plan.waiting] == [(path, filled.now_ms)]
 

@@ -385,7 +385,7 @@ def test_a_crash_at_any_call_leaves_the_store_as_it_was_or_compacted(tmp_path):
         # What is left over is found, and the lease ends.
         world.now_ms += 24 * 3600 * 1000
         for _ in range(2):
-            world.store.collect(RetentionPolicy(1), grace_ms=0).apply()
+            world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
         assert world.orphans() == set()
         assert not world.files("leases/")
         world.add(np.arange(100), 1)
@@ -407,7 +407,7 @@ def test_a_collection_in_the_middle_takes_nothing_that_is_needed(world):
     def collect():
         world.add(np.arange(50), 1)
         world.checkpoint()
-        world.store.collect(RetentionPolicy(1), grace_ms=10_000).apply()
+        world.store.collect(RetentionPolicy(1), grace_ms=10_000, allow_short_grace=True).apply()
 
     compaction = other.compact(TIGHT)
     hooked.before = [("write_file", "data/", collect)]
@@ -415,7 +415,7 @@ def test_a_collection_in_the_middle_takes_nothing_that_is_needed(world):
 
     assert after is not None
     world.check(after)
-    world.store.collect(RetentionPolicy(1), grace_ms=0).apply()
+    world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
     world.check()
     assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [after.checkpoint_id]
 
@@ -428,7 +428,7 @@ def test_what_is_merged_is_not_collected_meanwhile(world):
         for backend in world.backends:
             merge_all(backend)
         world.checkpoint()
-        world.store.collect(RetentionPolicy(1), grace_ms=0).apply()
+        world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
 
     compaction = other.compact(TIGHT)
     # After the first merge was read, and before the second one is.
@@ -436,7 +436,7 @@ def test_what_is_merged_is_not_collected_meanwhile(world):
     assert compaction.apply() is None
 
     world.check()
-    world.store.collect(RetentionPolicy(1), grace_ms=0).apply()
+    world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
     assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [5]
 
 
@@ -445,7 +445,9 @@ def test_a_compaction_whose_files_were_collected_as_garbage_commits_nothing(worl
     other, hooked = world.process()
     compaction = other.compact(TIGHT)
     # The merged runs are written, and nothing refers to them yet.
-    hooked.before = [("read", "_latest", lambda: world.store.collect(RetentionPolicy(9), grace_ms=0).apply())]
+    hooked.before = [
+        ("read", "_latest", lambda: world.store.collect(RetentionPolicy(9), grace_ms=0, allow_short_grace=True).apply())
+    ]
 
     with pytest.raises(CollectedError):
         compaction.apply()
@@ -458,7 +460,7 @@ def test_a_compaction_whose_files_were_collected_as_garbage_commits_nothing(worl
 def test_after_a_collection_the_writer_is_told_once_and_writes_its_runs_anew(world):
     world.churn()
     world.store.compact(TIGHT).apply()
-    world.store.collect(RetentionPolicy(1), grace_ms=0).apply()
+    world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
     assert [snapshot.entry.kind for snapshot in world.store.checkpoints()] == ["compaction"]
     world.add(np.arange(50), 1)
 
@@ -509,7 +511,7 @@ def test_a_compaction_that_slept_through_a_collection_does_not_report_success(wo
             world.checkpoint()
         # The lease has ended by then.
         world.now_ms += 24 * 3600 * 1000
-        world.store.collect(RetentionPolicy(1), grace_ms=0).apply()
+        world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
 
     compaction = other.compact(TIGHT)
     hooked.before = [("put_if_absent", "log/", others_go_on)]

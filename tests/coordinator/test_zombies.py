@@ -81,9 +81,9 @@ class World:
 
     def collect(self):
         """Collect, with the grace period of everything passed, all but the newest checkpoint."""
-        self.store.collect(NEWEST, grace_ms=GRACE_MS).apply()
+        self.store.collect(NEWEST, grace_ms=GRACE_MS, allow_short_grace=True).apply()
         self.now_ms += GRACE_MS
-        self.store.collect(NEWEST, grace_ms=GRACE_MS).apply()
+        self.store.collect(NEWEST, grace_ms=GRACE_MS, allow_short_grace=True).apply()
 
     def content(self, snapshot):
         forget_open_files()
@@ -361,7 +361,7 @@ def test_a_writer_whose_clock_jumps_by_a_year_keeps_what_it_was_told(world, jump
         clock[0] += jump_ms
         for _ in range(2):
             world.commit(writer, job)
-            world.store.collect(policy, grace_ms=GRACE_MS).apply()
+            world.store.collect(policy, grace_ms=GRACE_MS, allow_short_grace=True).apply()
 
             assert world.content(world.store.latest()) == world.acknowledged[max(world.acknowledged)]
 
@@ -373,7 +373,7 @@ def test_a_collector_whose_clock_jumps_by_a_year_takes_no_file_of_an_acknowledge
     collector = world.process()
 
     def collect():
-        collector.collect(NEWEST, grace_ms=GRACE_MS).apply()
+        collector.collect(NEWEST, grace_ms=GRACE_MS, allow_short_grace=True).apply()
 
     with Zombie(world, "write", f"put_if_absent {COMMIT} before") as zombie:
         # Its files are all there. The clock says that a year has gone, or that they are of the next year.
@@ -416,7 +416,7 @@ def test_a_lease_by_a_clock_that_is_wrong_holds_or_the_reader_is_told(world, jum
 
 
 def test_a_collector_that_planned_long_ago_applies_its_plan_without_harm(world):
-    collection = world.store.collect(NEWEST, grace_ms=0)
+    collection = world.store.collect(NEWEST, grace_ms=0, allow_short_grace=True)
     planned = {deletion.path for deletion in collection.plan.deletions}
     old = Job.restored(world.store.checkpoints()[0], 2, KEYS)
     with world.store.writer() as writer:

@@ -82,7 +82,7 @@ def open_writer(store: StateStore, arm: Callable[[], None]) -> Any:
 def collect(store: StateStore, arm: Callable[[], None]) -> Any:
     """Plan and apply a collection."""
     arm()
-    collection = store.collect(RetentionPolicy(count=1), grace_ms=GRACE_MS)
+    collection = store.collect(RetentionPolicy(count=1), grace_ms=GRACE_MS, allow_short_grace=True)
     return {"deleted": len(collection.apply().deleted)}
 
 

@@ -317,7 +317,7 @@ def test_steps_go_from_the_last_entry_of_a_checkpoint_to_the_first_of_the_next(l
 def test_steps_over_what_was_collected_are_refused_unless_they_are_wanted(log: Any) -> None:
     log, store = log
     store.tag("kept", 2)
-    store.collect(arrowstate.RetentionPolicy(count=1), grace_ms=0).apply()
+    store.collect(arrowstate.RetentionPolicy(count=1), grace_ms=0, allow_short_grace=True).apply()
 
     with pytest.raises(CheckpointsCollectedError, match="after checkpoint 2 .* it has 2, 7"):
         timeline.steps_between(log, 2, None)

@@ -186,8 +186,8 @@ def _churn(
             total.add_batch(pa.array(random.choice(rows, changed, replace=False)), ones)
             coordinator.trigger().result()
             if number % 20 == 19:
-                store.collect(retention, grace_ms=0).apply()
-    store.collect(retention, grace_ms=0).apply()
+                store.collect(retention, grace_ms=0, allow_short_grace=True).apply()
+    store.collect(retention, grace_ms=0, allow_short_grace=True).apply()
     new = arrowstate.KeyedStateBackend(key=keys.schema, max_parallelism=128)
     load_arrowstate(new.state(SUM), keys)
     arrowstate.open_store(folder / "fresh", create=True).writer().checkpoint({"bench": [new]})

@@ -1,0 +1,252 @@
+"""Whatever is done beside a collection, at any moment of it: nobody finds damage in a store that is whole."""
+
+import threading
+import warnings
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.coordinator.leases import held_while_read
+from arrowstate.errors import (
+    ArrowStateError,
+    CheckpointNotFoundError,
+    CorruptDataError,
+    InvalidInputError,
+    StorageError,
+)
+from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.storage import clear_memory_storage
+from arrowstate.store.store import StateStore
+from arrowstate.testing.faults import VERBS
+
+ROWS = 3000
+"""Enough for a data file; fewer would stand in the manifest."""
+URL = "memory://beside-collections"
+COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+
+
+def step(writer, start):
+    """Commit a checkpoint that shares no file with the one before."""
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+    backend.state(COUNTS).add_batch(range(start, start + ROWS), [1] * ROWS)
+    operator = arrowstate.OperatorStateBackend()
+    operator.state(OFFSETS).update(list(range(start, start + ROWS)))
+    return writer.checkpoint({"op": [backend]}, operator_states={"op": [operator]}, properties={"start": start})
+
+
+def make(count=2, tag=2):
+    clear_memory_storage(URL)
+    store = arrowstate.open_store(f"{URL}/store", create=True)
+    with store.writer() as writer:
+        for number in range(count):
+            step(writer, number * ROWS)
+    if tag is not None:
+        store.tag("kept", tag)
+    return store
+
+
+def others(store):
+    """What other processes do meanwhile: the job goes on, a tag is removed, a collection is applied."""
+    with store.writer() as writer:
+        step(writer, 90 * ROWS)
+    if "kept" in store.tags():
+        store.untag("kept")
+    store.collect().apply()
+
+
+class Beside:
+    """A storage where something happens once, before the call of a number; None for never."""
+
+    def __init__(self, storage, at, act):
+        self._storage = storage
+        self._at = at
+        self._act = act
+        self._me = threading.current_thread()
+        self.calls = 0
+
+    def __getattr__(self, name):
+        real = getattr(self._storage, name)
+        if name not in VERBS:
+            return real
+
+        def call(*arguments, **options):
+            # The thread of a lease renews it whenever it likes.
+            if threading.current_thread() is self._me:
+                self.calls += 1
+                if self.calls == self._at:
+                    self._act()
+            forget_open_files()
+            return real(*arguments, **options)
+
+        return call
+
+
+def imported(store):
+    target = arrowstate.open_store(f"{URL}/target", create=True)
+    target.import_savepoint(store.latest())
+
+
+def compacted(store):
+    policy = arrowstate.CompactionPolicy(max_space_amplification=1.01, max_small_files=1, min_bytes=1)
+    store.compact(policy).apply()
+
+
+def tagged(store):
+    store.tag("mine")
+    assert store.snapshot(store.tags()["mine"]).verify(deep=True).ok
+
+
+def looked(store):
+    assert store.verify(deep=True).problems == []
+
+
+def found_whole(store):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.latest_whole().properties
+
+
+DONE = {
+    "collection planned": lambda store: store.collect(),
+    "collection applied": lambda store: store.collect().apply(),
+    "collection that keeps two": lambda store: store.collect(arrowstate.RetentionPolicy(count=2)).apply(),
+    "savepoint": lambda store: store.savepoint(f"{URL}/saved").verify(deep=True),
+    "import": imported,
+    "compaction": compacted,
+    "tag": tagged,
+    "verify": looked,
+    "latest_whole": found_whole,
+    "leased": lambda store: store.lease().release(),
+}
+
+
+def calls_of(name):
+    store = make(count=3)
+    beside = Beside(store.storage, None, None)
+    DONE[name](StateStore(beside, store.store_id))
+    return beside.calls
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_nobody_finds_damage_beside_a_collection(name):
+    for at in range(1, calls_of(name) + 1):
+        store = make(count=3)
+        beside = Beside(store.storage, at, lambda store=store: others(store))
+        try:
+            DONE[name](StateStore(beside, store.store_id))
+        except CorruptDataError as error:
+            pytest.fail(f"before call {at}: {error}")
+        except (CheckpointNotFoundError, StorageError):
+            # What was asked for has been collected, and that is what the error says.
+            pass
+        assert store.verify(deep=True).problems == [], at
+        assert store.latest().properties == {"start": 90 * ROWS}, at
+        store.collect().apply()
+
+
+def test_a_savepoint_holds_the_checkpoint_that_it_reads():
+    store = make(tag=None)
+
+    def meanwhile(done, _):
+        if done == 1:
+            others(store)
+            forget_open_files()
+
+    saved = store.savepoint(f"{URL}/saved", progress=meanwhile)
+
+    assert saved.properties == {"start": ROWS}
+    assert saved.verify(deep=True).problems == []
+    assert store.storage.list("leases/") == []
+
+
+def test_an_import_holds_the_checkpoint_of_another_store_that_it_reads():
+    store = make(tag=None)
+    target = arrowstate.open_store(f"{URL}/target", create=True)
+
+    imported = target.import_savepoint(store.latest(), progress=lambda done, _: done > 1 or others(store))
+
+    assert imported.properties == {"start": ROWS}
+    assert imported.verify(deep=True).problems == []
+    assert store.storage.list("leases/") == []
+
+
+@contextmanager
+def reading(storage, entry):
+    with held_while_read(storage, entry, holder="a test", clock_ms=lambda: 1000, new_id=lambda: "lease"):
+        yield
+
+
+def test_a_checkpoint_is_held_while_it_is_read_and_a_savepoint_needs_no_lease():
+    store = make()
+    saved = store.savepoint(f"{URL}/saved")
+
+    with reading(store.storage, store.latest().entry):
+        assert store.storage.list("leases/") == ["leases/lease.json"]
+    assert store.storage.list("leases/") == []
+    with reading(saved.storage, saved.entry):
+        assert saved.storage.list("leases/") == []
+
+
+def test_a_checkpoint_that_was_collected_cannot_be_held():
+    store = make(tag=None)
+    entry = store.latest().entry
+    others(store)
+
+    with pytest.raises(CheckpointNotFoundError), reading(store.storage, entry):
+        pytest.fail("it is gone")
+
+
+class ReadOnly:
+    """A storage that may be read and not written to."""
+
+    def __init__(self, storage):
+        self._storage = storage
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+    def put_if_absent(self, path, *_):
+        raise StorageError(path, "Permission denied", self._storage.url)
+
+    def delete(self, path):
+        raise StorageError(path, "Permission denied", self._storage.url)
+
+
+def test_a_store_that_cannot_be_written_to_is_read_without_a_lease_and_with_a_warning():
+    store = make()
+    unwritable = StateStore(ReadOnly(store.storage), store.store_id)
+
+    with pytest.warns(RuntimeWarning, match="no lease holds checkpoint 3 .*Permission denied"):
+        saved = unwritable.savepoint(f"{URL}/saved")
+
+    assert saved.verify(deep=True).ok
+
+
+def test_a_lease_that_cannot_be_released_hides_no_error():
+    store = make()
+
+    class Undeletable(ReadOnly):
+        def __getattribute__(self, name):
+            return super().__getattribute__(name) if name != "put_if_absent" else self._storage.put_if_absent
+
+    with (
+        pytest.warns(RuntimeWarning, match="could not be released, and ends by itself: .*Permission denied"),
+        pytest.raises(ZeroDivisionError),
+        reading(Undeletable(store.storage), store.latest().entry),
+    ):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("grace_ms", [0, 59_999])
+def test_a_grace_period_below_a_minute_takes_an_explicit_word(grace_ms):
+    store = make()
+
+    with pytest.raises(InvalidInputError, match=r"at least 60000 ms, got .*allow_short_grace=True"):
+        store.collect(grace_ms=grace_ms)
+    store.collect(grace_ms=grace_ms, allow_short_grace=True)
+    store.collect(grace_ms=60_000)
+    with pytest.raises(ArrowStateError):
+        store.collect(grace_ms=-1, allow_short_grace=True)
