@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from arrowstate.cli import check, compact, gc, listing, savepoint, sql, verify
+from arrowstate.cli import check, compact, gc, listing, savepoint, sql, verify, warm
 from arrowstate.coordinator.collection import DEFAULT_GRACE_MS
 from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.errors import ArrowStateError
@@ -141,6 +141,17 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="files below 1 MiB that a state may have per subtask (default: %(default)s)",
     )
+    warmed = _command(
+        commands,
+        "warm",
+        "compile all kernels beforehand, as for an image or a node, so that no first call has to",
+        warm.warm,
+        checkpoint=False,
+        store=False,
+    )
+    warmed.add_argument(
+        "--processes", type=_positive, metavar="N", help="processes that compile (default: one for each core)"
+    )
     commands.add_parser("demo", help=_DEMO, add_help=False)
     return parser
 
@@ -164,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command is None:
             parser.error(
                 "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, repair, gc, "
-                "compact or demo"
+                "compact, warm or demo"
             )
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)

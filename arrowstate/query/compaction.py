@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.table import kernels
+from arrowstate_formats.compiled import kernel
 
 __all__ = ["Picked", "count_rows", "gather"]
 
@@ -25,7 +25,6 @@ _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _GATHERED_ROWS = 65_536
 
 
-@numba.njit(cache=True, nogil=True, boundscheck=False)
 def _copy_picked(source: Any, bits: Any, first: Any, out: Any, place: Any) -> None:
     # Every row is written, one that is not picked is overwritten by the next: no branch to guess wrong.
     # Hence out has room for one row more than picked. Eight rows to a byte of the bits, which halves the time.
@@ -58,6 +57,12 @@ def _copy_picked(source: Any, bits: Any, first: Any, out: Any, place: Any) -> No
         out[place] = source[i]
         place += (bits[(first + i) >> 3] >> ((first + i) & 7)) & 1
         i += 1
+
+
+_COPY = {
+    np.dtype(word): kernel(f"{np.dtype(word).name}[], uint8[], int64, out {np.dtype(word).name}[], int64")(_copy_picked)
+    for word in _WORDS.values()
+}
 
 
 def count_rows(bits: npt.NDArray[np.uint8], first: int, rows: int) -> int:
@@ -137,7 +142,7 @@ def _put_together(pieces: list[Picked], rows: int) -> pa.RecordBatch:
         place = 0
         for array, piece in zip(arrays, pieces, strict=True):
             source = np.frombuffer(array.buffers()[1], dtype=word, count=array.offset + len(array))[array.offset :]
-            _copy_picked(source, piece.bits, piece.first, out, place)
+            _COPY[out.dtype](source, piece.bits, piece.first, out, place)
             place += piece.count
         columns.append(pa.Array.from_buffers(field.type, rows, [None, buffer], 0))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

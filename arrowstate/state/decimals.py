@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.errors import ValueOverflowError
-from arrowstate_formats.compiled import kernel
+from arrowstate_formats.compiled import kernel, subroutine
 
-__all__ = ["fold_decimals"]
+__all__ = ["by_group", "fold_decimals"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,7 +58,9 @@ def fold_decimals(
     else:
         words, bound = _words(old).copy(), _limbs_of(10**kind.precision, kind.byte_width // 4)
         steps = np.array([10**9] * (kind.scale // 9) + [10 ** (kind.scale % 9)], dtype=np.uint64)
-        fits = _multiply(_words(values), valid, order, starts, words, filled, steps, bound)
+        left, right, wide = (np.empty(number * bound.size, dtype=np.uint64) for number in (1, 1, 2))
+        factors = np.ascontiguousarray(_words(values)).ravel()
+        fits = _multiply(factors, valid, order, starts, words.ravel(), filled, steps, bound, left, right, wide)
     validity = pa.py_buffer(np.packbits(filled, bitorder="little"))
     results = pa.Array.from_buffers(kind, len(old), [validity, pa.py_buffer(words)])
     try:
@@ -81,12 +83,31 @@ def _sums(
 ) -> tuple[npt.NDArray[np.uint32], bool]:
     """Return the words of the sums, and whether these have as many bits; 2^31 values can be added."""
     totals = np.where(filled[:, None], _limbs(old), 0)
-    _add_limbs(_limbs(values), valid, order, starts, totals, filled)
+    added, counted = _limbs(values), np.ones(len(values), dtype=np.bool_)
+    if valid.size:
+        added, counted = np.where(valid[:, None], added, 0), valid
+    totals += by_group(np.add, added[order], starts, 0)
+    filled |= by_group(np.logical_or, counted[order], starts, False)
     for limb in range(totals.shape[1] - 1):
         totals[:, limb + 1] += totals[:, limb] >> 32
         totals[:, limb] &= 0xFFFFFFFF
     top = totals[:, -1]
     return np.ascontiguousarray(totals.astype(np.uint32)), bool((top == top.astype(np.int32)).all())
+
+
+def by_group(combine: np.ufunc, values: npt.NDArray[Any], starts: Ints, nothing: Any) -> npt.NDArray[Any]:
+    """Combine values[starts[g]:starts[g + 1]] for each group g; `nothing` for a group without values.
+
+    Examples
+    --------
+    >>> by_group(np.add, np.array([1, 2, 5]), np.array([0, 2, 2, 3]), 0).tolist()
+    [3, 0, 5]
+    """
+    out = np.full((starts.size - 1, *values.shape[1:]), nothing, dtype=values.dtype)
+    some = np.flatnonzero(np.diff(starts))
+    if some.size:
+        out[some] = combine.reduceat(values[: starts[-1]], starts[some])
+    return out
 
 
 def _words(decimals: pa.Array) -> npt.NDArray[np.uint32]:
@@ -107,17 +128,7 @@ def _limbs_of(number: int, count: int) -> npt.NDArray[np.uint64]:
     return np.array([number >> 32 * limb & 0xFFFFFFFF for limb in range(count)], dtype=np.uint64)
 
 
-@kernel
-def _add_limbs(limbs: Any, valid: Any, order: Any, starts: Any, totals: Any, filled: Any) -> None:
-    for group in range(starts.size - 1):
-        for place in range(starts[group], starts[group + 1]):
-            row = order[place]
-            if valid.size == 0 or valid[row]:
-                totals[group] += limbs[row]
-                filled[group] = True
-
-
-@kernel
+@subroutine
 def _negate(limbs: Any) -> None:
     carry = np.uint64(1)
     for limb in range(limbs.size):
@@ -126,41 +137,54 @@ def _negate(limbs: Any) -> None:
         carry = total >> np.uint64(32)
 
 
-@kernel
-def _load(words: Any, limbs: Any) -> Any:
+@subroutine
+def _load(words: Any, row: Any, limbs: Any) -> Any:
     # The magnitude; returns whether the decimal is negative.
+    first = row * limbs.size
     for limb in range(limbs.size):
-        limbs[limb] = words[limb]
-    negative = words[limbs.size - 1] >> np.uint32(31) != 0
+        limbs[limb] = words[first + limb]
+    negative = words[first + limbs.size - 1] >> np.uint32(31) != 0
     if negative:
         _negate(limbs)
     return negative
 
 
-@kernel
+@kernel(
+    "uint32[], boolean[], int64[], int64[], out uint32[], out boolean[], uint64[], uint64[], out uint64[], "
+    "out uint64[], out uint64[]"
+)
 def _multiply(
-    words: Any, valid: Any, order: Any, starts: Any, results: Any, filled: Any, steps: Any, bound: Any
+    words: Any,
+    valid: Any,
+    order: Any,
+    starts: Any,
+    results: Any,
+    filled: Any,
+    steps: Any,
+    bound: Any,
+    left: Any,
+    right: Any,
+    wide: Any,
 ) -> Any:
-    # results and filled hold the old values on entry and the new ones on return.
+    # results and filled hold the old values on entry and the new ones on return; bound has a limb for each of a value.
     # steps multiply to the power of ten between the product of two integers and the integer of the product.
     # Returns whether every product is below bound, with no digits lost.
-    count = words.shape[1]
+    count = bound.size
     low, bits = np.uint64(0xFFFFFFFF), np.uint64(32)
-    left, right = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
-    wide = np.zeros(2 * count, np.uint64)
     for group in range(starts.size - 1):
         have = filled[group]
-        negative = have and _load(results[group], left)
+        negative = have and _load(results, group, left)
         for place in range(starts[group], starts[group + 1]):
             row = order[place]
             if not (valid.size == 0 or valid[row]):
                 continue
             if not have:
                 have = True
-                negative = _load(words[row], left)
+                negative = _load(words, row, left)
                 continue
-            negative ^= _load(words[row], right)
-            wide[:] = np.uint64(0)
+            negative ^= _load(words, row, right)
+            for limb in range(2 * count):
+                wide[limb] = np.uint64(0)
             for i in range(count):
                 carry = np.uint64(0)
                 for j in range(count):
@@ -168,7 +192,8 @@ def _multiply(
                     wide[i + j] = total & low
                     carry = total >> bits
                 wide[i + count] = carry
-            for step in steps:
+            for number in range(steps.size):
+                step = steps[number]
                 rest = np.uint64(0)
                 for limb in range(2 * count - 1, -1, -1):
                     total = rest << bits | wide[limb]
@@ -183,11 +208,12 @@ def _multiply(
                     difference = 1 if wide[limb] > most else -1
             if difference >= 0:
                 return False
-            left[:] = wide[:count]
+            for limb in range(count):
+                left[limb] = wide[limb]
         if have:
             if negative:
                 _negate(left)
             for limb in range(count):
-                results[group, limb] = left[limb]
+                results[group * count + limb] = np.uint32(left[limb])
         filled[group] = have
     return True

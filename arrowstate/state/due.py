@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from arrowstate.state.base import KeyedState
 from arrowstate.table import kernels, pair_kernels
+from arrowstate.table.kernels import is_live
 from arrowstate.table.run import Run
 from arrowstate.table.table import gather
 from arrowstate_formats.compiled import kernel
@@ -60,10 +61,8 @@ class DueRows:
                 lowest = _HIGHEST
                 for segment in run.segments:
                     values = segment.batch.column(self._column).to_numpy()
-                    rows, above = _within(
-                        values, run.live, segment.first_row - run.first_row, segment.first_row, after, up_to
-                    )
-                    lowest = min(lowest, int(above))
+                    rows, above = _within(values, run, segment.first_row, after, up_to)
+                    lowest = min(lowest, above)
                     parts.append(rows)
                 rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 if rows.size:
@@ -74,23 +73,28 @@ class DueRows:
         return found
 
 
-@kernel
-def _within(values: Any, live: Any, first_bit: Any, first_row: Any, after: Any, up_to: Any) -> Any:
+def _within(values: Ints, run: Run, first_row: int, after: int, up_to: int) -> tuple[Ints, int]:
     """Return the live rows with a value above `after` and up to `up_to`, and the lowest value above that."""
-    out = np.empty(values.size, dtype=np.int64)
+    out, lowest = np.empty(values.size, dtype=np.int64), np.empty(1, dtype=np.int64)
+    count = _pick(values, run.live, first_row - run.first_row, first_row, after, up_to, out, lowest)
+    return out[:count].copy(), int(lowest[0])
+
+
+@kernel("int64[], uint8[], int64, int64, int64, int64, out int64[], out int64[]")
+def _pick(values: Any, live: Any, first_bit: Any, first_row: Any, after: Any, up_to: Any, out: Any, above: Any) -> Any:
     count = 0
     lowest = _HIGHEST
     for i in range(values.size):
-        bit = first_bit + i
         value = values[i]
-        if not (live[bit >> 3] >> (bit & 7)) & 1:
+        if not is_live(live, first_bit + i):
             continue
         if value > up_to:
             lowest = min(lowest, value)
         elif value > after:
             out[count] = first_row + i
             count += 1
-    return out[:count].copy(), lowest
+    above[0] = lowest
+    return count
 
 
 def gathered(state: KeyedState[Any], found: Rows) -> tuple[Ints, list[pa.Array]]:

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
 from arrowstate.schema.plain import plain_values
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
-from arrowstate.state.decimals import fold_decimals
+from arrowstate.state.decimals import by_group, fold_decimals
 from arrowstate.table.columns import sort_order, take
-from arrowstate_formats.compiled import kernel
+from arrowstate_formats.compiled import Kernel, kernel, subroutine
 
 __all__ = ["PLAIN_FOLDS", "fits_in", "reduce_by_callable", "reduce_column", "reduce_scalar"]
 
@@ -42,25 +42,7 @@ _CODES = {
 }
 
 
-@kernel
-def _magnitude(value: Any) -> Any:
-    # The lowest int64 has one that only uint64 holds.
-    return np.uint64(value) if value >= 0 else np.uint64(-(value + 1)) + np.uint64(1)
-
-
-@kernel
-def _leaves(left: Any, right: Any, highest: Any) -> Any:
-    # Whether a product of integers leaves the range of a type: a negative one may be one further from zero.
-    if left == 0 or right == 0:
-        return False
-    furthest = np.uint64(highest)
-    if (left < 0) != (right < 0):
-        furthest += np.uint64(1)
-    return _magnitude(left) > furthest // _magnitude(right)
-
-
-@kernel
-def _reduce(
+def _fold(
     code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, lowest: Any, highest: Any
 ) -> Any:
     # result and filled hold the old values on entry and the new ones on return.
@@ -92,36 +74,78 @@ def _reduce(
                     current = value
             elif code == _LAST:
                 current = value
-            elif code == _PRODUCT:
-                if check and _leaves(current, value, highest):
-                    return group
-                current *= value
         result[group] = current
         filled[group] = have
     return -1
 
 
-@kernel
-def _reduce_bits(is_and: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any) -> None:
+@subroutine
+def _magnitude(value: Any) -> Any:
+    # The lowest int64 has one that only uint64 holds.
+    return np.uint64(value) if value >= 0 else np.uint64(-(value + 1)) + np.uint64(1)
+
+
+@subroutine
+def _leaves(left: Any, right: Any, highest: Any) -> Any:
+    # Whether a product of integers leaves the range of a type: a negative one may be one further from zero.
+    if left == 0 or right == 0:
+        return False
+    furthest = np.uint64(highest)
+    if (left < 0) != (right < 0):
+        furthest += np.uint64(1)
+    return _magnitude(left) > furthest // _magnitude(right)
+
+
+def _multiply(
+    _code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, lowest: Any, highest: Any
+) -> Any:
+    # As _fold, for products.
+    check = lowest < highest
+    all_valid = valid.size == 0
     for group in range(starts.size - 1):
         for place in range(starts[group], starts[group + 1]):
             row = order[place]
-            if valid.size == 0 or valid[row]:
-                value = values[row]
-                if filled[group]:
-                    value = result[group] & value if is_and else result[group] | value
-                result[group] = value
-                filled[group] = True
+            if not (all_valid or valid[row]):
+                continue
+            value = values[row]
+            if filled[group]:
+                if check and _leaves(result[group], value, highest):
+                    return group
+                value *= result[group]
+            result[group] = value
+            filled[group] = True
+    return -1
 
 
-@kernel
-def _count(valid: Any, order: Any, starts: Any, result: Any) -> None:
-    for group in range(starts.size - 1):
-        if valid.size == 0:
-            result[group] += starts[group + 1] - starts[group]
-        else:
-            for place in range(starts[group], starts[group + 1]):
-                result[group] += valid[order[place]]
+def _for_numbers(function: Callable[..., Any]) -> dict[np.dtype[Any], Kernel]:
+    return {
+        np.dtype(name): kernel(
+            f"int64, {name}[], boolean[], int64[], int64[], out {name}[], out boolean[], {name}, {name}"
+        )(function)
+        for name in ("int64", "uint64", "float64")
+    }
+
+
+_FOLD = _for_numbers(_fold)
+_MULTIPLY = _for_numbers(_multiply)
+
+
+def _reduce_bits(
+    is_and: bool, values: Any, valid: npt.NDArray[np.bool_], order: Ints, starts: Ints, result: Any, filled: Any
+) -> None:
+    # result and filled as in _fold. What is not there is replaced by what changes nothing.
+    combine = np.bitwise_and if is_and else np.bitwise_or
+    nothing = ~values.dtype.type(0) if is_and else values.dtype.type(0)
+    if valid.size:
+        values = np.where(valid, values, nothing)
+    result[~filled] = nothing
+    combine(result, by_group(combine, values[order], starts, nothing), out=result)
+    filled |= _counts(valid, order, starts) > 0
+
+
+def _counts(valid: npt.NDArray[np.bool_], order: Ints, starts: Ints) -> Ints:
+    """Return how many values of each group are valid."""
+    return np.diff(starts) if not valid.size else by_group(np.add, valid[order].astype(np.int64), starts, 0)
 
 
 def reduce_column(
@@ -156,9 +180,7 @@ def reduce_column(
     """
     valid = _validity(values)
     if reduce == "count":
-        counts = pc.fill_null(old, 0).to_numpy(zero_copy_only=False).copy()
-        _count(valid, order, starts, counts)
-        return pa.array(counts)
+        return pa.array(pc.fill_null(old, 0).to_numpy(zero_copy_only=False) + _counts(valid, order, starts))
     if pa.types.is_decimal(kind) and reduce in ("sum", "product"):
         return fold_decimals(reduce, values, valid, order, starts, old, where)
     if _as_numbers(values) is None or reduce in ("first", "last"):
@@ -172,9 +194,10 @@ def reduce_column(
         return _from_numbers(result, filled, kind)
     lowest, highest = _range(kind) if reduce in ("sum", "product") else (0, 0)
     number = result.dtype.type
-    group = _reduce(
+    folds = _MULTIPLY if reduce == "product" else _FOLD
+    group = folds[result.dtype](
         _CODES[reduce], numbers, valid, order, starts, result, filled, number(lowest), number(highest)
-    )  # fmt: skip
+    )
     if group >= 0:
         raise ValueOverflowError(where, reduce, str(kind))
     return _from_numbers(result, filled, kind)
@@ -283,7 +306,7 @@ def _reduce_by_rank(
     ranks = np.empty(len(both), dtype=np.int64)
     ranks[by_rank] = np.arange(len(both), dtype=np.int64)
     result, filled = ranks[: len(old)].copy(), _filled(old)
-    _reduce(_CODES[reduce], ranks[len(old) :], valid, order, starts, result, filled, np.int64(0), np.int64(0))
+    _FOLD[result.dtype](_CODES[reduce], ranks[len(old) :], valid, order, starts, result, filled, 0, 0)
     picked = by_rank[result]
     if not filled.all():
         return both.take(pa.array(picked, mask=~filled))

@@ -71,30 +71,34 @@ def gather_places(sources: Sequence[pa.Array], places: Ints) -> pa.Array:
     return take(pa.concat_arrays(sources), starts[places >> 32] + (places & 0xFFFFFFFF))
 
 
-def _text_parts(column: pa.Array) -> tuple[npt.NDArray[Any], np.uint64] | None:
-    """View a string or binary column as its offsets and the address of its bytes; None for other types."""
+def _text_parts(column: pa.Array) -> tuple[int, int, bool] | None:
+    """Return the addresses of a string or binary column's offsets and bytes, and whether its offsets have 64 bits.
+
+    None for other types.
+    """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        offset_type: Any = np.int32
+        wide = False
     elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-        offset_type = np.int64
+        wide = True
     else:
         return None
     _, offsets, data = column.buffers()
     if offsets is None:
-        return np.zeros(1, dtype=offset_type), np.uint64(0)
-    ends = np.frombuffer(offsets, dtype=offset_type, count=column.offset + len(column) + 1)[column.offset :]
-    return ends, np.uint64(data.address if data is not None else 0)
+        return 0, 0, wide
+    return offsets.address + column.offset * (8 if wide else 4), data.address if data is not None else 0, wide
 
 
 def rows_equal(left: pa.Array, left_rows: Ints, right: pa.Array, right_rows: Ints) -> npt.NDArray[np.bool_]:
     """Compare left[left_rows] with right[right_rows] row by row; the top level has no nulls."""
     left_words, right_words = fixed_words(left), fixed_words(right)
     if left_words is not None and right_words is not None:
-        return kernels.equal_fixed(left_words, left_rows, right_words, right_rows)
+        width = left_words.itemsize * left_words.shape[1]
+        return kernels.equal_fixed(left_words.ctypes.data, left_rows, right_words.ctypes.data, right_rows, width)
     left_text, right_text = _text_parts(left), _text_parts(right)
     if left_text is not None and right_text is not None:
-        return kernels.equal_bytes(*left_text, left_rows, *right_text, right_rows)
+        (left_offsets, left_data, wide), (right_offsets, right_data, _) = left_text, right_text
+        return kernels.equal_bytes(left_offsets, left_data, left_rows, right_offsets, right_data, right_rows, wide=wide)
     return _equal(take(left, left_rows), take(right, right_rows))
 
 

@@ -1,8 +1,7 @@
 """The numba kernels of sorted runs: sort, group, directory, probe, live bits, gather.
 
-Every kernel works on numpy views of Arrow buffers, releases the GIL and is cached on disk. None of them
-allocates per row. Hashes are signed 64-bit integers; where a kernel takes their top bits it flips the sign
-bit first, so that unsigned order equals signed order. Live bits are Arrow's: least significant bit first.
+Hashes are signed 64-bit integers; where a kernel takes their top bits it flips the sign bit first, so that unsigned
+order equals signed order. Live bits are Arrow's: least significant bit first. What numpy does as fast is done by numpy.
 """
 
 from __future__ import annotations
@@ -12,91 +11,58 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowstate_formats.compiled import kernel, load_uint8, load_uint16, load_uint32, load_uint64, prefetch
+from arrowstate_formats.compiled import (
+    kernel,
+    load_offset,
+    load_uint8,
+    load_uint32,
+    load_uint64,
+    prefetch,
+    store_uint8,
+    store_uint32,
+    store_uint64,
+    subroutine,
+)
 
 __all__ = [
     "bucket_of",
+    "bucket_start",
     "clear_bits",
     "count_bits",
     "count_buckets",
     "equal_bytes",
     "equal_fixed",
     "fill_from_groups",
+    "first_near",
     "gather",
     "gather_places",
     "group_starts",
+    "is_live",
     "live_places",
     "live_rows",
-    "next_candidate",
     "next_candidates",
     "probe",
     "sort_by_hash",
     "split_found",
+    "starts_where",
+    "unsettled",
 ]
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
 
 _SIGN = np.uint64(1 << 63)
+_LOW = (1 << 64) - 1
 _RADIX_BITS = 11
 _RADIX = 1 << _RADIX_BITS
 _MOVES = 4
 _BLOCK = 256
 _AHEAD = 16
-_NEAR = 4
+_0, _1, _2, _3, _4, _7, _8, _32 = (np.uint64(number) for number in (0, 1, 2, 3, 4, 7, 8, 32))
 
 
-@kernel
-def _place(hashes: Any, lowest: Any, shift: Any, buckets: Any) -> Any:
-    """Put the rows in the order of their buckets, (hash - lowest) >> shift; within one they keep their order."""
-    ends = np.zeros(buckets, dtype=np.uint32)
-    for i in range(hashes.size):
-        ends[(np.uint64(hashes[i]) - lowest) >> shift] += np.uint32(1)
-    total = np.uint32(0)
-    for bucket in range(buckets):
-        count = ends[bucket]
-        ends[bucket] = total
-        total += count
-    placed = np.empty(hashes.size, dtype=np.int64)
-    rows = np.empty(hashes.size, dtype=np.int64)
-    for i in range(hashes.size):
-        bucket = (np.uint64(hashes[i]) - lowest) >> shift
-        place = ends[bucket]
-        ends[bucket] = place + np.uint32(1)
-        placed[place] = hashes[i]
-        rows[place] = i
-    return placed, rows
-
-
-@kernel
-def _radix_sort(hashes: Any, lowest: Any, bits: Any) -> Any:
-    """Sort stably by the lowest `bits` of (hash - lowest), 11 at a time."""
-    keys, rows = hashes.copy(), np.arange(hashes.size)
-    other_keys, other_rows = np.empty_like(keys), np.empty_like(rows)
-    places = np.empty(_RADIX, dtype=np.int64)
-    for first_bit in range(0, bits, _RADIX_BITS):
-        shift, mask = np.uint64(first_bit), np.uint64(_RADIX - 1)
-        places[:] = 0
-        for i in range(keys.size):
-            places[((np.uint64(keys[i]) - lowest) >> shift) & mask] += 1
-        total = 0
-        for digit in range(_RADIX):
-            count = places[digit]
-            places[digit] = total
-            total += count
-        for i in range(keys.size):
-            digit = ((np.uint64(keys[i]) - lowest) >> shift) & mask
-            place = places[digit]
-            places[digit] = place + 1
-            other_keys[place] = keys[i]
-            other_rows[place] = rows[i]
-        keys, other_keys = other_keys, keys
-        rows, other_rows = other_rows, rows
-    return keys, rows
-
-
-@kernel
-def sort_by_hash(hashes: Any) -> Any:
+def sort_by_hash(hashes: Ints) -> tuple[Ints, Ints]:
     """Return (sorted hashes, row numbers): a stable sort, so rows of one hash keep their order.
 
     Hashes are spread evenly over their range, so one pass that puts each row in its bucket, with about as many
@@ -104,20 +70,48 @@ def sort_by_hash(hashes: Any) -> Any:
     and writes in order, whatever their number.
     """
     size = hashes.size
-    if size == 0:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    lowest, highest = hashes[0], hashes[0]
-    for i in range(size):
-        lowest, highest = min(lowest, hashes[i]), max(highest, hashes[i])
-    base = np.uint64(lowest)
-    span = np.uint64(highest) - base
-    bits = _bit_length(span)
-    shift = np.uint64(max(0, bits - _bit_length(np.uint64(size))))
-    placed, rows = _place(hashes, base, shift, np.int64(span >> shift) + 1)
+    placed, rows = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    if not size:
+        return placed, rows
+    lowest = int(hashes.min())
+    span = int(hashes.max()) - lowest
+    base, shift = np.uint64(lowest & _LOW), max(0, span.bit_length() - size.bit_length())
+    if _sort(hashes, base, np.uint64(shift), np.zeros((span >> shift) + 1, dtype=np.uint32), placed, rows):
+        return placed, rows
+    # Values that are not spread evenly are sorted by all their bits, 11 at a time.
+    keys, order = hashes, np.arange(size)
+    digits = np.empty(_RADIX, dtype=np.int64)
+    buffers = (placed, rows), (np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64))
+    for number, first_bit in enumerate(range(0, span.bit_length(), _RADIX_BITS)):
+        placed, rows = buffers[number % 2]
+        _radix_pass(keys, order, base, np.uint64(first_bit), digits, placed, rows)
+        keys, order = placed, rows
+    return keys, order
+
+
+@kernel("int64[], uint64, uint64, out uint32[], out int64[], out int64[]")
+def _sort(hashes: Any, lowest: Any, shift: Any, ends: Any, placed: Any, rows: Any) -> Any:
+    """Sort by (hash - lowest) >> shift, then mend the buckets; return whether that was little to do.
+
+    `ends` has a zero for each bucket.
+    """
+    for i in range(hashes.size):
+        ends[(np.uint64(hashes[i]) - lowest) >> shift] += np.uint32(1)
+    total = np.uint32(0)
+    for bucket in range(ends.size):
+        count = ends[bucket]
+        ends[bucket] = total
+        total += count
+    for i in range(hashes.size):
+        bucket = (np.uint64(hashes[i]) - lowest) >> shift
+        place = ends[bucket]
+        ends[bucket] = place + np.uint32(1)
+        placed[place] = hashes[i]
+        rows[place] = i
     # An insertion sort mends the buckets. Values that are not spread evenly would make that quadratic, so the moves
-    # are counted and a sort by all bits takes over.
+    # are counted.
     moves = 0
-    for i in range(1, size):
+    for i in range(1, hashes.size):
         value = placed[i]
         if placed[i - 1] <= value:
             continue
@@ -128,107 +122,130 @@ def sort_by_hash(hashes: Any) -> Any:
             rows[j] = rows[j - 1]
             j -= 1
             moves += 1
-            if moves > _MOVES * size:
-                return _radix_sort(hashes, base, bits)
+            if moves > _MOVES * hashes.size:
+                return False
         placed[j] = value
         rows[j] = row
-    return placed, rows
+    return True
 
 
-@kernel
-def _bit_length(value: Any) -> Any:
-    bits = 0
-    while bits < 64 and value >> np.uint64(bits):
-        bits += 1
-    return bits
+@kernel("int64[], int64[], uint64, uint64, out int64[], out int64[], out int64[]")
+def _radix_pass(keys: Any, rows: Any, lowest: Any, shift: Any, places: Any, out_keys: Any, out_rows: Any) -> None:
+    """Sort stably by 11 bits of (key - lowest)."""
+    mask = np.uint64(_RADIX - 1)
+    for digit in range(_RADIX):
+        places[digit] = 0
+    for i in range(keys.size):
+        places[((np.uint64(keys[i]) - lowest) >> shift) & mask] += 1
+    total = 0
+    for digit in range(_RADIX):
+        count = places[digit]
+        places[digit] = total
+        total += count
+    for i in range(keys.size):
+        bits = ((np.uint64(keys[i]) - lowest) >> shift) & mask
+        place = places[bits]
+        places[bits] = place + 1
+        out_keys[place] = keys[i]
+        out_rows[place] = rows[i]
 
 
-@kernel
-def group_starts(sorted_hashes: Any) -> Any:
+def group_starts(sorted_hashes: Ints) -> Ints:
     """Return where each run of equal hashes starts, with the number of rows as the last entry."""
-    size = sorted_hashes.size
-    starts = np.empty(size + 1, dtype=np.int64)
-    count = 0
-    for i in range(size):
-        if i == 0 or sorted_hashes[i] != sorted_hashes[i - 1]:
-            starts[count] = i
-            count += 1
-    starts[count] = size
-    return starts[: count + 1].copy()
+    return starts_where(sorted_hashes[1:] != sorted_hashes[:-1], sorted_hashes.size)
 
 
-@kernel
-def fill_from_groups(order: Any, starts: Any) -> Any:
+def starts_where(differs: Bools, size: int) -> Ints:
+    """Return where groups of `size` sorted rows start, with `size` at the end; differs[i] compares rows i and i + 1."""
+    if not size:
+        return np.zeros(1, dtype=np.int64)
+    borders = np.flatnonzero(differs)
+    starts = np.empty(borders.size + 2, dtype=np.int64)
+    starts[0], starts[-1] = 0, size
+    np.add(borders, 1, out=starts[1:-1])
+    return starts
+
+
+def fill_from_groups(order: Ints, starts: Ints) -> Ints:
     """Return, for each row of the batch, the number of the group it belongs to."""
     groups = np.empty(order.size, dtype=np.int64)
-    for group in range(starts.size - 1):
-        for i in range(starts[group], starts[group + 1]):
-            groups[order[i]] = group
+    groups[order] = np.repeat(np.arange(starts.size - 1), np.diff(starts))
     return groups
 
 
-@kernel
+@kernel("int64[], uint64, uint64, out uint32[]")
 def count_buckets(hashes: Any, base: Any, shift: Any, offsets: Any) -> None:
     """Count the rows of one segment by bucket: those of bucket b are added to offsets[b + 1].
 
     The running sum over all segments then says where each bucket starts.
     """
     for i in range(hashes.size):
-        offsets[np.int64(((np.uint64(hashes[i]) ^ _SIGN) - base) >> shift) + 1] += np.uint32(1)
+        offsets[(((np.uint64(hashes[i]) ^ _SIGN) - base) >> shift) + _1] += np.uint32(1)
 
 
-@kernel
-def bucket_of(query: Any, base: Any, shift: Any, offsets: Any) -> Any:
-    """Return a bucket that has all rows of a hash, if there are any: one past the last where that is sure."""
-    return min(((np.uint64(query) ^ _SIGN) - base) >> shift, np.uint64(offsets.size - 1))
+@subroutine
+def bucket_start(bucket: Any, offsets: Any, ahead: Any, size: Any) -> Any:
+    """Return the first place of a segment of `size` rows that may be in a bucket; the last bucket has none."""
+    last = np.uint64(offsets.size - 1)
+    place = np.int64(offsets[bucket if bucket < last else last]) + ahead
+    if place < 0:
+        return _0
+    return np.uint64(place) if place < size else np.uint64(size)
 
 
-@kernel
+@subroutine
+def bucket_of(query: Any, base: Any, shift: Any) -> Any:
+    """Return the bucket that has all rows of a hash, if there are any; it may be behind the last."""
+    return ((np.uint64(query) ^ _SIGN) - base) >> shift
+
+
+@subroutine
 def first_near(hashes: Any, place: Any, query: Any) -> Any:
     """Return the first place from `place` on whose hash is not below the query; it is near, most of the time."""
-    if place + _NEAR <= hashes.size:
-        below = np.int64(0)
-        for step in range(_NEAR):
-            below += np.int64(hashes[np.uint64(place + step)] < query)
-        place += below
-    while place < hashes.size and hashes[place] < query:
-        place += 1
+    size = np.uint64(hashes.size)
+    if place + _4 <= size:
+        first, second = np.uint64(hashes[place] < query), np.uint64(hashes[place + _1] < query)
+        third, fourth = np.uint64(hashes[place + _2] < query), np.uint64(hashes[place + _3] < query)
+        place += first + second + third + fourth
+    while place < size and hashes[place] < query:
+        place += _1
     return place
 
 
-@kernel
-def next_candidate(row: Any, hashes: Any, segment_row: Any, live: Any, live_row: Any) -> Any:
-    """Return the next live row after `row` that has the same hash, or -1."""
-    hash_value = hashes[row - segment_row]
-    row += 1
-    while row < segment_row + hashes.size and hashes[row - segment_row] == hash_value:
-        bit = row - live_row
-        if (live[bit >> 3] >> (bit & 7)) & 1:
-            return row
-        row += 1
-    return -1
+@subroutine
+def is_live(live: Any, bit: Any) -> Any:
+    """Return 1 if the bit is set, else 0."""
+    at = np.uint64(bit)
+    return np.int64(live[at >> _3] >> np.uint8(at & _7)) & 1
 
 
-@kernel
+@kernel("out int64[], int64[], int64[], int64, uint8[], int64")
 def next_candidates(found: Any, which: Any, hashes: Any, segment_row: Any, live: Any, live_row: Any) -> None:
     """Move each of the rows found[which] on to the next live row that has the same hash, or to -1."""
-    for i in which:
-        found[i] = next_candidate(found[i], hashes, segment_row, live, live_row)
+    for k in range(which.size):
+        place = found[which[k]] - segment_row
+        query = hashes[place]
+        found[which[k]] = -1
+        place += 1
+        while place < hashes.size and hashes[place] == query:
+            if is_live(live, place + segment_row - live_row):
+                found[which[k]] = place + segment_row
+                break
+            place += 1
 
 
-@kernel
 def probe(
-    queries: Any,
-    pending: Any,
-    hashes: Any,
-    base: Any,
-    shift: Any,
-    offsets: Any,
-    directory_row: Any,
-    segment_row: Any,
-    live: Any,
-    live_row: Any,
-    out: Any,
+    queries: Ints,
+    pending: Ints,
+    hashes: Ints,
+    base: np.uint64,
+    shift: np.uint64,
+    offsets: npt.NDArray[np.uint32],
+    directory_row: int,
+    segment_row: int,
+    live: Bits,
+    live_row: int,
+    out: Ints,
 ) -> None:
     """Find for each pending query the first live row of this segment with its hash.
 
@@ -236,166 +253,249 @@ def probe(
     the first directory offset, the first hash and the first live bit stand for. out[i] is the row of
     queries[pending[i]], or -1.
     """
-    # Plain loops over blocks, and no branch that depends on a hash but rare ones: so the misses of many queries
-    # overlap, and a wrong guess, which costs more than all the rest, is rare.
-    asked = np.empty(_BLOCK, dtype=np.int64)
-    places = np.zeros(_BLOCK + _AHEAD, dtype=np.int64)
-    hash_address = np.uint64(hashes.ctypes.data)
-    size = hashes.size
-    if size == 0:
+    if not hashes.size:
         out[:] = -1
         return
+    asked, places = np.empty(_BLOCK, dtype=np.int64), np.zeros(_BLOCK + _AHEAD, dtype=np.uint64)
+    rows = (directory_row - segment_row, segment_row, live, segment_row - live_row)
+    if _probe(queries, pending, hashes, base, shift, offsets, *rows, asked, places, out):
+        next_candidates(out, unsettled(out), hashes, segment_row, live, live_row)
+
+
+def unsettled(out: Ints) -> Ints:
+    """Return which answers of a probe are dead rows, whose next ones have the same hash; they are made rows again."""
+    which = np.flatnonzero(out < -1)
+    out[which] = -2 - out[which]
+    return which
+
+
+@kernel(
+    "int64[], int64[], int64[], uint64, uint64, uint32[], int64, int64, uint8[], int64, out int64[], out uint64[], "
+    "out int64[]"
+)
+def _probe(
+    queries: Any,
+    pending: Any,
+    hashes: Any,
+    base: Any,
+    shift: Any,
+    offsets: Any,
+    ahead: Any,
+    segment_row: Any,
+    live: Any,
+    first_bit: Any,
+    asked: Any,
+    places: Any,
+    out: Any,
+) -> Any:
+    """Write the first row with each hash, -1 where it is dead, and -2 - row where the next one has that hash too.
+
+    Returns how many of the latter there are, which is none but for keys that share a hash.
+    """
+    # Plain loops over blocks, and no branch that depends on a hash but rare ones: so the misses of many queries
+    # overlap, and a wrong guess, which costs more than all the rest, is rare.
+    address = np.uint64(hashes.ctypes.data)
+    last = np.uint64(hashes.size - 1)
+    open_ends = 0
     for block in range(0, pending.size, _BLOCK):
         count = min(_BLOCK, pending.size - block)
         for i in range(count):
-            asked[i] = queries[pending[block + i]]
-            bucket = bucket_of(asked[i], base, shift, offsets)
-            places[i] = min(max(np.int64(offsets[bucket]) + directory_row - segment_row, 0), size)
+            query = queries[pending[block + i]]
+            asked[i] = query
+            places[i] = bucket_start(bucket_of(query, base, shift), offsets, ahead, hashes.size)
         for i in range(count):
-            prefetch(hash_address + (np.uint64(places[i + _AHEAD]) << np.uint64(3)))
+            prefetch(address + (places[i + _AHEAD] << _3))
             query = asked[i]
-            place = min(first_near(hashes, places[i], query), size - 1)
-            same = np.int64(hashes[np.uint64(place)] == query)
-            row = place + segment_row
-            bit = np.uint64(row - live_row)
-            on = np.int64(live[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & same
+            place = min(first_near(hashes, places[i], query), last)
+            same = np.int64(hashes[place] == query)
+            row = np.int64(place)
+            on = is_live(live, row + first_bit) & same
+            row += segment_row
             out[block + i] = (row + 1) * on - 1
-            after = np.uint64(min(place + 1, size - 1))
-            if np.int64(hashes[after] == query) & (same - on):
-                out[block + i] = next_candidate(row, hashes, segment_row, live, live_row)
+            if np.int64(hashes[min(place + _1, last)] == query) & (same - on):
+                out[block + i] = -2 - row
+                open_ends += 1
+    return open_ends
 
 
-@kernel
-def split_found(pending: Any, rows: Any) -> Any:
+def split_found(pending: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Split pending queries by whether a row was found: (those found, their rows, the others), in order."""
-    found = np.empty(rows.size, dtype=np.int64)
-    found_rows = np.empty(rows.size, dtype=np.int64)
-    others = np.empty(rows.size, dtype=np.int64)
+    found, found_rows, others = (np.empty(rows.size, dtype=np.int64) for _ in range(3))
+    hits = _split_found(pending, rows, found, found_rows, others)
+    return found[:hits], found_rows[:hits], others[: rows.size - hits]
+
+
+@kernel("int64[], int64[], out int64[], out int64[], out int64[]")
+def _split_found(pending: Any, rows: Any, found: Any, found_rows: Any, others: Any) -> Any:
     hit = 0
     for i in range(rows.size):
         # Written to both sides without a branch, the wrong one is overwritten.
         found[hit] = pending[i]
         found_rows[hit] = rows[i]
         others[i - hit] = pending[i]
-        hit += rows[i] >= 0
-    return found[:hit], found_rows[:hit], others[: rows.size - hit]
+        hit += int(rows[i] >= 0)
+    return hit
 
 
-@kernel
-def equal_fixed(left: Any, left_rows: Any, right: Any, right_rows: Any) -> Any:
-    """Compare rows of two (rows, words) views of fixed-width columns; return a boolean array."""
-    out = np.empty(left_rows.size, dtype=np.bool_)
-    words = left.shape[1]
-    for i in range(left_rows.size):
-        same = True
-        for word in range(words):
-            same = same and left[left_rows[i], word] == right[right_rows[i], word]
-        out[i] = same
-    return out
-
-
-@kernel
+@subroutine
 def _same_bytes(left: Any, right: Any, length: Any) -> Any:
-    eight = np.uint64(8)
     while length >= 8:
         if load_uint64(left) != load_uint64(right):
             return False
-        left += eight
-        right += eight
+        left += _8
+        right += _8
         length -= 8
-    one = np.uint64(1)
     while length > 0:
         if load_uint8(left) != load_uint8(right):
             return False
-        left += one
-        right += one
+        left += _1
+        right += _1
         length -= 1
     return True
 
 
-@kernel
+def equal_fixed(left: int, left_rows: Ints, right: int, right_rows: Ints, width: int) -> Bools:
+    """Compare rows of two columns of `width` bytes a value, which are given by the addresses of their first rows."""
+    out = np.empty(left_rows.size, dtype=np.bool_)
+    _equal_fixed(np.uint64(left), left_rows, np.uint64(right), right_rows, np.uint64(width), out)
+    return out
+
+
+@kernel("uint64, int64[], uint64, int64[], uint64, out boolean[]")
+def _equal_fixed(left: Any, left_rows: Any, right: Any, right_rows: Any, width: Any, out: Any) -> None:
+    if width == _8:
+        for i in range(left_rows.size):
+            here, there = left + (np.uint64(left_rows[i]) << _3), right + (np.uint64(right_rows[i]) << _3)
+            out[i] = load_uint64(here) == load_uint64(there)
+        return
+    for i in range(left_rows.size):
+        here, there = left + np.uint64(left_rows[i]) * width, right + np.uint64(right_rows[i]) * width
+        out[i] = _same_bytes(here, there, np.int64(width))
+
+
 def equal_bytes(
-    left_offsets: Any, left_address: Any, left_rows: Any, right_offsets: Any, right_address: Any, right_rows: Any
-) -> Any:
+    left_offsets: int,
+    left: int,
+    left_rows: Ints,
+    right_offsets: int,
+    right: int,
+    right_rows: Ints,
+    *,
+    wide: bool,
+) -> Bools:
     """Compare rows of two string or binary columns; return a boolean array.
 
-    The columns are given as offsets and the uint64 address of their bytes.
+    The columns are given by the addresses of their offsets, of 64 bits if they are wide and of 32 if not, and of their
+    bytes.
     """
     out = np.empty(left_rows.size, dtype=np.bool_)
-    starts = np.empty(_BLOCK, dtype=np.uint64)
-    lengths = np.empty(_BLOCK, dtype=np.int64)
+    starts, lengths = np.empty(_BLOCK, dtype=np.uint64), np.empty(_BLOCK, dtype=np.uint64)
+    addresses = (np.uint64(address) for address in (left_offsets, left, right_offsets, right))
+    _equal_bytes(*addresses, left_rows, right_rows, wide, starts, lengths, out)
+    return out
+
+
+@kernel("uint64, uint64, uint64, uint64, int64[], int64[], boolean, out uint64[], out uint64[], out boolean[]")
+def _equal_bytes(
+    left_offsets: Any,
+    left: Any,
+    right_offsets: Any,
+    right: Any,
+    left_rows: Any,
+    right_rows: Any,
+    wide: Any,
+    starts: Any,
+    lengths: Any,
+    out: Any,
+) -> None:
     for block in range(0, left_rows.size, _BLOCK):
         size = min(_BLOCK, left_rows.size - block)
         # As in probe: all offsets of a block first, so that their misses overlap.
         for i in range(size):
             row = right_rows[block + i]
-            starts[i] = right_address + np.uint64(right_offsets[row])
-            lengths[i] = right_offsets[row + 1] - right_offsets[row]
+            starts[i] = load_offset(right_offsets, row, wide)
+            lengths[i] = load_offset(right_offsets, row + 1, wide) - starts[i]
         for i in range(size):
             row = left_rows[block + i]
-            length = np.int64(left_offsets[row + 1] - left_offsets[row])
-            start = left_address + np.uint64(left_offsets[row])
-            out[block + i] = length == lengths[i] and _same_bytes(start, starts[i], length)
-    return out
+            start = load_offset(left_offsets, row, wide)
+            length = load_offset(left_offsets, row + 1, wide) - start
+            same = length == lengths[i]
+            if same:
+                same = _same_bytes(left + start, right + starts[i], np.int64(length))
+            out[block + i] = same
 
 
-@kernel
-def gather(source: Any, rows: Any, places: Any, out: Any) -> None:
-    """Copy source[rows[i]] to out[places[i]]; both are (rows, words) views."""
-    words = source.shape[1]
-    address = np.uint64(source.ctypes.data)
-    width = np.uint64(source.itemsize * words)
+@subroutine
+def _copy(source: Any, target: Any, width: Any) -> None:
+    if width == _8:
+        store_uint64(target, load_uint64(source))
+    elif width == _4:
+        store_uint32(target, load_uint32(source))
+    elif width > _8:
+        for word in range(width >> _3):
+            store_uint64(target + (np.uint64(word) << _3), load_uint64(source + (np.uint64(word) << _3)))
+    else:
+        for byte in range(width):
+            store_uint8(target + np.uint64(byte), load_uint8(source + np.uint64(byte)))
+
+
+@kernel("uint64, int64[], int64[], uint64, uint64")
+def _gather(source: Any, rows: Any, places: Any, target: Any, width: Any) -> None:
+    last = rows.size - 1
     for i in range(rows.size):
-        prefetch(address + np.uint64(rows[min(i + _AHEAD, rows.size - 1)]) * width)
-        for word in range(words):
-            out[places[i], word] = source[rows[i], word]
+        prefetch(source + np.uint64(rows[min(i + _AHEAD, last)]) * width)
+        _copy(source + np.uint64(rows[i]) * width, target + np.uint64(places[i]) * width, width)
 
 
-@kernel
+def gather(source: npt.NDArray[Any], rows: Ints, places: Ints, out: npt.NDArray[Any]) -> None:
+    """Copy source[rows[i]] to out[places[i]]; both are contiguous (rows, words) views of one type."""
+    width = np.uint64(out.itemsize * out.shape[1])
+    _gather(np.uint64(source.ctypes.data), rows, places, np.uint64(out.ctypes.data), width)
+
+
+@kernel("uint64[], int64[], uint64, uint64")
+def _gather_places(addresses: Any, places: Any, target: Any, width: Any) -> None:
+    for i in range(places.size):
+        place = np.uint64(places[i])
+        _copy(addresses[place >> _32] + (place & np.uint64(0xFFFFFFFF)) * width, target + np.uint64(i) * width, width)
+
+
+def gather_places(addresses: npt.NDArray[np.uint64], places: Ints, out: npt.NDArray[Any]) -> None:
+    """Copy the rows at some places to `out`, a (rows, words) array; addresses[source] is that of a source's row 0."""
+    _gather_places(addresses, places, np.uint64(out.ctypes.data), np.uint64(out.itemsize * out.shape[1]))
+
+
+@kernel("out uint8[], int64[]")
 def clear_bits(bits: Any, rows: Any) -> Any:
     """Clear the bit of each row; return how many were set before."""
     cleared = 0
     for i in range(rows.size):
-        row = rows[i]
-        mask = np.uint8(1 << (row & 7))
-        if bits[row >> 3] & mask:
-            bits[row >> 3] &= ~mask
-            cleared += 1
+        row = np.uint64(rows[i])
+        mask = np.uint8(_1 << (row & _7))
+        before = bits[row >> _3]
+        bits[row >> _3] = before & ~mask
+        cleared += int((before & mask) != 0)
     return cleared
 
 
-@kernel
-def count_bits(bits: Any, start: Any, stop: Any) -> Any:
+def count_bits(bits: Bits, start: int, stop: int) -> int:
     """Return how many bits of rows start (inclusive) to stop (exclusive) are set."""
-    count = 0
-    row = start
-    while row < stop and row & 7:
-        count += (bits[row >> 3] >> (row & 7)) & 1
-        row += 1
-    while row + 8 <= stop:
-        byte = bits[row >> 3]
-        byte = byte - ((byte >> 1) & 0x55)
-        byte = (byte & 0x33) + ((byte >> 2) & 0x33)
-        count += (byte + (byte >> 4)) & 0x0F
-        row += 8
-    while row < stop:
-        count += (bits[row >> 3] >> (row & 7)) & 1
-        row += 1
-    return count
+    if start >= stop:
+        return 0
+    first, last = start >> 3, (stop - 1) >> 3
+    count = int(np.bitwise_count(bits[first : last + 1]).sum(dtype=np.int64))
+    before = int(bits[first]) & ((1 << (start & 7)) - 1)
+    after = int(bits[last]) >> (((stop - 1) & 7) + 1)
+    return count - before.bit_count() - after.bit_count()
 
 
-@kernel
-def live_rows(bits: Any, start: Any, stop: Any) -> Any:
+def live_rows(bits: Bits, start: int, stop: int) -> Ints:
     """Return the rows from start (inclusive) to stop (exclusive) whose bit is set, ascending."""
-    out = np.empty(stop - start, dtype=np.int64)
-    count = 0
-    for row in range(start, stop):
-        out[count] = row
-        count += (bits[row >> 3] >> (row & 7)) & 1
-    return out[:count].copy()
+    flags = np.unpackbits(bits[start >> 3 : (stop + 7) >> 3], bitorder="little")
+    return np.flatnonzero(flags[start & 7 : (start & 7) + stop - start]) + start
 
 
-@kernel
+@kernel("uint8[], int64, int64[], int64, out int64[], out int64[]")
 def live_places(bits: Any, first_bit: Any, hashes: Any, source: Any, out_hashes: Any, out_places: Any) -> Any:
     """Write the hash and the place of each live row; return how many there are.
 
@@ -403,27 +503,7 @@ def live_places(bits: Any, first_bit: Any, hashes: Any, source: Any, out_hashes:
     """
     count = 0
     for i in range(hashes.size):
-        bit = first_bit + i
         out_hashes[count] = hashes[i]
         out_places[count] = (source << 32) | i
-        count += (bits[bit >> 3] >> (bit & 7)) & 1
+        count += is_live(bits, first_bit + i)
     return count
-
-
-@kernel
-def gather_places(addresses: Any, places: Any, out: Any) -> None:
-    """Copy the rows at some places to `out`, a (rows, words) array; addresses[source] is that of a source's row 0."""
-    words = out.shape[1]
-    width = np.uint64(words * out.itemsize)
-    for i in range(places.size):
-        place = np.uint64(places[i])
-        address = addresses[place >> np.uint64(32)] + (place & np.uint64(0xFFFFFFFF)) * width
-        for word in range(words):
-            if out.itemsize == 8:
-                out[i, word] = load_uint64(address + np.uint64(8 * word))
-            elif out.itemsize == 4:
-                out[i, word] = load_uint32(address)
-            elif out.itemsize == 2:
-                out[i, word] = load_uint16(address)
-            else:
-                out[i, word] = load_uint8(address)

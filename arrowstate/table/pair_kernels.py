@@ -10,9 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from arrowstate.table.kernels import bucket_of, first_near, sort_by_hash
-from arrowstate_formats.compiled import kernel, prefetch
+from arrowstate.table.kernels import (
+    Bits,
+    Ints,
+    bucket_of,
+    bucket_start,
+    first_near,
+    is_live,
+    sort_by_hash,
+    starts_where,
+    unsettled,
+)
+from arrowstate_formats.compiled import kernel, prefetch, subroutine
 
 __all__ = [
     "hash_ranges",
@@ -25,90 +36,103 @@ __all__ = [
 _BLOCK = 256
 _AHEAD = 16
 _FEW = 16
+_1, _3 = np.uint64(1), np.uint64(3)
 
 
-@kernel
-def sort_by_pair(hashes: Any, seconds: Any) -> Any:
+def sort_by_pair(hashes: Ints, seconds: Ints) -> Ints:
     """Return row numbers sorted by (hash, second); rows with an equal pair keep their order."""
     sorted_hashes, rows = sort_by_hash(hashes)
-    # Rows of one hash are few, or in order already as those of lists in a merge; if neither, they are sorted as hashes.
-    end = 0
-    while end < rows.size:
-        start = end
-        end += 1
-        while end < rows.size and sorted_hashes[end] == sorted_hashes[start]:
-            end += 1
-        moves = 0
-        for i in range(start + 1, end):
-            row = rows[i]
-            j = i
-            while j > start and seconds[rows[j - 1]] > seconds[row]:
-                rows[j] = rows[j - 1]
-                j -= 1
-            rows[j] = row
-            moves += i - j
-            if moves > _FEW * (end - start):
-                group = rows[start:end]
-                _, order = sort_by_hash(seconds[group])
-                rows[start:end] = group[order]
-                break
-    return rows
+    # Rows of one hash are few, or in order already as those of lists in a merge; if neither, both columns are sorted.
+    if _sort_groups(sorted_hashes, seconds, rows):
+        return rows
+    by_second = sort_by_hash(seconds)[1]
+    return by_second[sort_by_hash(hashes[by_second])[1]]
 
 
-@kernel
-def pair_starts(sorted_hashes: Any, sorted_seconds: Any) -> Any:
+@kernel("int64[], int64[], out int64[]")
+def _sort_groups(sorted_hashes: Any, seconds: Any, rows: Any) -> Any:
+    """Sort the rows of each hash by their seconds; return whether that was little to do."""
+    start = 0
+    moves = 0
+    for i in range(1, rows.size):
+        if sorted_hashes[i] != sorted_hashes[i - 1]:
+            start = i
+            continue
+        row = rows[i]
+        second = seconds[row]
+        j = i
+        while j > start and seconds[rows[j - 1]] > second:
+            rows[j] = rows[j - 1]
+            j -= 1
+        rows[j] = row
+        moves += i - j
+        if moves > _FEW * rows.size:
+            return False
+    return True
+
+
+def pair_starts(sorted_hashes: Ints, sorted_seconds: Ints) -> Ints:
     """Return where each run of equal pairs starts, with the number of rows as the last entry."""
-    size = sorted_hashes.size
-    starts = np.empty(size + 1, dtype=np.int64)
-    count = 0
-    for i in range(size):
-        same_hash = i > 0 and sorted_hashes[i] == sorted_hashes[i - 1]
-        if not (same_hash and sorted_seconds[i] == sorted_seconds[i - 1]):
-            starts[count] = i
-            count += 1
-    starts[count] = size
-    return starts[: count + 1].copy()
+    differs = sorted_hashes[1:] != sorted_hashes[:-1]
+    differs |= sorted_seconds[1:] != sorted_seconds[:-1]
+    return starts_where(differs, sorted_hashes.size)
 
 
-@kernel
-def _bucket(query: Any, base: Any, shift: Any, offsets: Any, directory_row: Any, segment_row: Any, size: Any) -> Any:
-    """Return the places of the segment that may have this hash: (first, end)."""
-    bucket = bucket_of(query, base, shift, offsets)
-    start = np.int64(offsets[bucket]) + directory_row - segment_row
-    end = np.int64(offsets[min(bucket + np.uint64(1), np.uint64(offsets.size - 1))]) + directory_row - segment_row
-    return min(max(start, 0), size), min(max(end, 0), size)
-
-
-@kernel
+@subroutine
 def _first_at_least(values: Any, start: Any, end: Any, wanted: Any) -> Any:
     """Return the first place in values[start:end], which ascend, that is at least `wanted`."""
-    while end - start > 16:
-        middle = (start + end) >> 1
+    while start < end:
+        middle = (start + end) >> _1
         if values[middle] < wanted:
-            start = middle + 1
+            start = middle + _1
         else:
             end = middle
-    while start < end and values[start] < wanted:
-        start += 1
     return start
 
 
-@kernel
-def _first_above(values: Any, start: Any, end: Any, wanted: Any) -> Any:
-    """Return the first place in values[start:end], which ascend, that is above `wanted`."""
-    while end - start > 16:
-        middle = (start + end) >> 1
-        if values[middle] <= wanted:
-            start = middle + 1
+@subroutine
+def _end_of_hash(hashes: Any, place: Any, end: Any, query: Any) -> Any:
+    """Return the end of the rows with a hash, the first of which is at `place`."""
+    while place < end:
+        middle = (place + end) >> _1
+        if hashes[middle] == query:
+            place = middle + _1
         else:
             end = middle
-    while start < end and values[start] <= wanted:
-        start += 1
-    return start
+    return place
 
 
-@kernel
 def probe_pair(
+    queries: Ints,
+    query_seconds: Ints,
+    pending: Ints,
+    hashes: Ints,
+    seconds: Ints,
+    base: np.uint64,
+    shift: np.uint64,
+    offsets: npt.NDArray[np.uint32],
+    directory_row: int,
+    segment_row: int,
+    live: Bits,
+    live_row: int,
+    out: Ints,
+) -> None:
+    """As `probe`, in a run that is sorted by (hash, second): find the first live row with the query's pair."""
+    if not hashes.size:
+        out[:] = -1
+        return
+    numbers, places = np.empty(_BLOCK, dtype=np.int64), np.zeros(_BLOCK + _AHEAD, dtype=np.uint64)
+    asked = (queries, query_seconds, pending)
+    where = (base, shift, offsets, directory_row - segment_row, segment_row, live, segment_row - live_row)
+    if _probe_pair(*asked, hashes, seconds, *where, numbers, places, out):
+        next_pair_candidates(out, unsettled(out), hashes, seconds, segment_row, live, live_row)
+
+
+@kernel(
+    "int64[], int64[], int64[], int64[], int64[], uint64, uint64, uint32[], int64, int64, uint8[], int64, out int64[], "
+    "out uint64[], out int64[]"
+)
+def _probe_pair(
     queries: Any,
     query_seconds: Any,
     pending: Any,
@@ -117,107 +141,127 @@ def probe_pair(
     base: Any,
     shift: Any,
     offsets: Any,
-    directory_row: Any,
+    ahead: Any,
     segment_row: Any,
     live: Any,
-    live_row: Any,
+    first_bit: Any,
+    numbers: Any,
+    places: Any,
     out: Any,
-) -> None:
-    """As `probe`, in a run that is sorted by (hash, second): find the first live row with the query's pair."""
-    numbers = np.empty(_BLOCK, dtype=np.int64)
-    places = np.zeros(_BLOCK + _AHEAD, dtype=np.int64)
+) -> Any:
+    """As `kernels._probe`, for pairs."""
     hash_address, second_address = np.uint64(hashes.ctypes.data), np.uint64(seconds.ctypes.data)
-    size = hashes.size
-    if size == 0:
-        out[:] = -1
-        return
+    size, last = hashes.size, np.uint64(hashes.size - 1)
+    open_ends = 0
     for block in range(0, pending.size, _BLOCK):
         count = min(_BLOCK, pending.size - block)
         # As in `probe`: plain loops, and no branch that depends on a hash but rare ones.
         for i in range(count):
-            numbers[i] = pending[block + i]
-            places[i], _ = _bucket(queries[numbers[i]], base, shift, offsets, directory_row, segment_row, size)
+            number = pending[block + i]
+            numbers[i] = number
+            places[i] = bucket_start(bucket_of(queries[number], base, shift), offsets, ahead, size)
         for i in range(count):
-            prefetch(hash_address + (np.uint64(places[i + _AHEAD]) << np.uint64(3)))
-            places[i] = min(first_near(hashes, places[i], queries[numbers[i]]), size - 1)
-            prefetch(second_address + (np.uint64(places[i]) << np.uint64(3)))
+            prefetch(hash_address + (places[i + _AHEAD] << _3))
+            place = min(first_near(hashes, places[i], queries[numbers[i]]), last)
+            places[i] = place
+            prefetch(second_address + (place << _3))
         for i in range(count):
             query, second = queries[numbers[i]], query_seconds[numbers[i]]
             place = places[i]
-            if hashes[np.uint64(min(place + 1, size - 1))] == query:
+            if hashes[min(place + _1, last)] == query:
                 # Several rows of one hash, which is rare, or else usual.
-                _, end = _bucket(query, base, shift, offsets, directory_row, segment_row, size)
-                end = _first_above(hashes, place, end, query)
-                place = min(_first_at_least(seconds, place, end, second), size - 1)
-            near = np.uint64(place)
-            same = np.int64(hashes[near] == query) & np.int64(seconds[near] == second)
-            row = place + segment_row
-            bit = np.uint64(row - live_row)
-            on = np.int64(live[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & same
+                end = bucket_start(bucket_of(query, base, shift) + _1, offsets, ahead, size)
+                end = _end_of_hash(hashes, place, end, query)
+                place = min(_first_at_least(seconds, place, end, second), last)
+            same = np.int64(hashes[place] == query) & np.int64(seconds[place] == second)
+            row = np.int64(place)
+            on = is_live(live, row + first_bit) & same
+            row += segment_row
             out[block + i] = (row + 1) * on - 1
-            near = np.uint64(min(place + 1, size - 1))
+            near = min(place + _1, last)
             if np.int64(hashes[near] == query) & np.int64(seconds[near] == second) & (same - on):
-                out[block + i] = next_pair_candidate(place, hashes, seconds, segment_row, live, live_row)
+                out[block + i] = -2 - row
+                open_ends += 1
+    return open_ends
 
 
-@kernel
-def next_pair_candidate(place: Any, hashes: Any, seconds: Any, segment_row: Any, live: Any, live_row: Any) -> Any:
-    """Return the next live row after a place of the segment that has the same pair, or -1."""
-    query, second = hashes[place], seconds[place]
-    place += 1
-    while place < hashes.size and hashes[place] == query and seconds[place] == second:
-        bit = place + segment_row - live_row
-        if (live[bit >> 3] >> (bit & 7)) & 1:
-            return place + segment_row
-        place += 1
-    return -1
-
-
-@kernel
+@kernel("out int64[], int64[], int64[], int64[], int64, uint8[], int64")
 def next_pair_candidates(
     found: Any, which: Any, hashes: Any, seconds: Any, segment_row: Any, live: Any, live_row: Any
 ) -> None:
     """Move each of the rows found[which] on to the next live row that has the same pair, or to -1."""
-    for i in which:
-        found[i] = next_pair_candidate(found[i] - segment_row, hashes, seconds, segment_row, live, live_row)
+    for k in range(which.size):
+        place = found[which[k]] - segment_row
+        query, second = hashes[place], seconds[place]
+        found[which[k]] = -1
+        place += 1
+        while place < hashes.size and hashes[place] == query and seconds[place] == second:
+            if is_live(live, place + segment_row - live_row):
+                found[which[k]] = place + segment_row
+                break
+            place += 1
 
 
-@kernel
 def hash_ranges(
+    queries: Ints,
+    pending: Ints,
+    hashes: Ints,
+    base: np.uint64,
+    shift: np.uint64,
+    offsets: npt.NDArray[np.uint32],
+    directory_row: int,
+    segment_row: int,
+    live: Bits,
+    live_row: int,
+) -> tuple[Ints, Ints]:
+    """Find all live rows of this segment that have the hash of a pending query: (query numbers, rows)."""
+    starts, none = np.empty(pending.size, dtype=np.uint64), np.empty(0, dtype=np.int64)
+    rows_of = (directory_row - segment_row, segment_row, live, segment_row - live_row)
+    where = (queries, pending, hashes, base, shift, offsets, *rows_of)
+    total = _hash_ranges(*where, starts, none, none)
+    numbers, rows = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
+    if total:
+        _hash_ranges(*where, starts, numbers, rows)
+    return numbers, rows
+
+
+@kernel(
+    "int64[], int64[], int64[], uint64, uint64, uint32[], int64, int64, uint8[], int64, out uint64[], out int64[], "
+    "out int64[]"
+)
+def _hash_ranges(
     queries: Any,
     pending: Any,
     hashes: Any,
     base: Any,
     shift: Any,
     offsets: Any,
-    directory_row: Any,
+    ahead: Any,
     segment_row: Any,
     live: Any,
-    live_row: Any,
+    first_bit: Any,
+    starts: Any,
+    numbers: Any,
+    rows: Any,
 ) -> Any:
-    """Find all live rows of this segment that have the hash of a pending query: (query numbers, rows)."""
-    starts = np.empty(pending.size, dtype=np.int64)
-    total = 0
-    for i in range(pending.size):
-        query = queries[pending[i]]
-        start, end = _bucket(query, base, shift, offsets, directory_row, segment_row, hashes.size)
-        place = first_near(hashes, start, query) if end - start <= _FEW else _first_at_least(hashes, start, end, query)
-        starts[i] = place
-        while place < end and hashes[place] == query:
-            bit = place + segment_row - live_row
-            total += (live[bit >> 3] >> (bit & 7)) & 1
-            place += 1
-    numbers = np.empty(total, dtype=np.int64)
-    rows = np.empty(total, dtype=np.int64)
+    """Count the rows and note where they start, where there is no room for them; else write them."""
+    is_count = rows.size == 0
+    size = np.uint64(hashes.size)
     count = 0
     for i in range(pending.size):
         query = queries[pending[i]]
+        if is_count:
+            bucket = bucket_of(query, base, shift)
+            start = bucket_start(bucket, offsets, ahead, hashes.size)
+            end = bucket_start(bucket + _1, offsets, ahead, hashes.size)
+            starts[i] = _first_at_least(hashes, start, end, query)
         place = starts[i]
-        while place < hashes.size and hashes[place] == query:
-            bit = place + segment_row - live_row
-            if (live[bit >> 3] >> (bit & 7)) & 1:
+        while place < size and hashes[place] == query:
+            row = np.int64(place)
+            on = is_live(live, row + first_bit)
+            if on and not is_count:
                 numbers[count] = pending[i]
-                rows[count] = place + segment_row
-                count += 1
-            place += 1
-    return numbers, rows
+                rows[count] = row + segment_row
+            count += on
+            place += _1
+    return count

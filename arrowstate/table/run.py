@@ -224,7 +224,7 @@ class Run:
         for segment, low, high in self._parts(keys.hashes, pending):
             found = out[low:high]
             asked = pending[low:high]
-            if keys.seconds is None:
+            if keys.seconds is None or segment.seconds is None:
                 kernels.probe(keys.hashes, asked, segment.hashes, *(*self._where(segment), found))
             else:
                 pair_kernels.probe_pair(
@@ -234,6 +234,8 @@ class Run:
             while hits.size:
                 places = found[hits] - segment.first_row
                 hits = hits[~keys.equal(asked[hits], segment, places)]
+                if not hits.size:
+                    break
                 # Another key with the same hash: go on to the next live row with that hash.
                 where = (segment.first_row, self.live, self.first_row)
                 if segment.seconds is None:

@@ -161,36 +161,19 @@ def fixed_windows(places: Ints, size: int, slide: int, offset: int) -> tuple[Int
 
     A row comes once per window, the latest window first.
     """
-    rows, starts, ends = _fixed_windows(places, size, slide, offset % slide)
-    return rows, starts, ends
-
-
-@kernel
-def _fixed_windows(places: Any, size: Any, slide: Any, offset: Any) -> Any:
-    since = np.empty(places.size, dtype=np.int64)
-    total = 0
-    for i in range(places.size):
-        # The remainder is that of floor division, so it is right before 1970 too; none of the steps overflows.
-        rest = places[i] % slide - offset
-        since[i] = rest if rest >= 0 else rest + slide
-        if since[i] < size:
-            total += (size - since[i] - 1) // slide + 1
-    rows = np.empty(total, dtype=np.int64)
-    starts = np.empty(total, dtype=np.int64)
-    ends = np.empty(total, dtype=np.int64)
-    count = 0
-    for i in range(places.size):
-        place = places[i]
-        past = since[i]
-        while past < size:
-            left = size - past
-            rows[count] = i
-            starts[count] = place - past if place >= _LOWEST + past else _LOWEST
-            ends[count] = place + left if place <= _HIGHEST - left else _HIGHEST
-            count += 1
-            if past > _HIGHEST - slide:
-                break
-            past += slide
+    # The remainder is that of floor division, so it is right before 1970 too; none of the steps overflows.
+    past = places % slide - offset % slide
+    past += (past < 0) * np.int64(slide)
+    if size == slide:
+        rows = np.arange(places.size)
+    else:
+        counts = np.where(past < size, (size - 1 - past) // slide + 1, 0)
+        rows = np.repeat(np.arange(places.size), counts)
+        number = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        places, past = places[rows], past[rows] + number * slide
+    left = size - past
+    starts = np.where(places >= _LOWEST + past, places - past, _LOWEST)
+    ends = np.where(places <= _HIGHEST - left, places + left, _HIGHEST)
     return rows, starts, ends
 
 
@@ -206,7 +189,7 @@ def merged_sessions(keys: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return merged_starts, merged_ends
 
 
-@kernel
+@kernel("int64[], int64[], int64[], int64[], out int64[], out int64[]")
 def _merge(keys: Any, starts: Any, ends: Any, order: Any, merged_starts: Any, merged_ends: Any) -> None:
     first = 0
     while first < order.size:

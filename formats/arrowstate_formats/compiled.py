@@ -1,34 +1,244 @@
-"""How the package compiles kernels: cached on disk, without the GIL, loading from unaligned addresses.
+"""How the package compiles kernels: when they are first called, for one signature each, without the GIL.
 
-Kernels take byte addresses where data may lie anywhere in a mapped file: numpy would copy unaligned
-values, the processor loads them as they are.
+A kernel is declared with the types of its arguments, so it is compiled once, whatever the flags of the arrays that it
+is called with, and `warm` can compile it before. numba is loaded by the first kernel that is called and not by the
+import of the package. Compiled kernels are kept on disk (`kernel_cache`).
+
+Compiling is most of what a first use costs, and its price is what numba has to type and not the work of a kernel. So
+kernels allocate nothing, assign no slices and call few functions: their callers make the arrays. Data that may lie
+anywhere in a mapped file, and values of any width, are taken by their address.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
-import numba
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+import numpy as np
 
-__all__ = ["kernel", "load_uint8", "load_uint16", "load_uint32", "load_uint64", "prefetch"]
+from arrowstate_formats.kernel_cache import KernelCache
 
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "kernel",
+    "load_offset",
+    "load_uint8",
+    "load_uint32",
+    "load_uint64",
+    "prefetch",
+    "rotate",
+    "store_uint8",
+    "store_uint32",
+    "store_uint64",
+    "subroutine",
+]
+
+KERNELS: list[Kernel] = []
+"""All kernels of the modules that were imported, in the order of their declaration."""
+
+_4, _8 = np.uint64(4), np.uint64(8)
+
+# Nobody calls a kernel from C.
+_OPTIONS: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True}
+_NOT_FROM_PYTHON: dict[str, Any] = {"no_cpython_wrapper": True}
+
+# numba's compiler has a lock of its own; this one keeps two threads from building a kernel twice.
+_lock = threading.RLock()
 
 
-def kernel(function: F) -> F:
-    """Compile a function on first use, keep it on disk for the next process, run it without the GIL."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+class _Part:
+    """What a kernel is made of: its function is known at import, numba's object of it is made when it is needed."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._built: Any = None
+
+    def built(self) -> Any:
+        if self._built is None:
+            self._built = self._build()
+        return self._built
+
+    def __call__(self, *_arguments: Any) -> Any:
+        raise TypeError(f"{self.function.__name__} can be called by kernels only")
+
+    def _build(self) -> Any:
+        raise NotImplementedError
+
+    def _linked(self) -> FunctionType:
+        """Return the function with numba's objects in the place of the parts that it names."""
+        scope = {
+            name: value.built() if isinstance(value, _Part) else value
+            for name, value in self.function.__globals__.items()
+            if name in self.function.__code__.co_names or name.startswith("__")
+        }
+        linked = FunctionType(self.function.__code__, scope, self.function.__name__)
+        linked.__qualname__, linked.__module__ = self.function.__qualname__, self.function.__module__
+        return linked
+
+    def fingerprint(self) -> str:
+        """Return what the code is made of: that of the parts it names and the constants it reads too."""
+        code, scope = self.function.__code__, self.function.__globals__
+        named = [(name, scope[name]) for name in code.co_names if name in scope]
+        # The path of a module is nothing that its functions are made of.
+        named = [(name, value) for name, value in named if not isinstance(value, ModuleType)]
+        values = [(name, value.fingerprint() if isinstance(value, _Part) else repr(value)) for name, value in named]
+        return repr((_instructions(code), values, self._details()))
+
+    def _details(self) -> Any:
+        return None
 
 
-def _loader(numba_type: types.Integer) -> Any:
-    """Return an intrinsic that reads one little-endian integer at a byte address."""
+def _instructions(code: CodeType) -> Any:
+    constants = [_instructions(value) if isinstance(value, CodeType) else value for value in code.co_consts]
+    return code.co_code, constants, code.co_names, code.co_varnames
 
-    def load(_typing_context: Any, address: Any) -> Any:
+
+class _Subroutine(_Part):
+    """A function that kernels call."""
+
+    def _build(self) -> Any:
+        import numba
+
+        return numba.njit(**_OPTIONS, **_NOT_FROM_PYTHON)(self._linked())
+
+
+class _Instruction(_Part):
+    """An operation that numba has no word for; its function makes the LLVM code."""
+
+    def __init__(self, function: Callable[..., Any], *details: Any) -> None:
+        super().__init__(function)
+        self._arguments = details
+
+    def _build(self) -> Any:
+        from numba.extending import intrinsic
+
+        return intrinsic(self.function(*self._arguments))
+
+    def _details(self) -> Any:
+        return self._arguments
+
+
+class Kernel(_Part):
+    """A compiled function: call it, or `compile` it before.
+
+    Parameters
+    ----------
+    function
+        The function, of what numba compiles in its nopython mode.
+    signature
+        The types of its arguments; see `kernel`.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+        super().__init__(function)
+        self.signature = signature
+        self._call: Callable[..., Any] = self._first_call
+
+    @property
+    def name(self) -> str:
+        """Module and function, and the signature where a function is compiled for several."""
+        return f"{self.function.__module__}.{self.function.__qualname__}({self.signature})"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the kernel; it is compiled or loaded first where that was not done.
+
+        Raises
+        ------
+        TypeError
+            If the arguments do not fit the signature.
+        """
+        return self._call(*arguments)
+
+    def compile(self) -> None:
+        """Compile the kernel or load it from where it is kept, so that the first call need not."""
+        with _lock:
+            self.built()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a process that needs the kernel finds it compiled."""
+        return self._cache().read() is not None
+
+    def _first_call(self, *arguments: Any) -> Any:
+        self.compile()
+        return self._call(*arguments)
+
+    def _build(self) -> Any:
+        import numba
+
+        linked = self._linked()
+        dispatcher: Any = numba.njit(**_OPTIONS)(linked)
+        dispatcher._cache = self._cache()  # noqa: SLF001
+        # The compiler makes a great many objects, none of them garbage until it is done.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            dispatcher.compile(_types(self.signature))
+        finally:
+            if collects:
+                gc.enable()
+        dispatcher.disable_compile()
+        self._call = dispatcher
+        return dispatcher
+
+    def _cache(self) -> KernelCache:
+        return KernelCache(self.name, self.fingerprint())
+
+    def _details(self) -> Any:
+        return self.signature
+
+
+def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """Declare a kernel for one signature.
+
+    Parameters
+    ----------
+    signature
+        The types of the arguments by numba's names, separated by commas: `int64` a number, `int64[]` an array that is
+        read, `out int64[]` one that may be written. Arrays have one dimension and are contiguous.
+    """
+
+    def declare(function: Callable[..., Any]) -> Kernel:
+        declared = Kernel(function, signature)
+        KERNELS.append(declared)
+        return declared
+
+    return declare
+
+
+def subroutine(function: Callable[..., Any]) -> Any:
+    """Declare a function that kernels call; it becomes a part of each of them."""
+    return _Subroutine(function)
+
+
+def _types(signature: str) -> tuple[Any, ...]:
+    from numba import types
+
+    arguments: list[Any] = []
+    for word in signature.split(","):
+        kind = word.strip()
+        writable = kind.startswith("out ")
+        kind = kind.removeprefix("out ")
+        if kind.endswith("[]"):
+            # Not said to be aligned, and read-only where that is enough: so it takes arrays of every kind, and the
+            # processor loads unaligned values as they are.
+            element = getattr(types, kind.removesuffix("[]"))
+            arguments.append(types.Array(element, 1, "C", readonly=not writable, aligned=False))
+        else:
+            arguments.append(getattr(types, kind))
+    return tuple(arguments)
+
+
+def _loader(bits: int) -> Any:
+    from numba import types
+
+    numba_type = getattr(types, f"uint{bits}")
+
+    def load(_typing_context: Any, _address: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], context.get_value_type(numba_type).as_pointer())
             loaded = builder.load(pointer)
@@ -36,34 +246,83 @@ def _loader(numba_type: types.Integer) -> Any:
             loaded.align = 1
             return loaded
 
-        return numba_type(address), generate
+        return numba_type(types.uint64), generate
 
-    return intrinsic(load)
-
-
-@intrinsic
-def _prefetch(_typing_context: Any, _address: Any) -> Any:
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer_type = ir.IntType(8).as_pointer()
-        integer = ir.IntType(32)
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [pointer_type, integer, integer, integer]),
-            "llvm.prefetch.p0",
-        )
-        pointer = builder.inttoptr(arguments[0], pointer_type)
-        # For reading, to be kept in all caches, data.
-        builder.call(function, [pointer, *(ir.Constant(integer, value) for value in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), generate
+    return load
 
 
-prefetch: Any = _prefetch
+def _storer(bits: int) -> Any:
+    from numba import types
+
+    numba_type = getattr(types, f"uint{bits}")
+
+    def store(_typing_context: Any, _address: Any, _value: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], context.get_value_type(numba_type).as_pointer())
+            builder.store(arguments[1], pointer).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.uint64, numba_type), generate
+
+    return store
+
+
+def _prefetcher() -> Any:
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def prefetch(_typing_context: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            pointer_type = ir.IntType(8).as_pointer()
+            integer = ir.IntType(32)
+            function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [pointer_type, integer, integer, integer]),
+                "llvm.prefetch.p0",
+            )
+            pointer = builder.inttoptr(arguments[0], pointer_type)
+            # For reading, to be kept in all caches, data.
+            builder.call(function, [pointer, *(ir.Constant(integer, value) for value in (0, 3, 1))])
+            return context.get_dummy_value()
+
+        return types.void(types.uint64), generate
+
+    return prefetch
+
+
+def _rotator() -> Any:
+    from llvmlite import ir
+    from numba import types
+
+    def rotate(_typing_context: Any, _value: Any, _bits: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            value, bits = arguments
+            rest = builder.and_(builder.neg(bits), ir.Constant(bits.type, 63))
+            return builder.or_(builder.shl(value, bits), builder.lshr(value, rest))
+
+        return types.uint64(types.uint64, types.uint64), generate
+
+    return rotate
+
+
+prefetch: Any = _Instruction(_prefetcher)
 """Asks for the cache line at a byte address; the address need not exist, nothing is read or raised."""
 
-load_uint8 = _loader(types.uint8)
-load_uint16 = _loader(types.uint16)
-load_uint32 = _loader(types.uint32)
-load_uint64 = _loader(types.uint64)
+rotate: Any = _Instruction(_rotator)
+"""A uint64 rotated left by 1 to 63 bits."""
+
+load_uint8: Any = _Instruction(_loader, 8)
+load_uint32: Any = _Instruction(_loader, 32)
+load_uint64: Any = _Instruction(_loader, 64)
+
+store_uint8: Any = _Instruction(_storer, 8)
+store_uint32: Any = _Instruction(_storer, 32)
+store_uint64: Any = _Instruction(_storer, 64)
+
+
+@subroutine
+def load_offset(address: Any, row: Any, wide: Any) -> Any:
+    """Return the offset of a row of a string or binary column, of 64 bits if it is wide and of 32 if not."""
+    place = np.uint64(row)
+    return load_uint64(address + place * _8) if wide else np.uint64(load_uint32(address + place * _4))

@@ -1,19 +1,19 @@
 """Deletion vectors: the dead rows of a run as a Roaring bitmap, made from live bits and taken from them.
 
 The portable serialization of Roaring cuts the row numbers into containers of 65,536. Each is a list of numbers, a
-bitmap, or a list of ranges, whichever is the shortest. Live bits are bitmaps too, so whole words go from one form to
-the other, and the time grows with the size of the bitmaps and not with the number of dead rows.
+bitmap, or a list of ranges, whichever is the shortest. Live bits are bitmaps too, so a container is a slice of them,
+which numpy makes or applies as a whole.
 Specification: formats/spec/run-files.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from arrowstate_formats.compiled import kernel, load_uint16, load_uint32, load_uint64
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
 __all__ = ["clear_dead_rows", "write_deletion_vector"]
@@ -28,19 +28,11 @@ _BITMAP_BYTES = _ROWS // 8
 _LIST_ROWS = 4096
 """A list with more numbers would be longer than a bitmap."""
 
+_TOO_SHORT = "the bytes end too early"
+_TOO_MANY = "a container has more rows than there are"
 _COOKIE, _COOKIE_WITH_RANGES = 12346, 12347
 _FEW = 4
 """Where there are ranges, fewer containers than this have no offsets."""
-
-_LIST, _BITMAP, _RANGES = range(3)
-
-_DAMAGE = {
-    -1: "the bytes end too early",
-    -2: "the first number is no cookie of the portable serialization",
-    -3: "the containers do not ascend",
-    -4: "a container has more rows than there are",
-    -5: "there are bytes after the last container",
-}
 
 
 def write_deletion_vector(live: Bits, rows: int, first_row: int) -> bytes:
@@ -72,25 +64,57 @@ def write_deletion_vector(live: Bits, rows: int, first_row: int) -> bytes:
         raise InvalidInputError(
             f"a deletion vector numbers rows from 0 to 2^32 - 1, got {first_row} and {rows} more in {live.size} bytes"
         )
-    first_container = first_row // _ROWS
-    containers = (first_row + rows - 1) // _ROWS - first_container + 1 if rows else 0
-    words = np.zeros(containers * _WORDS + 1, dtype="<u8")
-    _copy_dead(np.ascontiguousarray(live), rows, first_row - first_container * _ROWS, words)
-    counts, ranges = np.zeros(containers, dtype=np.int64), np.zeros(containers, dtype=np.int64)
-    _count(words, counts, ranges)
+    first_container, shift = divmod(first_row, _ROWS)
+    containers = -(-(shift + rows) // _ROWS) if rows else 0
+    words = _dead_bits(live, rows, shift, containers).view("<u8").reshape(containers, _WORDS)
+    before = np.zeros_like(words)
+    before[:, 1:] = words[:, :-1] >> np.uint64(63)
+    first_bits = words & ~((words << np.uint64(1)) | before)
+    counts, ranges = (np.bitwise_count(bits).sum(axis=1, dtype=np.int64) for bits in (words, first_bits))
 
     numbers = np.flatnonzero(counts)
     counts, ranges = counts[numbers], ranges[numbers]
-    kinds = np.where(counts > _LIST_ROWS, _BITMAP, _LIST)
-    sizes = np.where(kinds == _BITMAP, _BITMAP_BYTES, 2 * counts)
-    shorter = 2 + 4 * ranges < sizes
-    kinds, sizes = np.where(shorter, _RANGES, kinds), np.where(shorter, 2 + 4 * ranges, sizes)
-    header = _header(numbers + first_container, counts, kinds == _RANGES, sizes)
-    out = np.empty(len(header) + int(sizes.sum()), dtype=np.uint8)
-    out[: len(header)] = np.frombuffer(header, dtype=np.uint8)
-    starts = len(header) + np.cumsum(sizes) - sizes
-    _fill(words, words.view(np.uint8), numbers, kinds, starts, ranges, out)
-    return out.tobytes()
+    is_bitmap = counts > _LIST_ROWS
+    sizes = np.where(is_bitmap, _BITMAP_BYTES, 2 * counts)
+    is_ranges = 2 + 4 * ranges < sizes
+    sizes = np.where(is_ranges, 2 + 4 * ranges, sizes)
+    parts = [_header(numbers + first_container, counts, is_ranges, sizes)]
+    for number, as_ranges, as_bitmap in zip(numbers.tolist(), is_ranges.tolist(), is_bitmap.tolist(), strict=True):
+        bits = words[number].view(np.uint8)
+        if as_ranges:
+            parts.append(_ranges_of(bits))
+        else:
+            parts.append((bits if as_bitmap else np.flatnonzero(_flags_of(bits)).astype("<u2")).tobytes())
+    return b"".join(parts)
+
+
+def _dead_bits(live: Bits, rows: int, shift: int, containers: int) -> Bits:
+    """Return the bits of the containers, in which bit shift + i is set for each row whose live bit i is 0."""
+    out = np.zeros(containers * _BITMAP_BYTES, dtype=np.uint8)
+    dead = ~live[: -(-rows // 8)]
+    if rows % 8:
+        dead[-1] &= np.uint8((1 << rows % 8) - 1)
+    first, left = divmod(shift, 8)
+    out[first : first + dead.size] = dead << np.uint8(left)
+    # What a byte has no room for goes into the next, which may be missing where nothing goes into it.
+    after = (dead >> np.uint8(8 - left))[: out.size - first - 1] if left else dead[:0]
+    out[first + 1 : first + 1 + after.size] |= after
+    return out
+
+
+def _flags_of(bits: Bits) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(bits, bitorder="little").view(np.bool_)
+
+
+def _ranges_of(bits: Bits) -> bytes:
+    """Return the number of ranges of set bits, and the first number and the length less one of each."""
+    flags = np.zeros(_ROWS + 2, dtype=np.bool_)
+    flags[1:-1] = _flags_of(bits)
+    borders = np.flatnonzero(flags[1:] != flags[:-1])
+    starts, stops = borders[::2], borders[1::2]
+    return (
+        np.concatenate(([starts.size], np.stack([starts, stops - 1 - starts], axis=1).ravel())).astype("<u2").tobytes()
+    )
 
 
 def _header(keys: Any, counts: Any, is_ranges: Any, sizes: Any) -> bytes:
@@ -130,211 +154,84 @@ def clear_dead_rows(data: bytes, live: Bits, rows: int, first_row: int, *, path:
     """
     if live.size * 8 < rows or rows < 0:
         raise InvalidInputError(f"{rows} rows need as many live bits, got {live.size * 8}")
-    cleared = int(_clear(np.frombuffer(data, dtype=np.uint8), live, rows, first_row))
-    if cleared < 0:
-        raise CorruptDataError(path, f"no Roaring bitmap: {_DAMAGE[cleared]}")
-    return cleared
-
-
-@kernel
-def _set_bits(word: Any) -> Any:
-    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
-    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
-
-
-@kernel
-def _copy_dead(live: Any, rows: Any, shift: Any, words: Any) -> None:
-    """Set bit shift + i of the words for each of the rows whose live bit i is 0."""
-    address = np.uint64(live.ctypes.data)
-    left = np.uint64(shift & 63)
-    for place in range(rows >> 6):
-        dead = ~load_uint64(address + np.uint64(8 * place))
-        at = (shift >> 6) + place
-        words[at] |= dead << left
-        if left:
-            words[at + 1] |= dead >> (np.uint64(64) - left)
-    for row in range(rows & ~63, rows):
-        if not (live[row >> 3] >> (row & 7)) & 1:
-            words[(shift + row) >> 6] |= np.uint64(1) << np.uint64((shift + row) & 63)
-
-
-@kernel
-def _count(words: Any, counts: Any, ranges: Any) -> None:
-    """Count the set bits of each container, and the ranges that they make."""
-    for container in range(counts.size):
-        before = np.uint64(0)
-        for place in range(container * _WORDS, (container + 1) * _WORDS):
-            word = words[place]
-            counts[container] += _set_bits(word)
-            ranges[container] += _set_bits(word & ~((word << np.uint64(1)) | before))
-            before = word >> np.uint64(63)
-
-
-@kernel
-def _put_uint16(out: Any, place: Any, value: Any) -> None:
-    out[place] = value & 0xFF
-    out[place + 1] = (value >> 8) & 0xFF
-
-
-@kernel
-def _fill(words: Any, word_bytes: Any, numbers: Any, kinds: Any, starts: Any, ranges: Any, out: Any) -> None:
-    """Write the containers, each at its start."""
-    for i in range(numbers.size):
-        container, place = numbers[i], starts[i]
-        if kinds[i] == _BITMAP:
-            for byte in range(_BITMAP_BYTES):
-                out[place + byte] = word_bytes[container * _BITMAP_BYTES + byte]
-            continue
-        if kinds[i] == _RANGES:
-            _put_uint16(out, place, ranges[i])
-            place += 2
-        start = -1
-        for number in range(_WORDS):
-            word = words[container * _WORDS + number]
-            if kinds[i] == _LIST:
-                while word:
-                    low = word & (~word + np.uint64(1))
-                    _put_uint16(out, place, 64 * number + _set_bits(low - np.uint64(1)))
-                    place += 2
-                    word ^= low
-            elif word != (np.uint64(0) if start < 0 else ~np.uint64(0)):
-                for bit in range(64):
-                    is_set = (word >> np.uint64(bit)) & np.uint64(1)
-                    if is_set and start < 0:
-                        start = 64 * number + bit
-                    elif not is_set and start >= 0:
-                        _put_uint16(out, place, start)
-                        _put_uint16(out, place + 2, 64 * number + bit - 1 - start)
-                        place += 4
-                        start = -1
-        if start >= 0:
-            _put_uint16(out, place, start)
-            _put_uint16(out, place + 2, _ROWS - 1 - start)
-
-
-@kernel
-def _clear_word(live: Any, rows: Any, at: Any, word: Any) -> Any:
-    """Clear the live bits at to at + 63 that are set in the word and lie within the rows; return how many were set."""
-    if at <= -64 or at >= rows:
-        return 0
-    if at < 0:
-        word >>= np.uint64(-at)
-        at = 0
-    if rows - at < 64:
-        word &= (np.uint64(1) << np.uint64(rows - at)) - np.uint64(1)
     cleared = 0
-    byte, left = at >> 3, np.uint64(at & 7)
-    rest = np.uint64(0) if left == 0 else word >> (np.uint64(64) - left)
-    word <<= left
-    while word:
-        dead = np.uint8(word & np.uint64(0xFF)) & live[byte]
-        cleared += _set_bits(np.uint64(dead))
-        live[byte] ^= dead
-        word >>= np.uint64(8)
-        byte += 1
-    if rest:
-        byte = (at >> 3) + 8
-        dead = np.uint8(rest) & live[byte]
-        cleared += _set_bits(np.uint64(dead))
-        live[byte] ^= dead
+    before = -1
+    for key, dead in _containers(memoryview(data), path):
+        if key <= before:
+            raise _damaged(path, "the containers do not ascend")
+        before = key
+        cleared += _clear(dead, live, rows, key * _ROWS - first_row)
     return cleared
 
 
-@kernel
-def _clear_range(live: Any, rows: Any, start: Any, stop: Any) -> Any:
-    """Clear the live bits from start (inclusive) to stop (exclusive) that lie within the rows."""
-    start, stop = max(start, 0), min(stop, rows)
-    cleared = 0
-    while start < stop:
-        count = min(stop - start, 64)
-        cleared += _clear_word(live, rows, start, ~np.uint64(0) >> np.uint64(64 - count))
-        start += count
-    return cleared
-
-
-@kernel
-def _clear_ranges(address: Any, count: Any, live: Any, rows: Any, at: Any) -> Any:
-    """Clear the live bits of a container of ranges, whose first number is the bit `at`; -1 if one leaves it."""
-    cleared = 0
-    for item in range(count):
-        start = np.int64(load_uint16(address + np.uint64(4 * item)))
-        stop = start + np.int64(load_uint16(address + np.uint64(4 * item + 2))) + 1
-        if stop > _ROWS:
-            return -1
-        cleared += _clear_range(live, rows, at + start, at + stop)
-    return cleared
-
-
-@kernel
-def _clear_bitmap(address: Any, live: Any, rows: Any, at: Any) -> Any:
-    """Clear the live bits of a container that is a bitmap, whose first number is the bit `at`."""
-    cleared = 0
-    for number in range(_WORDS):
-        word = load_uint64(address + np.uint64(8 * number))
-        if word:
-            cleared += _clear_word(live, rows, at + 64 * number, word)
-    return cleared
-
-
-@kernel
-def _clear_list(address: Any, count: Any, live: Any, rows: Any, at: Any) -> Any:
-    """Clear the live bits of a container that is a list, whose first number is the bit `at`."""
-    cleared = np.int64(0)
-    for item in range(count):
-        bit = at + np.int64(load_uint16(address + np.uint64(2 * item)))
-        if 0 <= bit < rows:
-            dead = np.uint8(1 << (bit & 7)) & live[bit >> 3]
-            cleared += np.int64(dead != 0)
-            live[bit >> 3] ^= dead
-    return cleared
-
-
-@kernel
-def _clear(data: Any, live: Any, rows: Any, first_row: Any) -> Any:
-    """Clear the live bits of all containers; return how many were set, or one of the numbers of `_DAMAGE`."""
-    address, size = np.uint64(data.ctypes.data), data.size
-    if size < 8:
-        return -1
-    cookie = np.int64(load_uint32(address))
+def _containers(data: memoryview, path: str) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Yield the key of each container, and for each of its rows whether it is one of the bitmap."""
+    if len(data) < 8:
+        raise _damaged(path, _TOO_SHORT)
+    cookie, count = np.frombuffer(data, "<u4", 2).tolist()
     has_ranges = cookie & 0xFFFF == _COOKIE_WITH_RANGES
     if cookie != _COOKIE and not has_ranges:
-        return -2
-    containers = (cookie >> 16) + 1 if has_ranges else np.int64(load_uint32(address + np.uint64(4)))
+        raise _damaged(path, "the first number is no cookie of the portable serialization")
+    containers = (cookie >> 16) + 1 if has_ranges else count
     if containers > _ROWS:
-        return -4
+        raise _damaged(path, _TOO_MANY)
     header = 4 + (containers + 7) // 8 if has_ranges else 8
     # Containers follow one another, so the offsets say nothing new.
     place = header + (4 if has_ranges and containers < _FEW else 8) * containers
-    if place > size:
-        return -1
-    cleared = np.int64(0)
-    before = np.int64(-1)
-    for container in range(containers):
-        described = address + np.uint64(header + 4 * container)
-        key, count = np.int64(load_uint16(described)), np.int64(load_uint16(described + np.uint64(2))) + 1
-        if key <= before:
-            return -3
-        before = key
-        is_ranges = has_ranges and (data[4 + container // 8] >> (container & 7)) & 1
-        if is_ranges:
-            if place + 2 > size:
-                return -1
-            count = np.int64(load_uint16(address + np.uint64(place)))
+    if place > len(data):
+        raise _damaged(path, _TOO_SHORT)
+    is_ranges = np.zeros(containers, dtype=np.uint8)
+    if has_ranges:
+        is_ranges = np.unpackbits(np.frombuffer(data, np.uint8, header - 4, 4), count=containers, bitorder="little")
+    described = np.frombuffer(data, "<u2", 2 * containers, header).reshape(-1, 2).tolist()
+    for (key, rows_less_one), as_ranges in zip(described, is_ranges.tolist(), strict=True):
+        numbers = rows_less_one + 1
+        if as_ranges:
+            if place + 2 > len(data):
+                raise _damaged(path, _TOO_SHORT)
+            numbers = 2 * int(np.frombuffer(data, "<u2", 1, place)[0])
             place += 2
-        length = 4 * count if is_ranges else _BITMAP_BYTES if count > _LIST_ROWS else 2 * count
-        if place + length > size:
-            return -1
-        start, at = address + np.uint64(place), key * _ROWS - first_row
-        if is_ranges:
-            found = _clear_ranges(start, count, live, rows, at)
-            if found < 0:
-                return -4
-        elif count > _LIST_ROWS:
-            found = _clear_bitmap(start, live, rows, at)
+        is_bitmap = not as_ranges and numbers > _LIST_ROWS
+        length = _BITMAP_BYTES if is_bitmap else 2 * numbers
+        if place + length > len(data):
+            raise _damaged(path, _TOO_SHORT)
+        if is_bitmap:
+            yield key, _flags_of(np.frombuffer(data, np.uint8, length, place))
         else:
-            found = _clear_list(start, count, live, rows, at)
-        cleared += found
+            yield key, _flags_at(np.frombuffer(data, "<u2", numbers, place), as_ranges, path)
         place += length
-    return cleared if place == size else -5
+    if place != len(data):
+        raise _damaged(path, "there are bytes after the last container")
+
+
+def _flags_at(numbers: npt.NDArray[np.uint16], are_ranges: int, path: str) -> npt.NDArray[np.bool_]:
+    """Return the flags of a container that is a list of rows, or of ranges: first row and length less one in turns."""
+    if not are_ranges:
+        flags = np.zeros(_ROWS, dtype=np.bool_)
+        flags[numbers] = True
+        return flags
+    starts = numbers[::2].astype(np.int64)
+    stops = starts + numbers[1::2] + 1
+    if stops.size and stops.max() > _ROWS:
+        raise _damaged(path, _TOO_MANY)
+    depths = np.bincount(starts, minlength=_ROWS + 1) - np.bincount(stops, minlength=_ROWS + 1)
+    return np.cumsum(depths)[:_ROWS] > 0
+
+
+def _clear(dead: npt.NDArray[np.bool_], live: Bits, rows: int, first: int) -> int:
+    """Clear the live bits first + i, as far as they lie within the rows, where dead[i]; return how many were set."""
+    low, high = max(first, 0), min(first + _ROWS, rows)
+    if low >= high:
+        return 0
+    start = low >> 3
+    flags = np.zeros(8 * (((high + 7) >> 3) - start), dtype=np.bool_)
+    flags[low - 8 * start : high - 8 * start] = dead[low - first : high - first]
+    bits = np.packbits(flags, bitorder="little")
+    part = live[start : start + bits.size]
+    cleared = int(np.bitwise_count(part & bits).sum(dtype=np.int64))
+    part &= ~bits
+    return cleared
+
+
+def _damaged(path: str, problem: str) -> CorruptDataError:
+    return CorruptDataError(path, f"no Roaring bitmap: {problem}")

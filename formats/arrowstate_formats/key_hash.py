@@ -33,8 +33,6 @@ _Values: TypeAlias = npt.NDArray[Any]
 
 _EVERY_ROW: _Slots = np.empty(0, np.int64)
 _EVERY_ROW.flags.writeable = False
-_NO_NULLS: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-_NO_NULLS.flags.writeable = False
 
 _LONG_DIGITS = 18
 """Decimals up to this precision are hashed as the long of their digits."""
@@ -165,14 +163,14 @@ def _chain_list(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
     elements = array.flatten()
     owners = np.arange(len(array)) if slots.size == 0 else slots
     if _has_one_leaf(array.type.value_type):
-        _chain(elements, _frozen(np.repeat(owners, lengths)), hashes)
+        _chain(elements, np.repeat(owners, lengths), hashes)
         return
     # The fields of one element come before the next element, so the elements are taken one rank at a time.
     starts = np.cumsum(lengths) - lengths
     lists = np.flatnonzero(lengths)
     rank = 0
     while lists.size:
-        _chain(elements.take(pa.array(starts[lists] + rank)), _frozen(owners[lists]), hashes)
+        _chain(elements.take(pa.array(starts[lists] + rank)), owners[lists], hashes)
         rank += 1
         lists = lists[lengths[lists] > rank]
 
@@ -190,49 +188,71 @@ def _chain_flat(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
     elif types.is_time(key_type):
         array = _convert(array, pa.time64("ns"))
     values = _values(array, _numpy_type(array.type))
-    if types.is_float64(key_type):
-        bits = _xxh64.canonical_float64_bits(values.view(np.uint64))
-    elif types.is_floating(key_type):
-        bits = _xxh64.canonical_float32_bits(_frozen(values.astype(np.float32)).view(np.uint32))
-    elif values.itemsize == 8:
-        bits = values.view(np.uint64)
+    if types.is_floating(key_type):
+        with np.errstate(invalid="ignore"):
+            # A signalling NaN becomes a quiet one, -0.0 the other zero.
+            wide: Any = np.float64 if types.is_float64(key_type) else np.float32
+            values = values.astype(wide) + wide(0)
+        values[np.isnan(values)] = np.nan
     elif types.is_uint32(key_type):
         # A uint32 does not fit an int, so it is hashed as the long that holds it.
-        bits = values.astype(np.uint64)
+        values = values.astype(np.uint64)
+    elif values.itemsize < 4:
+        values = values.astype(np.int32)
+    if values.itemsize == 8:
+        _xxh64.hash_int64(values.view(np.uint64), *_chosen(array, slots), hashes)
     else:
-        bits = values.astype(np.int32, copy=False).view(np.uint32)
-    kernel = _xxh64.hash_int64 if bits.itemsize == 8 else _xxh64.hash_int32
-    kernel(_frozen(bits), *_validity(array), slots, hashes)
+        _xxh64.hash_int32(values.view(np.uint32), *_chosen(array, slots), hashes)
 
 
 def _chain_variable_bytes(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    dtype = np.dtype(np.int64 if wide else np.int32)
-    _, offsets_buffer, data = array.buffers()
-    offsets = np.frombuffer(offsets_buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
-    address = 0 if data is None else data.address
-    _xxh64.hash_variable_bytes(address, _frozen(offsets), *_validity(array), slots, hashes)
+    width = 8 if wide else 4
+    _, offsets, data = array.buffers()
+    starts = offsets.address + array.offset * width
+    addresses = (np.uint64(number) for number in (0 if data is None else data.address, starts, starts + width))
+    _xxh64.hash_bytes(*addresses, wide, len(array), *_chosen(array, slots), hashes)
 
 
 def _chain_fixed_bytes(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
     width = array.type.byte_width
     data = array.buffers()[1]
     address = 0 if data is None else data.address + array.offset * width
-    _xxh64.hash_fixed_bytes(address, width, len(array), *_validity(array), slots, hashes)
+    ends = np.arange(1, len(array) + 1, dtype=np.uint64) * np.uint64(width)
+    _hash_slices(address, ends - np.uint64(width), ends, array, slots, hashes)
 
 
 def _chain_decimal(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
     width = array.type.byte_width
     if array.type.precision > _LONG_DIGITS:
-        address = array.buffers()[1].address + array.offset * width
-        _xxh64.hash_decimals(address, width, len(array), *_validity(array), slots, hashes)
+        digits = np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width)
+        # The shortest big-endian two's complement bytes.
+        digits = np.ascontiguousarray(digits.reshape(-1, width)[:, ::-1])
+        negative = digits[:, :1] >> 7
+        # A leading byte can go while it only repeats the sign and the next byte still carries it.
+        needless = (digits[:, :-1] == negative * np.uint8(255)) & (digits[:, 1:] >> 7 == negative)
+        ends = np.arange(1, len(array) + 1, dtype=np.uint64) * np.uint64(width)
+        starts = ends - np.uint64(width) + np.logical_and.accumulate(needless, axis=1).sum(axis=1, dtype=np.uint64)
+        _hash_slices(digits.ctypes.data, starts, ends, array, slots, hashes)
         return
     if width == 4:
         longs = _values(array, np.dtype(np.int32)).astype(np.int64)
     else:
         words = np.frombuffer(array.buffers()[1], np.int64, len(array) * width // 8, array.offset * width)
         longs = np.ascontiguousarray(words[:: width // 8])
-    _xxh64.hash_int64(_frozen(longs).view(np.uint64), *_validity(array), slots, hashes)
+    _xxh64.hash_int64(longs.view(np.uint64), *_chosen(array, slots), hashes)
+
+
+def _hash_slices(
+    address: int,
+    starts: npt.NDArray[np.uint64],
+    ends: npt.NDArray[np.uint64],
+    array: pa.Array,
+    slots: _Slots,
+    hashes: _Hashes,
+) -> None:
+    addresses = (np.uint64(number) for number in (address, starts.ctypes.data, ends.ctypes.data))
+    _xxh64.hash_bytes(*addresses, True, len(array), *_chosen(array, slots), hashes)
 
 
 def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
@@ -256,17 +276,12 @@ def _values(array: pa.Array, dtype: np.dtype[Any]) -> _Values:
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
-def _validity(array: pa.Array) -> tuple[npt.NDArray[np.uint8], int]:
-    bitmap = array.buffers()[0] if array.null_count else None
-    if bitmap is None:
-        return _NO_NULLS, 0
-    return _frozen(np.frombuffer(bitmap, np.uint8)), array.offset
-
-
-def _frozen(values: _Values) -> _Values:
-    # numba compiles a kernel once more for writable arrays, which costs about a second.
-    values.flags.writeable = False
-    return values
+def _chosen(array: pa.Array, slots: _Slots) -> tuple[_Slots, _Slots]:
+    """Return which values are hashed and the hash that each belongs to; two empty arrays: value i to hash i."""
+    if not array.null_count:
+        return (_EVERY_ROW, _EVERY_ROW) if slots.size == 0 else (np.arange(len(array)), slots)
+    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    return rows, rows if slots.size == 0 else slots[rows]
 
 
 def _numpy_type(key_type: pa.DataType) -> np.dtype[Any]:

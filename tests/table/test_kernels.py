@@ -324,6 +324,9 @@ def test_next_candidate_walks_the_live_rows_of_one_hash():
 
     rows = [11]
     while rows[-1] >= 0:
-        rows.append(kernels.next_candidate(rows[-1], hashes, 10, live, 10))
+        found = np.array([-7, rows[-1]])
+        kernels.next_candidates(found, np.array([1]), hashes, 10, live, 10)
+        rows.append(int(found[1]))
 
     assert rows == [11, 13, 14, -1]
+    assert found[0] == -7
