@@ -17,7 +17,6 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.state.operator import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.state.timers import TimerService
-from arrowstate.state.undo import unchanged_on_error
 from arrowstate.table.batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 
@@ -205,7 +204,8 @@ class BatchFunction:
 class BatchProcess:
     """Runs a batch function over Arrow batches.
 
-    If the function raises, or emits rows that do not fit, the states are as before the call.
+    If the function raises, or emits rows that do not fit, or the disk is full, all is as before the call: states and
+    timers, the watermark and the processing time, and broadcast states if they were changed meanwhile.
 
     Parameters
     ----------
@@ -254,6 +254,7 @@ class BatchProcess:
         self._function = function
         self._output = None if output is None else _nullable(output)
         self._time = 0
+        self._broadcasts = tuple((broadcasts or {}).values())
         self._context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time))
         self._closed = False
         function.open(self._context)
@@ -308,8 +309,12 @@ class BatchProcess:
         """Fire all processing-time timers up to `now_ms`, milliseconds since 1970."""
         self._check_open()
         now_ms = check_integer("now_ms", now_ms)
-        self._time = max(self._time, now_ms)
-        return self._applied(lambda: self._fire("processing_time", now_ms))
+
+        def run() -> Iterable[Output]:
+            self._time = max(self._time, now_ms)
+            return self._fire("processing_time", now_ms)
+
+        return self._applied(run)
 
     def _fire(self, clock: Literal["event_time", "processing_time"], until: int) -> list[Output]:
         emitted: list[Output] = []
@@ -330,9 +335,13 @@ class BatchProcess:
         return emitted
 
     def _applied(self, run: Callable[[], Iterable[Output]]) -> pa.Table:
-        states = list(self._backend.states.values())
-        with unchanged_on_error(states):
-            return self._table(run())
+        before = self._time, self._output
+        try:
+            with self._backend.transaction(*self._broadcasts):
+                return self._table(run())
+        except BaseException:
+            self._time, self._output = before
+            raise
 
     def _table(self, emitted: Iterable[Output]) -> pa.Table:
         batches: list[pa.RecordBatch] = []

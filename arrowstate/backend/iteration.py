@@ -92,7 +92,8 @@ class Iteration:
         """Call a function with each key that has a row in a state, and the state with this key as the current one.
 
         The keys are those at the call, so the function may clear, update and add. If it raises, what it has done
-        for keys before stays. The current key and namespace are afterwards as they were.
+        for keys before stays, and what it did for this one is undone. The current key and namespace are afterwards as
+        they were.
 
         Parameters
         ----------
@@ -111,7 +112,8 @@ class Iteration:
             if namespace is not None:
                 state.current_namespace = namespace
             for row in range(keys.num_rows):
-                function(self._context.set_row(keys.columns, row), state)
+                with self._context.transactions.begun():
+                    function(self._context.set_row(keys.columns, row), state)
 
     def key_group_sizes(self, state: StateDescriptor | str) -> pa.Table:
         """Return how large a state is by key group.

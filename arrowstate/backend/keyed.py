@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
@@ -44,6 +45,7 @@ from arrowstate.state.keyed import ReducingState, ValueState
 from arrowstate.state.lists import ListState
 from arrowstate.state.maps import MapState
 from arrowstate.state.timers import TimerService, TimerState
+from arrowstate.state.transaction import Participant, Transactions
 from arrowstate.storage.base import Storage
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
@@ -325,6 +327,38 @@ class KeyedStateBackend(Iteration):
     def current_timestamp(self, timestamp: int | None) -> None:
         self._context.timestamp = check_integer("current_timestamp", timestamp, optional=True)
 
+    @property
+    def transactions(self) -> Transactions:
+        """What takes part in the transactions of the backend, for what looks after its states."""
+        return self._context.transactions
+
+    def transaction(self, *others: Participant) -> AbstractContextManager[None]:
+        """Do several things or none of them: what is done in the block stays if it ends, and goes back if it raises.
+
+        That is all rows of all states and timers, the watermark, the current key, timestamp and namespaces. States
+        that were asked for in the block stay, without what was written to them. To begin costs nothing that grows
+        with the rows held. Transactions may stand in each other.
+
+        Parameters
+        ----------
+        others
+            Operator states and broadcast states that take part too.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("account", pa.string())]), max_parallelism=128)
+        >>> money = backend.state(arrowstate.ReducingStateDescriptor("money", pa.int64(), reduce="sum"))
+        >>> try:
+        ...     with backend.transaction():
+        ...         money.add_batch(["ann"], [-5])
+        ...         money.add_batch(["bob"], ["five"])
+        ... except arrowstate.ValueTypeError:
+        ...     print(money.get_batch(["ann"]).to_pylist())
+        [None]
+        """
+        return self._context.transactions.begun(others)
+
     def freeze(self) -> FrozenSubtask:
         """Return all states as they are now; later writes do not change the result.
 
@@ -359,6 +393,7 @@ class KeyedStateBackend(Iteration):
         )
         state: KeyedState[Any] = _KINDS[descriptor.kind](descriptor, layout, table, self._context)
         self._states[descriptor.name] = state
+        self._context.transactions.join(state)
         return state
 
 

@@ -235,9 +235,9 @@ class KeyedProcessFunction:
 class KeyedProcess:
     """Runs a process function over Arrow batches.
 
-    Within a batch the function's reads see its writes. If it raises, or writes a value that does not fit its state,
-    the states are as before the batch. A read of a state with a time to live counts once for all keys of a batch, in
-    all their namespaces.
+    Within a batch the function's reads see its writes. If it raises, or writes a value that does not fit its state, or
+    the disk is full, all is as before the batch, and the same batch may be given again. A read of a state with a time
+    to live counts once for all keys of a batch, in all their namespaces.
 
     Parameters
     ----------
@@ -284,6 +284,7 @@ class KeyedProcess:
         self._row_types: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         with_timers = type(function).on_timer is not KeyedProcessFunction.on_timer
         self._context = ProcessContext(backend, with_timers, broadcasts or {})
+        self._broadcasts = tuple((broadcasts or {}).values())
         self._closed = False
         function.open(self._context)
 
@@ -327,7 +328,8 @@ class KeyedProcess:
         keys = self._backend.group_keys(self._key_columns(batch))
         timestamps = self._timestamps(batch)
         self._context.enter(self._plain_keys(keys), timestamps and timestamps.to_pylist())
-        return self._applied(keys, lambda: (*self._run(batch, keys.groups().tolist()), timestamps))
+        with self._backend.transaction(*self._broadcasts):
+            return self._applied(keys, lambda: (*self._run(batch, keys.groups().tolist()), timestamps))
 
     def advance_watermark(self, watermark: int) -> pa.Array:
         """Advance event time, and fire all event-time timers up to it, in the order of time, as one batch.
@@ -352,13 +354,16 @@ class KeyedProcess:
         watermark = check_integer("watermark", watermark)
         if self._backend.watermark is not None and watermark < self._backend.watermark:
             return pa.array([], self._output)
-        self._backend.advance_watermark(watermark)
-        return self._fire("event_time", watermark)
+        with self._backend.transaction(*self._broadcasts):
+            self._backend.advance_watermark(watermark)
+            return self._fire("event_time", watermark)
 
     def advance_processing_time(self, now_ms: int) -> pa.Array:
         """Fire all processing-time timers up to `now_ms`, milliseconds since 1970, as `advance_watermark` does."""
         self._check_open()
-        return self._fire("processing_time", check_integer("now_ms", now_ms))
+        now_ms = check_integer("now_ms", now_ms)
+        with self._backend.transaction(*self._broadcasts):
+            return self._fire("processing_time", now_ms)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -376,14 +381,8 @@ class KeyedProcess:
             out = self._converted(emitted, counts)
             for state in states:
                 state.convert(timestamps)
-            tables = [state.state for state in states]
             if timers is not None:
                 timers.convert()
-                tables.extend(timers.states.values())
-            # Whatever may need room on disk happens before the first state changes.
-            for table in tables:
-                table.settle()
-            if timers is not None:
                 timers.apply()
             for state in states:
                 state.apply()
@@ -399,13 +398,10 @@ class KeyedProcess:
         timers = self._context.own_timers
         if timers is None:
             return pa.array([], self._output)
-        table = timers.states[clock]
-        table.settle()
-        due = table.pop_due(until)
+        due = timers.states[clock].pop_due(until)
         if not due.num_rows:
             return pa.array([], self._output)
-        key_columns = self._key_columns(due.select(self._backend.key.names))
-        keys = self._backend.group_keys(key_columns)
+        keys = self._backend.group_keys(self._key_columns(due.select(self._backend.key.names)))
         numbers, times = keys.groups().tolist(), due.column(0).to_pylist()
         context, out = self._context, Collector()
         fired: list[int] = []
@@ -424,11 +420,7 @@ class KeyedProcess:
                 raise ProcessElementError(context.row, detail) from error
             return out.values, counts, pa.array(fired, pa.int64())
 
-        try:
-            return self._applied(keys, run)
-        except BaseException:
-            table.register_batch(key_columns, due.column(0))
-            raise
+        return self._applied(keys, run)
 
     def _run(self, batch: pa.RecordBatch, numbers: list[int]) -> tuple[list[Any], list[int]]:
         """Call the function for every row; return what it emitted, and how much it had emitted after each row."""

@@ -16,6 +16,7 @@ from arrowstate.schema.keys import value_array
 from arrowstate.schema.plain import column_of
 from arrowstate.state.aggregates import aggregate_of
 from arrowstate.state.keyed import OneRowState, after_last_null
+from arrowstate.state.transaction import atomic
 from arrowstate.table.table import Found
 
 __all__ = ["AggregatingState"]
@@ -40,6 +41,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
     1.5
     """
 
+    @atomic
     def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Add each value to its key's accumulator, in the order of the batch.
 
@@ -75,6 +77,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         times = self._latest(left, self._youngest(updated, order, starts))
         self._replace(found, batch, accumulators, times)
 
+    @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the result of each key.
 
@@ -100,6 +103,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         """Return what is stored for each key: its accumulator, null where the key has none."""
         return super().get_batch(keys, namespace=namespace)
 
+    @atomic
     def add(self, value: Any) -> None:
         """Add one value to the accumulator of the current key; None clears it."""
         if value is None:
@@ -110,6 +114,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         stored = column_of([self._read_current()], self.layout.value_type)
         self._write_current(self.added(stored, given, np.ones(1, dtype=np.int64))[0])
 
+    @atomic
     def get(self) -> Any:
         """Return the result of the current key as a plain Python value, None if it has no values."""
         stored = self._read_current()
@@ -124,6 +129,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         """
         self._merge_current(target, sources)
 
+    @atomic
     def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
         """Merge the accumulator of each source namespace into that of its target namespace, in the order of the rows.
 

@@ -24,6 +24,7 @@ from arrowstate.schema.plain import plain_value
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.context import KeyContext, identity_of
+from arrowstate.state.transaction import Pending, Transactions
 from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats, take
@@ -58,6 +59,8 @@ class KeyedState(Generic[D]):
         self._table = table
         self._context = context
         self._namespace: tuple[Any, list[pa.Array]] | None = None
+        self._pending: Pending[Any, Any] = Pending()
+        "What scalar verbs have written and the table does not have yet."
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.descriptor.name!r}: {self.descriptor.type}, {len(self)} rows>"
@@ -66,6 +69,26 @@ class KeyedState(Generic[D]):
         """The number of rows: one per key, entry of a map, or element of a list; expired ones count until removed."""
         self.flush()
         return self._table.live_rows
+
+    def begin(self) -> Any:
+        """Return a mark of all that the state is, for `arrowstate.state.transaction`."""
+        return self._table.begin(), self._pending.begin(), self._namespace
+
+    def keep(self) -> None:
+        """Give up the latest mark and stay as it is."""
+        self._table.keep()
+        self._pending.keep()
+
+    def go_back(self, mark: Any) -> None:
+        """Give up the latest mark and be what it was when it was taken."""
+        table, pending, self._namespace = mark
+        self._table.go_back(table)
+        self._pending.go_back(pending)
+
+    @property
+    def transactions(self) -> Transactions:
+        """Those of the backend, for what looks after the state."""
+        return self._context.transactions
 
     @property
     def table(self) -> Table:
@@ -109,11 +132,6 @@ class KeyedState(Generic[D]):
 
     def flush(self, *, settle: bool = True) -> None:
         """Move what scalar verbs have written so far into the table, and merge before if `settle`."""
-
-    def settle(self) -> None:
-        """Flush, and merge and spill what is due, so that the next write needs no room on disk."""
-        self.flush()
-        self._settle()
 
     def freeze(self) -> FrozenTable:
         """Return the state as it is now; later writes do not change it."""
@@ -371,7 +389,7 @@ class KeyedState(Generic[D]):
             return
         for segment in run.segments:
             updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
-            run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)
+            self._table.kill(run, np.flatnonzero(updated <= cutoff) + segment.first_row)
 
     def _update_times(self, rows: int, timestamps: Any) -> list[pa.Array]:
         """Return the `_updated_at` column for rows written now, nothing where there is no time to live."""

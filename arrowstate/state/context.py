@@ -16,6 +16,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
 from arrowstate.schema.keys import check_key_schema, key_columns
 from arrowstate.schema.plain import plain_value
+from arrowstate.state.transaction import Transactions
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.integers import check_integer
@@ -67,6 +68,18 @@ class KeyContext:
         self.watermark: int | None = None
         self.timestamp: int | None = None
         "The event time of what is being processed, where the operator has set it."
+        self.transactions = Transactions()
+        "What is kept or goes back together: this, the states, and what looks after them."
+        self.transactions.join(self)
+
+    def begin(self) -> Any:
+        return self.watermark, self.timestamp, self._current
+
+    def keep(self) -> None:
+        """There is nothing to give up."""
+
+    def go_back(self, mark: Any) -> None:
+        self.watermark, self.timestamp, self._current = mark
 
     def columns(self, keys: Any) -> list[pa.Array]:
         """Return the key columns of a batch, checked and with canonical floats.

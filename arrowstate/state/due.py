@@ -19,7 +19,7 @@ from arrowstate.table.run import Run
 from arrowstate.table.table import gather
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["DueRows", "ascending", "gathered", "remove"]
+__all__ = ["DueRows", "ascending", "gathered"]
 
 Ints = npt.NDArray[np.int64]
 Rows = list[tuple[Run, Ints, Ints]]
@@ -42,6 +42,17 @@ class DueRows:
         self._state = state
         self._column = column
         self._lowest: dict[int, tuple[Run, int]] = {}
+        state.transactions.join(self)
+
+    def begin(self) -> Any:
+        # Each call of `find` makes another dict.
+        return self._lowest
+
+    def keep(self) -> None:
+        """There is nothing to give up."""
+
+    def go_back(self, mark: Any) -> None:
+        self._lowest = mark
 
     def find(self, after: int, up_to: int) -> Rows:
         """Return the rows with a value above `after` and up to `up_to`, in the order of the runs.
@@ -71,6 +82,11 @@ class DueRows:
                     lowest = up_to
             self._lowest[id(run)] = (run, lowest)
         return found
+
+    def remove(self, found: Rows) -> None:
+        """Drop rows that `find` has returned."""
+        for run, _, rows in found:
+            self._state.table.kill(run, rows)
 
 
 def _within(values: Ints, run: Run, first_row: int, after: int, up_to: int) -> tuple[Ints, int]:
@@ -103,12 +119,6 @@ def gathered(state: KeyedState[Any], found: Rows) -> tuple[Ints, list[pa.Array]]
     first = 1 if state.layout.second is None else 2
     columns = [gather(found, number, schema.field(number).type) for number in range(first, len(schema))]
     return gather(found, 0, pa.int64()).to_numpy(), columns
-
-
-def remove(found: Rows) -> None:
-    """Drop the rows."""
-    for run, _, rows in found:
-        run.kill(rows)
 
 
 def ascending(first: Ints, second: Ints) -> Ints:

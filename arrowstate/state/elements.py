@@ -52,6 +52,18 @@ class _Space:
         self._identity: Hashable = None
         self._known: dict[Hashable, Hashable] = {}
         self._columns: dict[Hashable, list[pa.Array]] = {}
+        state.transactions.join(self)
+
+    def begin(self) -> Any:
+        return self._value, self._identity, self._columns.get(self._identity)
+
+    def keep(self) -> None:
+        """There is nothing to give up."""
+
+    def go_back(self, mark: Any) -> None:
+        self._value, self._identity, columns = mark
+        if columns is not None:
+            self._columns[self._identity] = columns
 
     @property
     def row(self) -> int:

@@ -20,14 +20,13 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.keys import value_array
-from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of
 from arrowstate.state.base import KeyedState
-from arrowstate.state.context import KeyContext
 from arrowstate.state.reducers import reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.state.retraction import amounts, check_retractable, row_flags, without_empty
+from arrowstate.state.transaction import atomic
 from arrowstate.table.batch import KeyBatch
-from arrowstate.table.table import Found, Table
+from arrowstate.table.table import Found
 
 __all__ = ["OneRowState", "ReducingState", "ValueState", "after_last_null"]
 
@@ -45,10 +44,7 @@ class OneRowState(KeyedState[D]):
     snapshot, or when the dict is full.
     """
 
-    def __init__(self, descriptor: D, layout: StateLayout, table: Table, context: KeyContext) -> None:
-        super().__init__(descriptor, layout, table, context)
-        self._pending: dict[Any, tuple[KeyBatch, pa.Scalar | None, list[pa.Array]]] = {}
-
+    @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the value of each key.
 
@@ -101,6 +97,7 @@ class OneRowState(KeyedState[D]):
         left = found if anew is None else found.without(anew)
         return partial(self._replace, found, keys, values, self._latest(left, updated))
 
+    @atomic
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
         """Remove the value of each key; a key without one is passed over."""
         self.flush()
@@ -138,6 +135,10 @@ class OneRowState(KeyedState[D]):
         """Read the values of keys for a caller: with a time to live this may renew or remove rows."""
         if self.descriptor.ttl is None:
             return self._read(self._table.find(keys))
+        return self._read_timed(keys)
+
+    @atomic
+    def _read_timed(self, keys: KeyBatch) -> pa.Array:
         found = self._find(keys)
         values = self._read(found)
         self._after_read(keys, found, values)
@@ -208,6 +209,7 @@ class ValueState(OneRowState[ValueStateDescriptor]):
     'Lima'
     """
 
+    @atomic
     def update_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Set the value of each key; the last one wins where a key occurs more than once.
 
@@ -237,6 +239,7 @@ class ValueState(OneRowState[ValueStateDescriptor]):
         self._settle()
         self._replace(self._table.find(batch), batch, given.take(last), updated)
 
+    @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
         values = super().get_batch(keys, namespace=namespace)
         if self.descriptor.default is None or not values.null_count:
@@ -252,6 +255,7 @@ class ValueState(OneRowState[ValueStateDescriptor]):
         """Set the value of the current key; None clears it."""
         self._write_current(None if value is None else self._scalar(value, self.descriptor.type))
 
+    @atomic
     def value(self) -> Any:
         """Return the value of the current key as a plain Python value, or the default."""
         value = self._plain(self._read_current())
@@ -277,6 +281,7 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
     3
     """
 
+    @atomic
     def add_batch(
         self,
         keys: Any,
@@ -345,6 +350,7 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         """
         self._merge_current(target, sources)
 
+    @atomic
     def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
         """Fold the value of each source namespace into that of its target namespace.
 
@@ -475,6 +481,7 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         mask = pa.array(gone) if gone.any() else None
         return pa.StructArray.from_arrays(fields, fields=list(descriptor.type), mask=mask), {}
 
+    @atomic
     def add(self, value: Any) -> None:
         """Fold one value into the current key's; None clears it."""
         if value is None:
@@ -512,6 +519,7 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             return pa.scalar((0 if old is None else old.as_py()) + (value is not None), kind)
         return old if value is None else reduce_scalar(reduce, old, self._scalar(value, kind), where)
 
+    @atomic
     def get(self) -> Any:
         """Return the value of the current key as a plain Python value, None if it has none."""
         return self._plain(self._read_current())

@@ -20,6 +20,7 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of
 from arrowstate.state.context import KeyContext
 from arrowstate.state.many import ManyRowsState, as_lists
+from arrowstate.state.transaction import atomic
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
 from arrowstate.table.table import Table, gather
@@ -48,11 +49,18 @@ class ListState(ManyRowsState[ListStateDescriptor]):
 
     def __init__(self, descriptor: ListStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
-        self._pending: list[tuple[list[pa.Array], list[pa.Scalar], list[pa.Array]]] = []
         self._pending_elements = 0
         highest = [int(segment.seconds.max()) for run in table.runs for segment in run.segments]  # type: ignore[union-attr]
         self._next_seq = max(highest, default=-1) + 1
 
+    def begin(self) -> Any:
+        return super().begin(), self._pending_elements, self._next_seq
+
+    def go_back(self, mark: Any) -> None:
+        rows, self._pending_elements, self._next_seq = mark
+        super().go_back(rows)
+
+    @atomic
     def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Append one element to the list of each key, in the order of the batch. Nothing is read.
 
@@ -82,6 +90,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         self._settle()
         self._append([*columns, *entry], given, updated)
 
+    @atomic
     def add_all_batch(self, keys: Any, lists: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Append all elements of a list to that of each key; an empty list appends nothing.
 
@@ -110,6 +119,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         self._settle()
         self._append([take(column, rows) for column in [*columns, *entry]], given, updated)
 
+    @atomic
     def update_batch(self, keys: Any, lists: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Replace the list of each key, by the last one where a key occurs more than once; an empty list clears it.
 
@@ -130,6 +140,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         self._remove_all(batch)
         self._append([take(column, numbers[kept]) for column in batch.columns], take(given, kept), updated)
 
+    @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.ListArray:
         """Return the list of each key; empty where the key has none.
 
@@ -153,10 +164,12 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         """Append all elements to the list of the current key; with a null among them none is."""
         self._add(self.sequence(values))
 
+    @atomic
     def update(self, values: Sequence[Any]) -> None:
         """Replace the list of the current key; an empty one clears it."""
         self._add(self.sequence(values), replace=True)
 
+    @atomic
     def get(self) -> list[Any]:
         """Return the list of the current key as plain Python values; empty if it has none."""
         self.flush()
@@ -168,9 +181,10 @@ class ListState(ManyRowsState[ListStateDescriptor]):
     def flush(self, *, settle: bool = True) -> None:
         if not self._pending:
             return
-        columns = [pa.concat_arrays(column) for column in zip(*(item[0] for item in self._pending), strict=True)]
-        given = column_of([value for item in self._pending for value in item[1]], self.descriptor.type)
-        updated = [pa.concat_arrays(column) for column in zip(*(item[2] for item in self._pending), strict=True)]
+        items = list(self._pending.values())
+        columns = [pa.concat_arrays(column) for column in zip(*(item[0] for item in items), strict=True)]
+        given = column_of([value for item in items for value in item[1]], self.descriptor.type)
+        updated = [pa.concat_arrays(column) for column in zip(*(item[2] for item in items), strict=True)]
         if settle:
             self._settle()
         self._append(columns, given, updated)
@@ -188,7 +202,8 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         if replace:
             self._remove_all(keys)
         if scalars:
-            self._pending.append(([take(column, rows) for column in keys.columns], scalars, updated))
+            columns = [take(column, rows) for column in keys.columns]
+            self._pending[len(self._pending)] = (columns, scalars, updated)
             self._pending_elements += len(scalars)
 
     def _element(self, value: Any) -> pa.Scalar:
@@ -211,6 +226,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         """
         self._merge_current(target, sources)
 
+    @atomic
     def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
         """Move the elements of each source namespace to the end of the list in its target namespace.
 
@@ -246,16 +262,16 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         columns[2 : 2 + len(moved)] = moved
         rest = [take(column, order) for column in columns[2:]]
         batch = [pa.array(hashes), pa.array(order + self._next_seq), *rest]
-        self._next_seq += order.size
         self._table.append(pa.RecordBatch.from_arrays(batch, schema=schema))
+        self._next_seq += order.size
 
     def _append(self, columns: Sequence[pa.Array], values: pa.Array, updated: Sequence[pa.Array]) -> None:
         hashes = self._context.hashes(columns[: len(self.layout.key)])
         sorted_hashes, order = kernels.sort_by_hash(hashes)
         rows = [take(column, order) for column in [*columns, *self.layout.split(values), *updated]]
         arrays = [pa.array(sorted_hashes), pa.array(order + self._next_seq), *rows]
-        self._next_seq += order.size
         self._table.append(pa.RecordBatch.from_arrays(arrays, schema=self.layout.schema))
+        self._next_seq += order.size
 
     def _elements(self, lists: Any, rows: int) -> tuple[Any, pa.Array]:
         """Return (row of `keys`, element) for all elements of the lists, after checking them."""

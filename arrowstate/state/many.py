@@ -16,6 +16,7 @@ import pyarrow as pa
 from arrowstate.schema.descriptors import ListStateDescriptor, MapStateDescriptor
 from arrowstate.schema.layout import StateLayout
 from arrowstate.state.base import KeyedState
+from arrowstate.state.transaction import atomic
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import gather
@@ -41,6 +42,7 @@ class Rows:
 class ManyRowsState(KeyedState[D]):
     """A state with any number of rows per key."""
 
+    @atomic
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
         """Remove all rows of each key; a key without any is passed over."""
         self.flush()
@@ -48,6 +50,7 @@ class ManyRowsState(KeyedState[D]):
         self._settle()
         self._remove_all(batch)
 
+    @atomic
     def clear(self) -> None:
         """Remove all rows of the current key."""
         self.flush()
@@ -56,7 +59,7 @@ class ManyRowsState(KeyedState[D]):
 
     def _remove_all(self, keys: KeyBatch) -> None:
         for run, _, rows in self._table.find_all(keys):
-            run.kill(rows)
+            self._table.kill(run, rows)
 
     def _rows(self, keys: KeyBatch) -> Rows:
         """Return the rows of the keys for a caller; with a time to live this may renew or remove some."""
@@ -98,12 +101,12 @@ class ManyRowsState(KeyedState[D]):
                     columns = [gather(part, number, field.type) for number, field in enumerate(self.layout.schema)]
                     columns[last] = pa.array(np.full(older.size, now, dtype=np.int64))
                     renewed.append((run, older, pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)))
-            run.kill(rows[expired])
+            self._table.kill(run, rows[expired])
             if ttl.visibility == "never_return_expired":
                 numbers, rows = numbers[~expired], rows[~expired]
             out.append((run, numbers, rows))
         for run, older, batch in renewed:
-            run.kill(older)
+            self._table.kill(run, older)
             self._table.append(batch)
         if renewed:
             self._settle()

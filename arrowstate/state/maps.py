@@ -20,6 +20,7 @@ from arrowstate.schema.plain import column_of
 from arrowstate.state.context import KeyContext
 from arrowstate.state.many import ManyRowsState, as_lists
 from arrowstate.state.retraction import row_flags
+from arrowstate.state.transaction import atomic
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.table import Found, Table
@@ -49,8 +50,8 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     def __init__(self, descriptor: MapStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
         self._user_key = pa.schema([(f"{descriptor.name}_key", descriptor.key_type)])
-        self._pending: dict[Any, tuple[KeyBatch, pa.Scalar | None, bool, list[pa.Array]]] = {}
 
+    @atomic
     def put_batch(
         self,
         keys: Any,
@@ -95,18 +96,21 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         self._settle()
         self._table.put(self._table.find(batch), batch, [*self.layout.split(given.take(last)), *updated], keep=keep)
 
+    @atomic
     def get_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the value of one entry per row; null where there is no such entry, or its value is null."""
         self.flush()
         batch = self._entries(keys, user_keys, namespace)
         return self._read_entries(batch)[0].take(pa.array(batch.groups()))
 
+    @atomic
     def contains_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.BooleanArray:
         """Return for each row whether there is such an entry."""
         self.flush()
         batch = self._entries(keys, user_keys, namespace)
         return pa.array(self._read_entries(batch)[1][batch.groups()])
 
+    @atomic
     def remove_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> None:
         """Remove one entry per row; one that does not exist is passed over."""
         self.flush()
@@ -114,6 +118,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         self._settle()
         self._table.remove(self._table.find(batch))
 
+    @atomic
     def entries_batch(self, keys: Any, *, namespace: Any = None) -> pa.MapArray:
         """Return all entries of each key, in no particular order; an empty map where it has none."""
         self.flush()
@@ -129,19 +134,19 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         """Set one entry of the current key; the value may be None."""
         self._write(user_key, self._value(value), removed=False)
 
+    @atomic
     def put_all(self, entries: Mapping[Any, Any]) -> None:
         """Set entries of the current key."""
         given = dict(entries)
         for user_key, value in given.items():
-            self._one(user_key)
-            self._value(value)
-        for user_key, value in given.items():
             self.put(user_key, value)
 
+    @atomic
     def get(self, user_key: Any) -> Any:
         """Return the value of an entry of the current key, None if there is none."""
         return self._plain(self._look(user_key)[0])
 
+    @atomic
     def contains(self, user_key: Any) -> bool:
         """Whether the current key has such an entry."""
         return self._look(user_key)[1]
@@ -150,6 +155,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         """Remove an entry of the current key, if there is one."""
         self._write(user_key, None, removed=True)
 
+    @atomic
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Iterate over the entries of the current key as they are now; entries may be set and removed meanwhile."""
         self.flush()
@@ -166,6 +172,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         """Iterate over the values of the current key."""
         return (value for _, value in self.items())
 
+    @atomic
     def is_empty(self) -> bool:
         """Whether the current key has no entry."""
         self.flush()

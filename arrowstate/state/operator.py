@@ -60,6 +60,17 @@ class OperatorListState:
         """The number of elements."""
         return sum(len(chunk) for chunk in self._chunks)
 
+    def begin(self) -> Any:
+        """Return a mark of what it holds now, for `KeyedStateBackend.transaction`."""
+        return list(self._chunks)
+
+    def keep(self) -> None:
+        """Give up the latest mark and stay as it is."""
+
+    def go_back(self, mark: Any) -> None:
+        """Give up the latest mark and hold what it held when it was taken."""
+        self._chunks = mark
+
     def add(self, value: Any) -> None:
         """Append one element, which must not be None."""
         self._chunks.append(self._checked([value]))
@@ -155,6 +166,18 @@ class ReadOnlyBroadcastState:
         """The number of entries."""
         return len(self._map)
 
+    def begin(self) -> Any:
+        """Return a mark of what it holds now, for `KeyedStateBackend.transaction`."""
+        return self._map.begin()
+
+    def keep(self) -> None:
+        """Give up the latest mark and stay as it is."""
+        self._map.keep()
+
+    def go_back(self, mark: Any) -> None:
+        """Give up the latest mark and hold what it held when it was taken."""
+        self._map.go_back(mark)
+
     def get(self, key: Any) -> Any:
         """Return the value of an entry, None if there is none."""
         return self._map.get(key)
@@ -220,7 +243,9 @@ class BroadcastState(ReadOnlyBroadcastState):
         context = KeyContext(_ONE_KEY, 1, KeyGroupRange(0, 0), lambda: 0)
         context.set_current(0)
         layout = StateLayout.of(context.key, inner)
-        super().__init__(descriptor, MapState(inner, layout, Table(layout.schema, 1), context))
+        entries = MapState(inner, layout, Table(layout.schema, 1), context)
+        context.transactions.join(entries)
+        super().__init__(descriptor, entries)
 
     def put(self, key: Any, value: Any) -> None:
         """Set one entry; the value may be None."""

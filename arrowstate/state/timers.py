@@ -26,11 +26,12 @@ from arrowstate.schema.plain import plain_value
 from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.state.base import KeyedState
 from arrowstate.state.context import CurrentKey, KeyContext, identities_of, identity_of
+from arrowstate.state.transaction import Pending, atomic
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import take
 from arrowstate.table.run import Run
-from arrowstate.table.table import Found, FrozenTable, Table, find_keys, gather
+from arrowstate.table.table import Found, Table, find_keys, gather
 
 __all__ = ["Timer", "TimerService", "TimerState"]
 
@@ -87,15 +88,31 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         self, descriptor: TimerStateDescriptor, layout: StateLayout, table: Table, context: KeyContext
     ) -> None:
         super().__init__(descriptor, layout, table, context)
-        self._pending: dict[Any, tuple[bool, int, CurrentKey, tuple[pa.Array, ...]]] = {}
         self._in_time: dict[int, _InTime] = {}
         self._column = layout.first_value - 1
         # While timers fire: those taken out of the table, which are all up to this timestamp.
-        self._due: dict[Any, _Due] = {}
+        self._due: Pending[Any, _Due] = Pending()
         self._heap: list[tuple[int, int, Any]] = []
         self._cut: int | None = None
         self._turn = count()
         self._firing = False
+
+    def begin(self) -> Any:
+        places = [(entry, entry.place, entry.lowest) for entry in self._in_time.values()]
+        return super().begin(), self._due.begin(), self._heap, self._cut, places
+
+    def keep(self) -> None:
+        super().keep()
+        self._due.keep()
+
+    def go_back(self, mark: Any) -> None:
+        rows, due, self._heap, self._cut, places = mark
+        super().go_back(rows)
+        self._due.go_back(due)
+        self._in_time = {}
+        for entry, place, lowest in places:
+            entry.place, entry.lowest = place, lowest
+            self._in_time[id(entry.run)] = entry
 
     @property
     def memory_bytes(self) -> int:
@@ -104,6 +121,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         known = [array.nbytes for pair in ordered for array in pair if array is not None]
         return super().memory_bytes + sum(known)
 
+    @atomic
     def register_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> None:
         """Register one timer per row; one that is registered already stays one timer."""
         batch = self._batch(keys, timestamps, namespace)
@@ -113,11 +131,13 @@ class TimerState(KeyedState[TimerStateDescriptor]):
             # The rows of timers that are there already stay where they are.
             self._table.put(Found(len(batch), (), found.absent), batch, [], keep=found.absent)
 
+    @atomic
     def delete_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> None:
         """Delete one timer per row; one that is not registered is passed over."""
         batch = self._batch(keys, timestamps, namespace)
         self._table.remove(self._find_timers(batch))
 
+    @atomic
     def contains_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> npt.NDArray[np.bool_]:
         """Return for each row whether its timer is registered."""
         batch = self._batch(keys, timestamps, namespace)
@@ -133,14 +153,16 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         identity = (key.identity, tuple(identity_of(column) for column in spaces), time)
         if self._cut is not None and time <= self._cut:
             if not registered:
-                self._due.pop(identity, None)
+                if identity in self._due:
+                    del self._due[identity]
             elif identity not in self._due:
                 self._push(_Due(identity, time, key, spaces))
             return
         if len(self._pending) >= _PENDING_TIMERS:
-            self._write_pending()
+            self.flush()
         self._pending[identity] = (registered, time, key, spaces)
 
+    @atomic
     def pop_due(self, time: int) -> pa.RecordBatch:
         """Remove and return the timers with a timestamp up to `time`, in the order of time."""
         self.flush()
@@ -155,10 +177,12 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         fired = 0
         with self._context.kept(), self.kept_namespace(), other.kept_namespace(), self._marked():
             while (cut := self._next_cut(time)) is not None:
-                self._take_out(cut)
                 try:
+                    self._take_out(cut)
                     while (due := self._earliest_due()) is not None:
-                        self._fire_one(due, on_timer, other)
+                        # A callback that raises has done nothing, and its timer is as registered as before.
+                        with self.transactions.begun():
+                            self._fire_one(due, on_timer, other)
                         fired += 1
                 finally:
                     self._put_back()
@@ -184,6 +208,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         finally:
             self._firing = False
 
+    @atomic
     def next_timestamp(self) -> int | None:
         """Return the timestamp of the earliest timer, None if there is none."""
         self.flush()
@@ -201,14 +226,14 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         self.flush()
         return all(entry.highest <= time for entry in self._entries())
 
-    def flush(self, *, settle: bool = True) -> None:  # noqa: ARG002 (a service settles when it writes in batches)
-        self._write_pending()
+    def flush(self, *, settle: bool = True) -> None:
+        if self._pending:
+            if settle:
+                self._settle()
+            self._write(list(self._pending.values()))
+            self._pending.clear()
         # What a callback reads, writes in batches or freezes holds the timers that have not fired yet.
         self._put_back()
-
-    def freeze(self) -> FrozenTable:
-        self.flush()
-        return self._table.freeze()
 
     def _batch(self, keys: Any, timestamps: Any, namespace: Any) -> KeyBatch:
         self.flush()
@@ -218,14 +243,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
             raise InvalidInputError(f"{len(columns[0])} keys need {len(columns[0])} timestamps, got {len(times)}")
         return self._context.group(columns, [*self.namespace_columns(namespace, len(times)), times])
 
-    def _write_pending(self) -> None:
-        if not self._pending:
-            return
-        self._write(list(self._pending.values()))
-        self._pending.clear()
-
     def _write(self, entries: list[tuple[bool, int, CurrentKey, tuple[pa.Array, ...]]]) -> None:
-        self._settle()
         for wanted in (False, True):
             chosen = [entry for entry in entries if entry[0] is wanted]
             if not chosen:
@@ -326,7 +344,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         columns += [take(gather(found, number, schema.field(number).type), order) for number in range(2, self._column)]
         popped = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
         for run, _, rows in found:
-            run.kill(rows)
+            self._table.kill(run, rows)
         for entry, end in passed:
             entry.place = max(entry.place, end)
             if end < entry.run.rows and entry.timestamps is not None:
@@ -335,6 +353,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
 
     # Firing
 
+    @atomic
     def _take_out(self, cut: int) -> None:
         batch = self._pop(cut)
         self._cut = cut
@@ -368,17 +387,14 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         if due.namespace:
             for state in (self, other):
                 state.take_namespace(namespace, list(due.namespace))
-        try:
-            on_timer(Timer(due.timestamp, due.key.value, namespace))
-        except BaseException:
-            self._pending[due.identity] = (True, due.timestamp, due.key, due.namespace)
-            raise
+        on_timer(Timer(due.timestamp, due.key.value, namespace))
 
     def _put_back(self) -> None:
-        """Put what was taken out and has not fired back into the table."""
+        """Put what was taken out and has not fired back into the table; that needs no room on disk."""
         if self._due:
             self._write([(True, due.timestamp, due.key, due.namespace) for due in self._due.values()])
-        self._due, self._heap, self._cut = {}, [], None
+            self._due.clear()
+        self._heap, self._cut = [], None
 
     def take_namespace(self, value: Any, columns: list[pa.Array]) -> None:
         """Set the current namespace, given in both forms."""
@@ -493,7 +509,8 @@ class TimerService:
 
         The current key, and the current namespace of these timers, are those of the timer. What `on_timer` registers
         at or below the watermark fires in the same call, what it deletes does not. Otherwise a timer registered at or
-        below the watermark waits for the next call. If `on_timer` raises, its timer and those after it stay registered.
+        below the watermark waits for the next call. If `on_timer` raises, its timer and those after it stay registered
+        for the next call with this watermark or a higher one, and what it did for this timer is undone.
 
         Parameters
         ----------
@@ -511,6 +528,8 @@ class TimerService:
         self._states["event_time"].check_not_firing()
         if self._context.watermark is not None and time < self._context.watermark:
             return 0
+        # What may fail for want of room does so before time has passed.
+        self._states["event_time"].flush()
         self._context.watermark = time
         return self._fire("event_time", time, on_timer)
 

@@ -465,17 +465,23 @@ def gather_places(addresses: npt.NDArray[np.uint64], places: Ints, out: npt.NDAr
     _gather_places(addresses, places, np.uint64(out.ctypes.data), np.uint64(out.itemsize * out.shape[1]))
 
 
-@kernel("out uint8[], int64[]")
-def clear_bits(bits: Any, rows: Any) -> Any:
-    """Clear the bit of each row; return how many were set before."""
-    cleared = 0
+@kernel("out uint8[], int64[], int64, out int64[]")
+def _clear_bits(bits: Any, rows: Any, first_row: Any, cleared: Any) -> Any:
+    count = 0
     for i in range(rows.size):
-        row = np.uint64(rows[i])
+        row = np.uint64(rows[i] - first_row)
         mask = np.uint8(_1 << (row & _7))
         before = bits[row >> _3]
         bits[row >> _3] = before & ~mask
-        cleared += int((before & mask) != 0)
-    return cleared
+        cleared[count] = rows[i]
+        count += int((before & mask) != 0)
+    return count
+
+
+def clear_bits(bits: Bits, rows: Ints, first_row: int) -> Ints:
+    """Clear the bit of each row, counted from `first_row`; return the rows whose bits were set before."""
+    cleared = np.empty(rows.size, dtype=np.int64)
+    return cleared[: _clear_bits(bits, rows, first_row, cleared)]
 
 
 def count_bits(bits: Bits, start: int, stop: int) -> int:

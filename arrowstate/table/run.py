@@ -286,11 +286,17 @@ class Run:
             if low < high:
                 yield segment, int(low), int(high)
 
-    def kill(self, rows: Ints) -> int:
-        """Mark rows dead; return how many were live before."""
-        killed = int(kernels.clear_bits(self.live, rows - self.first_row))
-        self.live_rows -= killed
+    def kill(self, rows: Ints) -> Ints:
+        """Mark rows dead; return those that were live before."""
+        killed: Ints = kernels.clear_bits(self.live, rows, self.first_row)
+        self.live_rows -= killed.size
         return killed
+
+    def revive(self, rows: Ints) -> None:
+        """Mark rows live that `kill` has returned."""
+        bits = rows - self.first_row
+        np.bitwise_or.at(self.live, bits >> 3, np.left_shift(1, bits & 7).astype(np.uint8))
+        self.live_rows += rows.size
 
     def with_conversion(self, convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Run:
         """Return the run in the columns that `convert` makes of its batches; it takes the place of this one."""

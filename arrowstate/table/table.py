@@ -21,10 +21,11 @@ from arrowstate.table import kernels
 from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import take
+from arrowstate.table.journal import Journal
 from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, fill, merge_runs
 from arrowstate.table.run import FrozenRun, Run
 
-__all__ = ["Found", "FrozenTable", "Table", "find_keys", "gather"]
+__all__ = ["Found", "FrozenTable", "Table", "TableMark", "find_keys", "gather"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -144,6 +145,15 @@ class FrozenTable:
         return sum(run.live_rows for run in self.runs)
 
 
+@dataclass(frozen=True, slots=True)
+class TableMark:
+    """A table at one moment, to which it can go back."""
+
+    runs: tuple[Run, ...]
+    killed: int
+    "How many changes were in the journal of rows that were dropped."
+
+
 class Table:
     """Sorted runs under writes; not safe for use by several threads at once.
 
@@ -183,6 +193,7 @@ class Table:
         self._budget = memory_budget_bytes
         self._siblings = siblings
         self._spill_folder = spill_folder or Path(tempfile.gettempdir())
+        self._killed: Journal[tuple[Run, Ints]] = Journal()
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -219,26 +230,42 @@ class Table:
         if keep is not None and keep.size < len(keys):
             arrays = [take(array, keep) for array in arrays]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        added = [Run.of([batch])] if batch.num_rows else []
         self.remove(found)
-        if batch.num_rows:
-            self._runs.append(Run.of([batch]))
+        self._runs += added
 
     def remove(self, found: Found) -> None:
         """Drop the rows found."""
         for run, _, rows in found.hits:
-            run.kill(rows)
+            self.kill(run, rows)
+
+    def kill(self, run: Run, rows: Ints) -> None:
+        """Drop rows of one of the runs."""
+        killed = run.kill(rows)
+        if killed.size:
+            self._killed.note((run, killed))
+
+    def begin(self) -> TableMark:
+        """Return a mark of the table as it is, to be given up by `keep` or `go_back`, the latest first.
+
+        It costs nothing that grows with the rows held: from now on the rows that are dropped are remembered.
+        """
+        return TableMark(tuple(self._runs), self._killed.begin())
+
+    def keep(self) -> None:
+        """Give up the latest mark; the table stays as it is."""
+        self._killed.keep()
+
+    def go_back(self, mark: TableMark) -> None:
+        """Give up the latest mark; make the table what it was when it was taken."""
+        for run, rows in self._killed.undone(mark.killed):
+            run.revive(rows)
+        self._runs = list(mark.runs)
 
     def freeze(self) -> FrozenTable:
         """Return a consistent view that later writes do not change. No row is copied."""
         runs = tuple(run.freeze() for run in self._runs if run.live_rows)
         return FrozenTable(self.schema, self.key_columns, runs)
-
-    def go_back(self, frozen: FrozenTable) -> None:
-        """Make the table what it was when it was frozen; what was written since is gone."""
-        for each in frozen.runs:
-            each.run.live[:] = each.live
-            each.run.live_rows = each.live_rows
-        self._runs = [each.run for each in frozen.runs]
 
     def find_all(self, keys: KeyBatch) -> list[tuple[Run, Ints, Ints]]:
         """Find all live rows of each key: per run the numbers of the keys, ascending, and their rows."""
@@ -290,16 +317,22 @@ class Table:
     def settle(self, before_merge: Callable[[Run], None] | None = None) -> None:
         """Merge until the policy asks for nothing, then spill until the budget holds.
 
-        `before_merge` may mark rows of a run dead that is about to be merged.
+        `before_merge` may drop rows of a run that is about to be merged.
 
         To be called before `find`, so that a disk without room fails a write before it has changed anything.
         """
         self._runs = [run for run in self._runs if run.live_rows]
         while picked := self._policy.pick(self._runs):
-            if before_merge is not None:
-                for run in picked:
-                    before_merge(run)
-            merged = merge_runs(picked, self._policy, self._sink(picked))
+            mark = self.begin()
+            try:
+                if before_merge is not None:
+                    for run in picked:
+                        before_merge(run)
+                merged = merge_runs(picked, self._policy, self._sink(picked))
+            except BaseException:
+                self.go_back(mark)
+                raise
+            self.keep()
             self._runs = [run for run in self._runs if not any(run is other for other in picked)]
             if merged is not None:
                 self._runs.append(merged)

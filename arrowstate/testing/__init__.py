@@ -13,6 +13,7 @@ backend. Needs pytest.
 | `KeyGroupSuite` | the key hash, key groups, rescaling |
 | `TimerSuite`, `TimerFiringSuite` | timers as a set; in which order they fire |
 | `OperatorStateSuite` | split lists, union lists, broadcast state |
+| `TransactionSuite` | what an error leaves behind: an adversary at every verb, timers, windows and runners |
 | `SchemaEvolutionSuite`, `KeyEvolutionSuite` | types that change after a restore; keys that do |
 | `CheckpointStreamSuite` | what snapshots are written through, on any storage: needs a fixture `storage` |
 
@@ -60,6 +61,7 @@ from arrowstate.testing.streams import CheckpointStreamSuite
 from arrowstate.testing.suite import KeyedStateSuite
 from arrowstate.testing.time_to_live import TimeToLiveSuite
 from arrowstate.testing.timers import TimerSuite
+from arrowstate.testing.transactions import TransactionSuite
 
 __all__ = [
     "COLLIDING_KEYS",
@@ -93,6 +95,7 @@ __all__ = [
     "TimeToLiveSuite",
     "TimerFiringSuite",
     "TimerSuite",
+    "TransactionSuite",
     "ValueStateSuite",
     "faults_of",
 ]

@@ -9,7 +9,6 @@ when the window is removed. Where windows stay after they have fired, a timer of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +27,11 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.state.base import KeyedState
-from arrowstate.state.due import DueRows, Rows, ascending, gathered, remove
+from arrowstate.state.due import DueRows, Rows, ascending, gathered
 from arrowstate.state.iteration import namespaces_of
 from arrowstate.state.keyed import ReducingState
 from arrowstate.state.lists import ListState
 from arrowstate.state.timers import TimerState
-from arrowstate.state.undo import unchanged_on_error
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.windows.assigners import (
     CountWindows,
@@ -83,6 +81,24 @@ class WindowOutput:
     "The windows that fired at once: the key columns, `window_start`, `window_end`, and the result."
     late: pa.RecordBatch
     "The side output: the key columns, `timestamp` and value of each row that came too late for all its windows."
+
+
+@dataclass(slots=True, weakref_slot=True)
+class _Progress:
+    """What a window operator knows besides its states."""
+
+    fired_end: int = _LOWEST
+    "All windows with an end up to this have fired, and so do those at once that get elements later."
+    late_rows: int = 0
+
+    def begin(self) -> Any:
+        return self.fired_end, self.late_rows
+
+    def keep(self) -> None:
+        """There is nothing to give up."""
+
+    def go_back(self, mark: Any) -> None:
+        self.fired_end, self.late_rows = mark
 
 
 class WindowOperator:
@@ -160,14 +176,12 @@ class WindowOperator:
             self._fired = backend.state(TimerStateDescriptor(f"{name}_fired", "event_time", namespace=WINDOW))
         column = 2 + len(backend.key) + 1
         self._to_fire = DueRows(self._contents, column)
-        # All windows with an end up to this have fired, and so do those at once that get elements later.
-        self._fired_end = _LOWEST
+        self._progress = _Progress()
+        backend.transactions.join(self._progress)
         # Windows that do not stay after they have fired are gone then.
         staying = self._counts is not None or self._fired is not None
         by_window = [state for state in (self._contents, self._counts) if state is not None]
         self._to_remove = [DueRows(state, column) for state in by_window if staying]
-        self._states = [state for state in (self._contents, self._counts, self._seen, self._fired) if state is not None]
-        self._late_rows = 0
         self._schema = _schema(self._contents)
         self._nothing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
@@ -179,7 +193,7 @@ class WindowOperator:
     @property
     def late_rows(self) -> int:
         """How many rows have come too late since the operator was made."""
-        return self._late_rows
+        return self._progress.late_rows
 
     def process(self, keys: Any, timestamps: Any, values: Any) -> WindowOutput:
         """Put each row into its windows.
@@ -210,7 +224,10 @@ class WindowOperator:
         StorageFullError
             If the disk has no room for spilled runs. After any error all states are as before the batch.
         """
-        batch = self._checked(keys, timestamps, values)
+        with self._backend.transaction():
+            return self._process(self._checked(keys, timestamps, values))
+
+    def _process(self, batch: Batch) -> WindowOutput:
         watermark = self._backend.watermark
         removed = self._removed_end(watermark)
         if isinstance(self._windows, EventTimeSessionWindows):
@@ -227,19 +244,17 @@ class WindowOperator:
             late = self._late(batch, rows, watermark)
         due = np.flatnonzero(windows.ends <= self._due_end(batch, rows, watermark))
         sources, targets = assigned.sources, assigned.targets
-        several = len(self._states) > 1 or due.size or sources is not None
-        with unchanged_on_error(self._states) if several else nullcontext():
-            if sources is not None and targets is not None:
-                self._merge(sources, targets)
-            given = batch.values if rows is None else take(batch.values, rows)
-            self._contents.add_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
-            if self._seen is not None:
-                self._seen.add_batch(self._key_rows(batch.keys), batch.values)
-            if self._fired is not None and not self._fired.none_after(_LOWEST if watermark is None else watermark):
-                # The watermark was restored to before the end of windows that have fired; these will fire again.
-                self._change_fired(windows, registered=False)
-            fired = self._fire_touched(windows, due, given)
-        self._late_rows += late.size
+        if sources is not None and targets is not None:
+            self._merge(sources, targets)
+        given = batch.values if rows is None else take(batch.values, rows)
+        self._contents.add_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
+        if self._seen is not None:
+            self._seen.add_batch(self._key_rows(batch.keys), batch.values)
+        if self._fired is not None and not self._fired.none_after(_LOWEST if watermark is None else watermark):
+            # The watermark was restored to before the end of windows that have fired; these will fire again.
+            self._change_fired(windows, registered=False)
+        fired = self._fire_touched(windows, due, given)
+        self._progress.late_rows += late.size
         return WindowOutput(fired, self._late_batch(batch, late))
 
     def advance_watermark(self, watermark: int) -> pa.RecordBatch:
@@ -262,18 +277,24 @@ class WindowOperator:
         ------
         ProcessElementError, ValueTypeError
             If an aggregate of one's own fails; the states and the watermark are as before then.
+        StorageFullError
+            If the disk has no room for spilled runs; the states and the watermark are as before then.
         """
         time = saturated(watermark)
         current = self._backend.watermark
-        fired = self._nothing
         if current is not None and time < current:
-            return fired
+            return self._nothing
+        with self._backend.transaction():
+            return self._advance(time)
+
+    def _advance(self, time: int) -> pa.RecordBatch:
+        fired = self._nothing
         if self._timed:
             passed, removed = _passed_end(time), self._removed_end(time)
             if self._counts is None:
                 fired = self._fire_passed(passed, removed)
             for rows in self._to_remove:
-                remove(rows.find(_LOWEST, removed))
+                rows.remove(rows.find(_LOWEST, removed))
             if self._fired is not None:
                 self._fired.pop_due(removed - 1)
         self._backend.advance_watermark(time)
@@ -388,7 +409,7 @@ class WindowOperator:
 
     def _fire_passed(self, passed: int, removed: int) -> pa.RecordBatch:
         """Fire the windows that have not fired and that end up to `passed`; keep those that end after `removed`."""
-        found = self._to_fire.find(self._fired_end, passed)
+        found = self._to_fire.find(self._progress.fired_end, passed)
         fired = self._nothing
         if found:
             windows, values = self._read(found)
@@ -399,10 +420,10 @@ class WindowOperator:
                 windows, values = windows.only(fresh), take(values, fresh)
             fired = self._results(windows, values)
             if self._fired is None:
-                remove(found)
+                self._to_fire.remove(found)
             else:
                 self._change_fired(windows.only(np.flatnonzero(windows.ends > removed)), registered=True)
-        self._fired_end = passed
+        self._progress.fired_end = passed
         return fired
 
     def _read(self, found: Rows) -> tuple[Windows, pa.Array]:

@@ -83,10 +83,10 @@ def test_a_merge_is_dropped_if_the_table_has_merged_a_source(state):
 
 def test_a_merge_is_dropped_if_the_table_went_back_to_when_a_dead_row_was_alive(state):
     before = values(state)
-    frozen = state.freeze()
+    mark = state.table.begin()
     state.clear_batch(range(1, 500))
     merge = merge_of(state)
-    state.table.go_back(frozen)
+    state.table.go_back(mark)
 
     assert not state.table.adopt(merge)
 
@@ -94,11 +94,11 @@ def test_a_merge_is_dropped_if_the_table_went_back_to_when_a_dead_row_was_alive(
 
 
 def test_going_back_to_before_it_was_adopted_brings_the_sources_back(state):
-    before, frozen = values(state), state.freeze()
+    before, mark = values(state), state.table.begin()
     assert state.table.adopt(merge_of(state))
     state.clear_batch(range(5000))
 
-    state.table.go_back(frozen)
+    state.table.go_back(mark)
 
     assert values(state) == before
 

@@ -1,0 +1,132 @@
+"""Transactions: either all that is done between begin and keep has happened, or nothing of it.
+
+Whatever a backend holds takes part: the rows of its states, what scalar verbs have written and no table has yet, the
+cursors of timers and windows, the watermark, the current key and namespaces. To begin costs a few numbers for each of
+them and nothing that grows with the rows held; what is changed after it is noted in journals, by which each goes back.
+Transactions nest: an inner one that fails leaves the outer one as it was when the inner one began.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from arrowstate.table.journal import Journal
+
+__all__ = ["Participant", "Pending", "Transactions", "atomic"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Participant(Protocol):
+    """Something that changes in a batch and can go back."""
+
+    def begin(self) -> Any:
+        """Return a mark of what it is now, to be given up by `keep` or `go_back`, the latest first."""
+
+    def keep(self) -> None:
+        """Give up the latest mark and stay as it is."""
+
+    def go_back(self, mark: Any) -> None:
+        """Give up the latest mark and be what it was when it was taken."""
+
+
+S = TypeVar("S", bound=Participant)
+
+
+def atomic(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Make a verb of a participant do all it does or, where it raises, nothing."""
+
+    @wraps(verb)
+    def run(self: S, /, *arguments: P.args, **named: P.kwargs) -> R:
+        mark = self.begin()
+        try:
+            result = verb(self, *arguments, **named)
+        except BaseException:
+            self.go_back(mark)
+            raise
+        self.keep()
+        return result
+
+    return run
+
+
+class Transactions:
+    """All that takes part in the transactions of a backend."""
+
+    def __init__(self) -> None:
+        self._members: list[weakref.ref[Any]] = []
+        # The innermost is the last: its participants with their marks.
+        self._open: list[list[tuple[Participant, Any]]] = []
+
+    def join(self, participant: Participant) -> None:
+        """Let something take part from now on, for as long as it lives; it goes back to what it is now at most."""
+        self._members = [member for member in self._members if member() is not None]
+        self._members.append(weakref.ref(participant))
+        for marks in self._open:
+            marks.append((participant, participant.begin()))
+
+    @contextmanager
+    def begun(self, others: Iterable[Participant] = ()) -> Iterator[None]:
+        """Keep what is done in the block if it ends, and go back to what was before it if it raises."""
+        members = [found for member in self._members if (found := member()) is not None]
+        marks = [(each, each.begin()) for each in (*members, *others)]
+        self._open.append(marks)
+        try:
+            yield
+        except BaseException:
+            for each, mark in reversed(marks):
+                each.go_back(mark)
+            raise
+        else:
+            for each, _ in marks:
+                each.keep()
+        finally:
+            self._open.pop()
+
+
+class Pending(dict[K, V], Generic[K, V]):
+    """What has been written by scalar verbs and is in no table yet; its changes can be taken back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._journal: Journal[tuple[str, Any, Any]] = Journal()
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if self._journal.is_open:
+            self._journal.note(("set" if key in self else "new", key, self.get(key)))
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: K) -> None:
+        self._journal.note(("set", key, self[key]))
+        super().__delitem__(key)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        if self._journal.is_open:
+            self._journal.note(("all", None, dict(self)))
+        super().clear()
+
+    def begin(self) -> int:
+        """Return a mark of what it holds now."""
+        return self._journal.begin()
+
+    def keep(self) -> None:
+        """Give up the latest mark and stay as it is."""
+        self._journal.keep()
+
+    def go_back(self, mark: int) -> None:
+        """Give up the latest mark and hold what it held then."""
+        for change, key, value in self._journal.undone(mark):
+            if change == "all":
+                self.update(value)
+            elif change == "new":
+                super().__delitem__(key)
+            else:
+                super().__setitem__(key, value)
