@@ -36,7 +36,7 @@ from arrowstate.schema.layout import (
     state_document,
 )
 from arrowstate.schema.versions import RunSchemas, evolve_key, evolve_state, with_key
-from arrowstate.snapshot.reading import find_operator, open_state
+from arrowstate.snapshot.reading import find_operator, open_state, validated_savepoint
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
 from arrowstate.state.aggregating import AggregatingState
 from arrowstate.state.base import KeyedState
@@ -478,6 +478,7 @@ def restore_backend(
     watermark = restored_watermark(entry, operator, ALL_HASHES if moves else bounds)
     if watermark is not None:
         backend.advance_watermark(watermark)
+    storage = validated_savepoint(storage, entry)
     merge = {} if evolution is None else evolution.merge
     check_merge_rules(merge, operator.states)
     states = []

@@ -21,11 +21,14 @@ from arrowstate.coordinator.disposal import dispose, files_to_dispose
 from arrowstate.coordinator.leases import held_while_read
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.contents import checked_pieces
-from arrowstate.snapshot.reading import read_manifest
+from arrowstate.snapshot.operator import read_part
+from arrowstate.snapshot.reading import clear_dead, open_file, read_manifest, subtask_runs, validated
 from arrowstate.snapshot.writing import delete_quietly, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
+from arrowstate.table.run import all_live
 from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
@@ -106,7 +109,7 @@ def import_checkpoint(
         If the checkpoint is of this very store, a source that is to be claimed is not only a savepoint, or the claim
         mode is none.
     CorruptDataError
-        If the source lacks a file, or one does not match its checksum.
+        If the source lacks a file, one does not match its checksum, or what is in one is not valid.
     FencedError, CollectedError, StorageFullError, StorageError
         If a file cannot be copied, or another writer or a collection came in between.
     CommitUnknownError
@@ -132,6 +135,8 @@ def import_checkpoint(
     try:
         with held_while_read(source, entry, holder="an import", clock_ms=clock_ms, new_id=new_id):
             operators = _copied(source, storage, entry.operators, new_id, paths, progress)
+        # What somebody else wrote becomes this store's own, from which later reads take it on trust.
+        _validate(storage, operators)
         writer = CheckpointWriter(
             storage,
             store_id,
@@ -168,6 +173,31 @@ def import_checkpoint(
                 stacklevel=3,
             )
     return committed
+
+
+def _validate(storage: Storage, operators: Iterable[OperatorDocument]) -> None:
+    """Read all that was copied in full, batch by batch, and keep nothing of it."""
+    checked = validated(storage)
+
+    def read(task: tuple[RunSchemas, RunDocument]) -> None:
+        schemas, run = task
+        file = open_file(checked, run, schemas.of_version(run.schema_version)[0])
+        for number in range(len(run.batches)):
+            file.read([number])
+        if run.directory is not None:
+            file.directory(checked)
+        if run.deletion_vector is not None:
+            rows = run.last_row - run.first_row
+            clear_dead(checked, run.deletion_vector, all_live(rows), rows, run.first_row)
+
+    for operator in operators:
+        by_state = {state.name: RunSchemas(operator.key, state) for state in operator.states}
+        for subtask in operator.subtasks:
+            runs = subtask_runs(checked, operator, subtask)
+            in_parallel(checked, read, [(by_state[name], run) for name, own in runs.items() for run in own])
+        for state in operator.operator_states:
+            for number in range(len(state.parts)):
+                read_part(checked, state, number)
 
 
 def _check_claimable(source: Storage, now_ms: int) -> None:

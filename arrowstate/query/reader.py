@@ -19,6 +19,7 @@ from arrowstate.query.catalog import resolve, sql_names
 from arrowstate.query.overview import overview
 from arrowstate.query.recent import Recent
 from arrowstate.query.state import StateReader
+from arrowstate.snapshot.reading import is_validated
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
@@ -328,7 +329,7 @@ class SnapshotReader:
 
     @property
     def _identity(self) -> tuple[str, str, str]:
-        return self.storage.url, self.store_id, self.entry.commit_id
+        return self.storage.url, self.store_id, f"{self.entry.commit_id} {is_validated(self.storage)}"
 
     @property
     def _database(self) -> Database:

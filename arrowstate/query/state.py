@@ -24,7 +24,7 @@ from arrowstate.query.filters import Bounds
 from arrowstate.query.sql_types import SqlForm
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
+from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs, validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
@@ -65,7 +65,7 @@ class StateReader:
         self.document = find_state(entry, self.operator, name)
         self.schemas = RunSchemas(self.operator.key, self.document)
         self.layout = self.schemas.layout
-        self._storage = storage
+        self._storage = validated_savepoint(storage, entry)
         self._checkpoint_id = entry.checkpoint_id
 
     @property

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import (
     CorruptDataError,
+    InvalidInputError,
     MissingFileError,
     OperatorNotFoundError,
     StateNotFoundError,
@@ -52,17 +53,23 @@ from arrowstate_formats.run_files import checksum, frame_checksum, read_run
 __all__ = [
     "OpenFile",
     "OpenState",
+    "Validation",
+    "check_validation",
     "clear_dead",
     "find_operator",
     "find_state",
     "forget_open_files",
+    "is_validated",
     "open_file",
     "open_run",
     "open_state",
     "read_manifest",
+    "readable",
     "states_of",
     "store_key",
     "subtask_runs",
+    "validated",
+    "validated_savepoint",
     "whole_state_rows",
 ]
 
@@ -80,6 +87,60 @@ class OpenState:
     runs: tuple[Run, ...]
     bytes_read: int
     "Bytes of the record batches that were opened, whether or not they were in a cache."
+
+
+class _Validated:
+    """A storage whose files somebody else may have written: what is read from them is validated in full."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+
+Validation: TypeAlias = Literal["checksums", "full"]
+"""What is compared when rows are read."""
+
+
+def check_validation(validate: str) -> None:
+    """Refuse what is no `Validation`."""
+    if validate not in get_args(Validation):
+        raise InvalidInputError(f"validate is 'checksums' or 'full', got {validate!r}")
+
+
+def readable(storage: Storage, validate: Validation) -> Storage:
+    """Return the storage to read from at this degree of trust.
+
+    Raises
+    ------
+    InvalidInputError
+        If the degree is none.
+    """
+    check_validation(validate)
+    return validated(storage) if validate == "full" else storage
+
+
+def validated(storage: Storage) -> Storage:
+    """Return the storage, from which the functions of this module take nothing on trust; see `read_run`.
+
+    Examples
+    --------
+    >>> from arrowstate.storage import open_storage
+    >>> validated(open_storage("memory://validated-example", create=True)).url
+    'memory://validated-example'
+    """
+    return storage if isinstance(storage, _Validated) else cast("Storage", _Validated(storage))
+
+
+def is_validated(storage: Storage) -> bool:
+    """Whether nothing that is read from a storage is taken on trust."""
+    return isinstance(storage, _Validated)
+
+
+def validated_savepoint(storage: Storage, entry: LogEntryDocument) -> Storage:
+    """Return the storage to read a checkpoint from: `validated` for a savepoint, which goes from hand to hand."""
+    return validated(storage) if entry.kind == "savepoint" else storage
 
 
 def find_operator(entry: LogEntryDocument, uid: str) -> OperatorDocument:
@@ -288,6 +349,8 @@ class OpenFile:
     heap_bytes: int = 0
     loaded: tuple[Identity | None, Directory] | None = None
     copy: LocalCopy | None = None
+    full: bool = False
+    "Whether to validate in full what is read."
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def batch(self, number: int) -> pa.RecordBatch:
@@ -346,6 +409,7 @@ class OpenFile:
                     numbers,
                     columns,
                     verify=verify,
+                    full=self.full,
                     location=location,
                     path=self.path,
                 )
@@ -405,15 +469,16 @@ class _Files:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[tuple[str, str], OpenFile] = OrderedDict()
+        self._files: OrderedDict[tuple[str, str, bool], OpenFile] = OrderedDict()
 
     def get(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
+        full = is_validated(storage)
         if document.path is None:
             assert document.inline is not None
             data = pa.py_buffer(decode_inline(document.inline, path=f"run {document.id}"))
-            return self._open(f"run {document.id} (inline)", document, data, schema)
+            return self._open(f"run {document.id} (inline)", document, data, schema, full=full)
         # The checksum is in the key, so another store at the same path is never taken for this one.
-        key = (storage.url + document.path, document.xxh3_128)
+        key = (storage.url + document.path, document.xxh3_128, full)
         # Before it is mapped: where it is altered after this, the next use opens it again.
         identity = _identity(storage, document.path)
         with self._lock:
@@ -427,7 +492,8 @@ class _Files:
             raise CorruptDataError(document.path, "the file is missing") from None
         # Only a storage whose files lie on the local file system as they are has this.
         locate = getattr(storage, "local_path", None)
-        file = self._open(document.path, document, buffer, schema, locate(document.path) if locate else None)
+        place = locate(document.path) if locate else None
+        file = self._open(document.path, document, buffer, schema, place, full=full)
         file.identity = identity
         with self._lock:
             self._files[key] = file
@@ -443,13 +509,19 @@ class _Files:
 
     @staticmethod
     def _open(
-        path: str, document: RunDocument, buffer: pa.Buffer, schema: pa.Schema, local_path: Path | None = None
+        path: str,
+        document: RunDocument,
+        buffer: pa.Buffer,
+        schema: pa.Schema,
+        local_path: Path | None = None,
+        *,
+        full: bool,
     ) -> OpenFile:
         if buffer.size != document.bytes:
             raise CorruptDataError(path, f"the file has {buffer.size} bytes, expected {document.bytes}")
         if frame_checksum(buffer, document.batches) != document.frame_xxh3_128:
             raise CorruptDataError(path, "the header or the footer does not match its checksum")
-        return OpenFile(document, path, buffer, schema, local_path)
+        return OpenFile(document, path, buffer, schema, local_path, full=full)
 
 
 _FILES = _Files()

@@ -24,7 +24,7 @@ from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.log import HINT_PATH, STORE_PATH, CommitLog, open_store_document, path_of, put_store_document
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part, write_operator_states
-from arrowstate.snapshot.reading import open_run, subtask_runs
+from arrowstate.snapshot.reading import open_run, subtask_runs, validated_savepoint
 from arrowstate.snapshot.writing import FrozenSubtask, RunWriter, delete_quietly, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MemorySink, MergePolicy, SpillSink, merge_runs
@@ -106,6 +106,7 @@ def write_savepoint(
         As in `write_frozen_savepoint`.
     """
     assert entry.checkpoint_id is not None, "a fence is no checkpoint"
+    storage = validated_savepoint(storage, entry)
     return _write(
         target,
         [_committed(storage, store_id, operator) for operator in entry.operators],

@@ -27,7 +27,7 @@ from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.log import HINT_PATH, CommitLog, CommittedEntry, hinted_number
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
-from arrowstate.snapshot.reading import forget_open_files, open_run, subtask_runs
+from arrowstate.snapshot.reading import forget_open_files, open_run, subtask_runs, validated
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
@@ -183,6 +183,8 @@ def verify_checkpoint(
     """
     found = Verification(deep)
     if deep:
+        # A deep look takes nothing on trust.
+        storage = validated(storage)
         # Otherwise what this process has read before would not be read again.
         forget_open_files()
     seen: set[str] = set()

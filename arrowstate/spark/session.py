@@ -244,6 +244,9 @@ def register(spark: SparkSession) -> None:
     pushFilters
         `true` lets the reader apply comparisons and look up keys itself. It needs the Spark setting
         `spark.sql.python.filterPushdown.enabled`.
+    validate
+        `full` takes nothing on trust that was not written by this package, see `open_store`; `checksums` by default.
+        Change feeds take it too.
     table
         In the place of a state: `arrowstate.checkpoints` or `arrowstate.subtasks`, the history of the store as
         `Snapshot.sql` documents it.

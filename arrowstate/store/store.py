@@ -34,6 +34,7 @@ from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, create_store, open_store_document
 from arrowstate.snapshot.pins import delete_tag, put_tag, read_pins
+from arrowstate.snapshot.reading import Validation, check_validation, readable
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.storage.base import Storage
@@ -72,8 +73,10 @@ class StateStore:
         *,
         clock_ms: Callable[[], int] = now_ms,
         new_id: Callable[[], str] = new_id,
+        validate: Validation = "checksums",
     ) -> None:
         self.storage = storage
+        self._readable = readable(storage, validate)
         self.store_id = store_id
         self._clock_ms: Callable[[], int] = partial(_time_of, clock_ms)
         self._new_id = new_id
@@ -254,7 +257,7 @@ class StateStore:
             self.storage, snapshot.entry, holder="a savepoint", clock_ms=self._clock_ms, new_id=self._new_id
         ):
             entry = write_savepoint(
-                self.storage,
+                self._readable,
                 self.store_id,
                 snapshot.entry,
                 target,
@@ -605,11 +608,15 @@ class StateStore:
 
     def snapshot_of(self, entry: LogEntryDocument) -> Snapshot:
         """Return the snapshot that a log entry of this store stands for."""
-        return Snapshot(self.storage, self.store_id, entry)
+        return Snapshot(self._readable, self.store_id, entry)
 
 
 def open_store(
-    url: str | Path, *, create: bool = False, storage_options: Mapping[str, Any] | None = None
+    url: str | Path,
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    validate: Validation = "checksums",
 ) -> StateStore:
     """Open a store.
 
@@ -623,6 +630,11 @@ def open_store(
     storage_options
         Credentials, endpoints and limits of object storages, `max_file_bytes` of `memory://`, as in
         `arrowstate.storage.open_storage`. Most of them can come from the environment instead.
+    validate
+        What is compared when rows are read. "checksums": bytes with their checksums, which finds damage; whoever can
+        write to the store is trusted. "full": every offset and text besides, so that files that somebody forged, with
+        checksums made right, raise `CorruptDataError` in the place of ending this process; it takes a pass over the
+        offsets and texts of what is read. Savepoints, imports and deep looks are always read in full.
 
     Raises
     ------
@@ -635,7 +647,7 @@ def open_store(
     MissingDependencyError
         If the package of an object storage is not installed.
     InvalidInputError
-        If the URL holds a password, or the storage options do not fit.
+        If the URL holds a password, the storage options do not fit, or `validate` is something else.
 
     Examples
     --------
@@ -643,6 +655,7 @@ def open_store(
     >>> arrowstate.open_store("memory://open-example", create=True)
     <StateStore memory://open-example>
     """
+    check_validation(validate)
     storage = open_storage(url, create=create, storage_options=storage_options)
     document = create_store(storage, new_id(), now_ms()) if create else open_store_document(storage)
-    return StateStore(storage, document.store_id)
+    return StateStore(storage, document.store_id, validate=validate)

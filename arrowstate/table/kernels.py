@@ -179,8 +179,11 @@ def count_buckets(hashes: Any, base: Any, shift: Any, offsets: Any) -> None:
 
     The running sum over all segments then says where each bucket starts.
     """
+    last = np.uint64(offsets.size - 2)
     for i in range(hashes.size):
-        offsets[(((np.uint64(hashes[i]) ^ _SIGN) - base) >> shift) + _1] += np.uint32(1)
+        bucket = ((np.uint64(hashes[i]) ^ _SIGN) - base) >> shift
+        # A hash of a forged file may lie outside of its bounds, and must not be counted outside of the array.
+        offsets[(bucket if bucket < last else last) + _1] += np.uint32(1)
 
 
 @subroutine

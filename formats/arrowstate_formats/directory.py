@@ -93,4 +93,7 @@ def read_directory(
         raise CorruptDataError(path, f"no directory: {type(error).__name__}: {error}") from error
     if offsets.dtype != np.uint32 or not offsets.size or not 0 <= shift < 64:
         raise CorruptDataError(path, f"no directory: shift {shift}, {offsets.size} offsets of {offsets.dtype}")
+    if (offsets[1:] < offsets[:-1]).any():
+        # A checksum does not tell that somebody forged it, and a reader goes where it points.
+        raise CorruptDataError(path, "no directory: the offsets do not ascend")
     return base, shift, offsets

@@ -352,6 +352,7 @@ def read_arrow_batches(
     schema: pa.Schema | None = None,
     *,
     verify: bool = True,
+    full: bool = False,
     path: str = "",
 ) -> list[pa.RecordBatch]:
     """Return the given record batches of an Arrow run file; their columns are views into `buffer`.
@@ -366,6 +367,8 @@ def read_arrow_batches(
         The schema that the file must have; None takes what the file says.
     verify
         Whether to compare each batch with its checksum, which reads all of its bytes once.
+    full
+        Whether to look at every offset and text too, see `read_run`.
     path
         For messages.
 
@@ -389,7 +392,7 @@ def read_arrow_batches(
         batches = []
         for document in documents:
             batch = pa.ipc.read_record_batch(_batch_bytes(buffer, document, verify, path), stored)
-            _check_batch(batch, document, path)
+            _check_batch(batch, document, path, full)
             batches.append(batch)
         return batches
 
@@ -410,6 +413,7 @@ def read_parquet_row_groups(
     columns: Sequence[str] | None = None,
     *,
     verify: bool = True,
+    full: bool = False,
     path: str = "",
 ) -> list[pa.RecordBatch]:
     """Return the given row groups of a Parquet run file, one record batch each.
@@ -427,6 +431,8 @@ def read_parquet_row_groups(
     verify
         Whether to compare each row group with its checksum, which reads the bytes of all of its columns. The
         checksums of the pages that are decoded are compared in any case.
+    full
+        Whether to look at every offset and text too, see `read_run`.
     path
         For messages.
 
@@ -456,7 +462,7 @@ def read_parquet_row_groups(
         for index in indexes:
             table = reader.read_row_group(index, columns=schema.names, use_threads=False)
             batch = _one_batch(table.select(schema.names), schema)
-            _check_batch(batch, documents[index], path)
+            _check_batch(batch, documents[index], path, full)
             batches.append(batch)
         return batches
 
@@ -486,6 +492,7 @@ def _read_lance(
     indexes: Sequence[int],
     columns: Sequence[str] | None,
     location: Path | None,
+    full: bool,
     path: str,
 ) -> list[pa.RecordBatch]:
     ends = list(accumulate(document.rows for document in documents))
@@ -498,7 +505,7 @@ def _read_lance(
             location = copy.path
         batches = read_lance_rows(location, ends[-1] if ends else 0, ranges, columns)
         for index, batch in zip(indexes, batches, strict=True):
-            _check_batch(batch, documents[index], path)
+            _check_batch(batch, documents[index], path, full)
             _check_hashes(batch, documents[index], path)
         return batches
 
@@ -521,6 +528,7 @@ def read_run(
     columns: Sequence[str] | None = None,
     *,
     verify: bool = True,
+    full: bool = False,
     frame_xxh3_128: str | None = None,
     location: Path | None = None,
     path: str = "",
@@ -542,6 +550,11 @@ def read_run(
     verify
         Whether to compare the bytes of each batch that is read with its checksum; of a Lance file those of all batches,
         because rows lie anywhere in it.
+    full
+        Whether to take nothing on trust, which checksums cannot tell of bytes that somebody forged: every offset lies
+        within what it points into, texts are UTF-8, no field that is declared without nulls has one, and hashes are in
+        order and within what the document says. A program that follows a forged offset may die. It takes a pass over
+        the offsets and texts of what is read.
     frame_xxh3_128
         The frame checksum of the manifest, compared when `verify` is true and it is given. Without it, damage to
         header or footer is found only if it makes the file unreadable.
@@ -577,12 +590,12 @@ def read_run(
         raise CorruptDataError(path, "the header or the footer does not match its checksum")
     chosen = range(len(documents)) if indexes is None else indexes
     if format == "parquet":
-        return read_parquet_row_groups(buffer, documents, chosen, columns, verify=verify, path=path)
+        return read_parquet_row_groups(buffer, documents, chosen, columns, verify=verify, full=full, path=path)
     if format == "lance":
         for document in documents if verify else []:
             _batch_bytes(buffer, document, verify, path)
-        return _read_lance(buffer, documents, chosen, columns, location, path)
-    batches = read_arrow_batches(buffer, [documents[index] for index in chosen], verify=verify, path=path)
+        return _read_lance(buffer, documents, chosen, columns, location, full, path)
+    batches = read_arrow_batches(buffer, [documents[index] for index in chosen], verify=verify, full=full, path=path)
     if columns is None:
         return batches
     for batch in batches[:1]:
@@ -618,9 +631,19 @@ def _batch_bytes(buffer: pa.Buffer, document: BatchDocument, verify: bool, path:
     return data
 
 
-def _check_batch(batch: pa.RecordBatch, document: BatchDocument, path: str) -> None:
-    batch.validate()
+def _check_batch(batch: pa.RecordBatch, document: BatchDocument, path: str, full: bool) -> None:
+    batch.validate(full=full)
     if batch.num_rows != document.rows:
         raise CorruptDataError(
             path, f"the batch at byte {document.offset} has {batch.num_rows} rows, expected {document.rows}"
         )
+    if not full:
+        return
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise CorruptDataError(path, f"column {field.name!r} has nulls and is declared without")
+    if HASH_COLUMN in batch.schema.names:
+        _check_hashes(batch, document, path)
+        hashes = batch.column(HASH_COLUMN).to_numpy()
+        if (hashes[1:] < hashes[:-1]).any():
+            raise CorruptDataError(path, f"the rows of the batch at byte {document.offset} are not in order")

@@ -17,7 +17,7 @@ from arrowstate_formats.errors import InvalidInputError
 from arrowstate_formats.state_columns import HASH_COLUMN, inner_fields
 from arrowstate_formats.stored_types import elements_of
 
-__all__ = ["MAX_STATISTIC_CHARACTERS", "column_statistics", "paths_with_nan"]
+__all__ = ["MAX_STATISTIC_CHARACTERS", "column_statistics", "has_floats", "paths_with_nan"]
 
 MAX_STATISTIC_CHARACTERS = 64
 """A text longer than this is no bound; the column then has none."""
@@ -69,14 +69,21 @@ def paths_with_nan(batches: Sequence[pa.RecordBatch]) -> set[str]:
     """
     found: set[str] = set()
     for number, field in enumerate(batches[0].schema):
-        if _has_floats(field.type):
+        if has_floats(field.type):
             for batch in batches:
                 _add_nan_paths(field.name, batch.column(number), found)
     return found
 
 
-def _has_floats(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or any(_has_floats(field.type) for _, field in inner_fields(kind))
+def has_floats(kind: pa.DataType) -> bool:
+    """Whether a type is a float or has one inside, at any depth.
+
+    Examples
+    --------
+    >>> has_floats(pa.list_(pa.float16()))
+    True
+    """
+    return pa.types.is_floating(kind) or any(has_floats(field.type) for _, field in inner_fields(kind))
 
 
 def _add_nan_paths(path: str, array: pa.Array, found: set[str]) -> None:
@@ -92,7 +99,7 @@ def _add_nan_paths(path: str, array: pa.Array, found: set[str]) -> None:
         elements = elements_of(array)[1] if inner else array
         parts = [elements.field(number) for number in range(2)] if pa.types.is_map(kind) else [elements]
     for (name, field), part in zip(inner, parts, strict=False):
-        if _has_floats(field.type):
+        if has_floats(field.type):
             _add_nan_paths(f"{path}.{name}", part, found)
 
 
@@ -100,7 +107,7 @@ def _statistics(name: str, column: pa.ChunkedArray, nan: set[str]) -> ColumnStat
     storage = _storage_type(column.type)
     minimum: Statistic = None
     maximum: Statistic = None
-    has_nan = any(path == name or path.startswith(f"{name}.") for path in nan) if _has_floats(column.type) else None
+    has_nan = any(path == name or path.startswith(f"{name}.") for path in nan) if has_floats(column.type) else None
     if storage is not None and column.null_count < len(column) and not has_nan:
         # The view keeps the bits: a timestamp becomes the integer that it is stored as.
         chunks = [chunk.view(storage) if storage != chunk.type else chunk for chunk in column.chunks]

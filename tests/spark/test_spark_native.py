@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 import arrowstate
 from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate_formats.statistics import column_statistics
 
 KEY = pa.schema([("k", pa.int64()), ("day", pa.date32())])
 VALUE = pa.struct(
@@ -272,3 +274,65 @@ def test_wrong_arguments_say_what_there_is(plan: Any) -> None:
         plan(state="evry")
     with pytest.raises(InvalidInputError, match="has no column 'n'"):
         plan(columns=["n"])
+
+
+REALS = arrowstate.ValueStateDescriptor(
+    "v", pa.struct([("flat", pa.float64()), ("inner", pa.struct([("f", pa.float32())])), ("clean", pa.float64())])
+)
+
+
+def write_reals(folder: Path, count: int = 3000) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Write floats, every tenth a NaN, as one Parquet file; return the values."""
+    reals = np.arange(count, dtype=np.float64)
+    clean = pa.array(reals.copy())
+    reals[::10] = np.nan
+    inner = pa.StructArray.from_arrays([pa.array(reals.astype(np.float32))], ["f"])
+    values = pa.StructArray.from_arrays([pa.array(reals), inner, clean], fields=list(REALS.type))
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend.state(REALS).update_batch(pa.array(range(count)), values)
+    with arrowstate.open_store(folder, create=True).writer() as writer:
+        writer.checkpoint({"op": [backend]}, format="parquet")
+    return reals
+
+
+def test_a_filter_finds_nan_which_spark_orders_highest(spark: Any, tmp_path: Path, plan: Any) -> None:
+    reals = write_reals(tmp_path)
+    missing = int(np.isnan(reals).sum())
+
+    scan = plan(tmp_path)
+
+    assert scan.native, scan.reason
+    expected = {
+        "flat > 1e9": missing,
+        "inner.f > 1e9": missing,
+        "flat >= 2995": missing + int((reals >= 2995).sum()),
+        "flat between 2995 and double('NaN')": missing + int((reals >= 2995).sum()),
+        "flat = double('NaN')": missing,
+        "flat <=> double('NaN')": missing,
+        "inner.f in (float('NaN'), 1.0)": missing + 1,
+        "not (flat < double('NaN'))": missing,
+        "flat < 0": 0,
+        "clean > 1e9": 0,
+    }
+    assert {condition: scan.frame.where(condition).count() for condition in expected} == expected
+
+
+def test_floats_of_early_writers_whose_bounds_may_lie_are_left_to_the_data_source(
+    tmp_path: Path, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statistics(batches: Any) -> Any:
+        # Nobody noted whether there is a NaN, and there were bounds in Parquet.
+        return [replace(item, has_nan=None) for item in column_statistics(batches)]
+
+    monkeypatch.setattr("arrowstate.snapshot.writing.column_statistics", statistics)
+    monkeypatch.setattr("arrowstate_formats.run_files.paths_with_nan", lambda batches: set())
+    reals = write_reals(tmp_path)
+
+    scan = plan(tmp_path)
+    clean = plan(tmp_path, columns=["k", "clean"])
+
+    assert not scan.native
+    assert "column 'flat' may hold a NaN" in scan.reason
+    assert scan.frame.where("flat > 1e9").count() == int(np.isnan(reals).sum())
+    # Bounds in the manifest prove that there is none.
+    assert clean.native, clean.reason

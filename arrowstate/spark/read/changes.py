@@ -21,7 +21,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_columns
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.snapshot.log import CommitLog
-from arrowstate.snapshot.reading import find_operator
+from arrowstate.snapshot.reading import Validation, find_operator, readable
 from arrowstate.snapshot.timeline import (
     Step,
     newest_checkpoint_id,
@@ -36,6 +36,7 @@ from arrowstate.spark.read.options import (
     key_group_option,
     open_read_storage,
     required,
+    validation,
     whole_number,
 )
 from arrowstate.spark.read.states import check_schema, split_key_groups
@@ -46,7 +47,7 @@ from arrowstate_formats.key_groups import KeyGroupRange
 
 __all__ = ["ChangePartition", "ChangePlan", "ChangeReader", "ChangeStreamReader"]
 
-_BOTH = ("readChangeFeed", "operator", "state", "columns", "partitions", "keyGroups", "startingCheckpoint")
+_BOTH = ("readChangeFeed", "operator", "state", "columns", "partitions", "keyGroups", "validate", "startingCheckpoint")
 _BATCH = (*_BOTH, "endingCheckpoint")
 _STREAM = (*_BOTH, "maxCheckpointsPerTrigger")
 
@@ -82,6 +83,8 @@ class ChangePlan:
     newest: int
     """The checkpoint up to which a table goes."""
     max_checkpoints: int | None
+    validate: Validation
+    """What is compared when rows are read."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> ChangePlan:
@@ -134,6 +137,7 @@ class ChangePlan:
             ending=ending,
             newest=entry.checkpoint_id,
             max_checkpoints=whole_number(options, "maxCheckpointsPerTrigger", at_least=1),
+            validate=validation(options),
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -172,7 +176,7 @@ class ChangePlan:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition in the form that Spark wants, in the order of the checkpoints."""
         assert isinstance(partition, ChangePartition)
-        storage = open_storage(self.store)
+        storage = readable(open_storage(self.store), self.validate)
         log = CommitLog(storage)
         state = StateReader(storage, msgspec.json.decode(self.entry, type=LogEntryDocument), self.operator, self.state)
         target = schema_for_spark(self.schema)

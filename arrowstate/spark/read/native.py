@@ -30,6 +30,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table.run import HASH_COLUMN
 from arrowstate_formats.key_groups import KeyGroupRange
+from arrowstate_formats.statistics import has_floats
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -241,6 +242,9 @@ class _Native:
         odd = [name for name in self.stored if not _spark_reads(self.state.schema.field(name).type)]
         if odd:
             return f"Spark reads column {odd[0]!r}, {self.state.schema.field(odd[0]).type}, from Parquet in another way"
+        unsure = [name for name in self.stored if any(_may_hide_nan(run, name, self.state.schema) for run in files)]
+        if unsure:
+            return f"column {unsure[0]!r} may hold a NaN in files of an early writer, whose bounds Spark would trust"
         if getattr(self.spark, "_sc", None) is None:
             return "on Spark Connect the files may be on another machine"
         return None
@@ -292,6 +296,18 @@ def _spark_reads(kind: pa.DataType) -> bool:
     if types.is_struct(kind) or types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind):
         return all(_spark_reads(kind.field(number).type) for number in range(kind.num_fields))
     return kind in _PLAIN or types.is_decimal128(kind)
+
+
+def _may_hide_nan(run: StoredRun, column: str, schema: pa.Schema) -> bool:
+    """Whether a file may have bounds of a column with a NaN, which they leave out while Spark orders it highest.
+
+    Writers that noted in the manifest whether there is one wrote no bounds of such a column.
+    """
+    kind = schema.field(column).type
+    if not has_floats(kind):
+        return False
+    noted = next((item for item in run.document.statistics if item.column == column), None)
+    return noted is None or (noted.has_nan is None and noted.min is None)
 
 
 def _place(storage: Storage, path: str) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
+from typing import cast, get_args
 
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, NotFoundError
 from arrowstate.snapshot.log import CommitLog, open_store_document
 from arrowstate.snapshot.pins import read_pins
+from arrowstate.snapshot.reading import Validation
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument
@@ -29,6 +31,7 @@ __all__ = [
     "open_read_storage",
     "refuse",
     "required",
+    "validation",
     "whole_number",
 ]
 
@@ -81,6 +84,11 @@ def flag(options: Mapping[str, str], name: str) -> bool:
     if text not in ("true", "false"):
         raise InvalidInputError(f"the option {name!r} must be true or false, got {text!r}")
     return text == "true"
+
+
+def validation(options: Mapping[str, str]) -> Validation:
+    """Return what is compared when rows are read."""
+    return cast("Validation", choice(options, "validate", get_args(Validation)))
 
 
 def choice(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:

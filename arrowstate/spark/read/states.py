@@ -19,7 +19,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.filters import columns_of, may_match, read_filter
 from arrowstate.query.state import StateReader
 from arrowstate.snapshot.log import CommitLog
-from arrowstate.snapshot.reading import find_operator
+from arrowstate.snapshot.reading import Validation, find_operator, readable
 from arrowstate.spark.read.filters import arrow_filter, key_lookup
 from arrowstate.spark.read.options import (
     check_options,
@@ -28,6 +28,7 @@ from arrowstate.spark.read.options import (
     key_group_option,
     open_checkpoint,
     required,
+    validation,
     whole_number,
 )
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 _PARTITION_ROWS = 1 << 21
-OPTIONS = ("operator", "state", "checkpoint", "asOf", "columns", "partitions", "keyGroups", "pushFilters")
+OPTIONS = ("operator", "state", "checkpoint", "asOf", "columns", "partitions", "keyGroups", "pushFilters", "validate")
 """What a state is read with."""
 
 
@@ -64,6 +65,8 @@ class ReadPlan:
     """The columns that are read, as Spark sees them."""
     key_groups: KeyGroupRange
     """The key groups that are read."""
+    validate: Validation = "checksums"
+    """What is compared when rows are read."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> ReadPlan:
@@ -98,11 +101,12 @@ class ReadPlan:
             push_filters=flag(options, "pushFilters"),
             schema=spark_schema(pa.schema([state.schema.field(name) for name in columns])),
             key_groups=groups or KeyGroupRange(0, operator.max_parallelism - 1),
+            validate=validation(options),
         )
 
     def open(self) -> StateReader:
         """Open the state of the checkpoint that was settled on."""
-        storage = open_storage(self.store)
+        storage = readable(open_storage(self.store), self.validate)
         return StateReader(storage, CommitLog(storage).checkpoint(self.checkpoint_id), self.operator, self.state)
 
     def reader(self, schema: StructType) -> DataSourceReader:
