@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from long_form import LONG, TURN
+from long_form import LONG, TURN, every_nth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +35,8 @@ LONGEST = {
 MEMORY, ROOM_BYTES = "/dev/shm", 6 << 30
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "turns(n): of the cases of this test the short form takes every n-th, by turns")
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
@@ -43,6 +45,14 @@ def unit_of(nodeid: str) -> str:
     """Return what a test is part of that one process does as a whole: mostly its file."""
     path = nodeid.partition("::")[0]
     return next((unit for word, unit in SHARED.items() if word in path), path)
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], left_out: list[pytest.Item]) -> None:
+    """Take items out of those that run; pytest counts them as deselected."""
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_report_header() -> str:
@@ -67,10 +77,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    long = [] if LONG else [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    left_out = [] if LONG else [item for item in items if item.get_closest_marker("long")]
+    cases: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("turns")) is not None:
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if not every_nth(*mark.args, cases[test]):
+                left_out.append(item)
+    leave_out(config, items, left_out)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -LONGEST.get(unit_of(item.nodeid), 0))
 

@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "rounds"), [("local", 6), ("moto", 3)])
+@pytest.mark.parametrize(("place", "rounds"), [("local", 6), pytest.param("moto", 2, marks=pytest.mark.long)])
 def test_what_killed_writers_were_told_is_safe_is_there_and_nothing_else_is_left(tmp_path, place, rounds):
     script = Path(__file__).with_name("kill_rounds.py")
     url = str(tmp_path / "store") if place == "local" else place

@@ -322,6 +322,7 @@ class Partitioned:
     ids=["data", "manifest", "commit", "answer to the commit", "hint"],
 )
 @pytest.mark.parametrize("collected", [False, True], ids=["", "collected"])
+@pytest.mark.turns(2)
 def test_a_driver_that_was_cut_off_and_comes_back_can_not_commit(world, cut_at, error, committed, collected):
     storage = Partitioned(world.storage)
     with world.process(storage).writer() as driver:

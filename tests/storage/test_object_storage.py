@@ -303,6 +303,7 @@ def test_reads_lists_hints_and_deletes_are_repeated(s3, kind):
     assert not any(fault.times for fault in s3.proxy.faults)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("kind", [REFUSE, DROP, LOSE, HANG, CUT_UPLOAD])
 @pytest.mark.parametrize("body", [b"", b"small"], ids=["empty", "small"])
 def test_a_file_whose_upload_fails_for_a_moment_is_whole(remote, kind, body):
@@ -317,6 +318,7 @@ def test_a_file_whose_upload_fails_for_a_moment_is_whole(remote, kind, body):
 
 
 # S3: begin, three parts, complete. GCS: begin, three parts, of which the last completes.
+@pytest.mark.turns(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [REFUSE, DROP, LOSE, CUT_UPLOAD])
 @pytest.mark.parametrize(
@@ -759,12 +761,11 @@ def test_an_upload_takes_little_memory(s3_endpoint, tmp_path):
 
 
 @pytest.mark.slow
-def test_of_8_processes_that_race_on_s3_one_wins_each_number():
+def test_of_processes_that_race_on_s3_one_wins_each_number():
     script = Path(__file__).with_name("commit_racers.py")
+    shape = ["--rounds", "25", "--processes", "2", "--threads", "4"]
 
-    ran = subprocess.run(
-        [sys.executable, script, "moto", "--rounds", "25"], capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run([sys.executable, script, "moto", *shape], capture_output=True, text=True, check=False)
 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "25 won, 175 lost, 0 problems" in ran.stdout
