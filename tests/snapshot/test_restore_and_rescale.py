@@ -18,6 +18,7 @@ from arrowstate import (
     ValueStateDescriptor,
     key_group_range,
     key_groups,
+    key_hash,
     open_store,
 )
 from arrowstate.schema.versions import RunSchemas
@@ -68,6 +69,29 @@ def clear_in(backends, keys, model):
         backend.state(TOTAL).clear_batch(owned(keys, backend.key_groups, backend.max_parallelism))
     for key in keys.to_pylist():
         model.pop(key, None)
+
+
+# Keys whose hashes are the lowest and the highest of each half.
+AT_BORDERS = {
+    -4360964622915849820: -(2**63),
+    -5040612423211484345: -1,
+    -365884300664092260: 0,
+    -1080205089826481131: 2**63 - 1,
+}
+
+
+@pytest.mark.parametrize(("parallelism", "max_parallelism"), [(2, 128), (4, 4)])
+def test_rows_at_the_very_ends_of_a_range_go_to_its_owner(store, parallelism, max_parallelism):
+    keys = pa.array(AT_BORDERS)
+    assert key_hash(keys).to_pylist() == [*AT_BORDERS.values()]
+    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    backend.state(TOTAL).add_batch(keys, pa.array([1, 2, 3, 4]))
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"op": [backend]})
+
+    backends = restore_all(snapshot, parallelism, max_parallelism)
+
+    check(backends, keys, dict(zip(keys.to_pylist(), [1, 2, 3, 4], strict=True)))
 
 
 @pytest.fixture
