@@ -9,6 +9,7 @@ What to do                                Errors
 ========================================  ====================================================
 choose another name, id or place          `NotFoundError` and its kinds
 mend the argument or the data given       `InvalidInputError` and its kinds
+mend the function, start the query again  `UserFunctionError`
 migrate the state, or declare it as it is `IncompatibleStateError`
 stop this writer                          `FencedError`, `QueryConflictError`
 wait for the next checkpoint              `CheckpointAbortedError`, `CheckpointCancelledError`
@@ -31,6 +32,7 @@ from arrowstate.errors.arguments import (
     NullKeyError,
     ProcessElementError,
     UnsupportedStorageError,
+    UserFunctionError,
     ValueOverflowError,
     ValueTypeError,
 )
@@ -98,6 +100,7 @@ __all__ = [
     "StorageFullError",
     "StoreNotFoundError",
     "UnsupportedStorageError",
+    "UserFunctionError",
     "ValueOverflowError",
     "ValueTypeError",
 ]

@@ -13,6 +13,7 @@ __all__ = [
     "NullKeyError",
     "ProcessElementError",
     "UnsupportedStorageError",
+    "UserFunctionError",
     "ValueOverflowError",
     "ValueTypeError",
 ]
@@ -182,6 +183,44 @@ class ProcessElementError(ArrowStateError, RuntimeError):
 
     def __str__(self) -> str:
         return f"row {self.row}: {self.detail}; the states are as before the batch"
+
+
+class UserFunctionError(ArrowStateError, RuntimeError):
+    """A function of the user's failed in a task of Spark; the states are as before the micro-batch.
+
+    Spark passes the text of an error on and nothing else, so the text has all that was known of it.
+
+    Attributes
+    ----------
+    uid : str
+        The operator.
+    reason : str
+        The type and the text of the exception.
+    place : str
+        What was being processed: the row with its key and values, where it is known.
+    trace : str
+        The traceback, as far as it is in the user's code.
+
+    Examples
+    --------
+    >>> print(UserFunctionError("totals", "ZeroDivisionError: division by zero", "row 7 with key 'ann'", "job.py, 12"))
+    operator 'totals' failed at row 7 with key 'ann': ZeroDivisionError: division by zero; the states are as before \
+the micro-batch
+    job.py, 12
+    """
+
+    def __init__(self, uid: str, reason: str, place: str, trace: str) -> None:
+        super().__init__(uid, reason, place, trace)
+        self.uid = uid
+        self.reason = reason
+        self.place = place
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return (
+            f"operator {self.uid!r} failed at {self.place}: {self.reason}; the states are as before the micro-batch\n"
+            f"{self.trace}"
+        )
 
 
 class UnsupportedStorageError(InvalidInputError):

@@ -52,6 +52,7 @@ def keyed_sink(
     sequence: str | Sequence[str] | None = None,
     operation: str | None = None,
     timestamp: str | None = None,
+    allow_non_restored_state: bool = False,
 ) -> DataStreamWriter:
     """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
 
@@ -109,6 +110,9 @@ def keyed_sink(
         The column with the event time of each row, a timestamp or whole milliseconds, for states that expire by event
         time; none may be null. Their time is the highest timestamp of the micro-batches before, less the delay of
         `withWatermark` if the stream has one on this column.
+    allow_non_restored_state
+        Let states go that the store has and `states` does not. Without it they are refused: a state that a run leaves
+        out would lack the rows of that run for good.
 
     Returns
     -------
@@ -120,7 +124,7 @@ def keyed_sink(
     ------
     InvalidInputError
         If an argument is out of range, a column is missing, `stream` is no stream, a state cannot follow a stream of
-        changes, or the store holds the state of other operators.
+        changes, or the store holds the state of other operators, or states that are left out.
     KeyTypeError, ValueTypeError
         If a column has another type than the store's key or the state; a narrower number is widened.
     IncompatibleStateError
@@ -190,6 +194,12 @@ def keyed_sink(
     check_no_operator_state(uid, checkpoint, opened.url)
     operator = None if checkpoint is None else next(iter(checkpoint.operators), None)
     stored = {} if operator is None else _stored_states(operator, states)
+    left_out = [] if operator is None else [state.name for state in operator.states if state.name not in stored]
+    if left_out and not allow_non_restored_state:
+        raise InvalidInputError(
+            f"the store {opened.url} holds {', '.join(map(repr, left_out))} of operator {uid!r}, which would miss the "
+            "rows of this run; declare it in states, or let it go with allow_non_restored_state=True"
+        )
     key_schema = given_key if operator is None else key_schema_of(operator.key)
     if list(key) != key_schema.names:
         raise KeyTypeError(_text(key_schema), _text(given_key))
@@ -235,15 +245,12 @@ def register(spark: SparkSession) -> None:
         Instead: the newest checkpoint committed at this time or before, in ISO 8601 (UTC where it has no offset) or in
         milliseconds since 1970.
     columns
-        The columns to read, separated by commas; all by default.
+        The columns to read, separated by commas, or as a JSON array (`["a", "b, c"]`); all by default.
     keyGroups
         A key group, or a range such as `3-7` with both ends inclusive.
     partitions
         How many key-group ranges to read apart, up to the number of key groups; one per subtask by default, and more
         for a state of over 2,097,152 rows each.
-    pushFilters
-        `true` lets the reader apply comparisons and look up keys itself. It needs the Spark setting
-        `spark.sql.python.filterPushdown.enabled`.
     validate
         `full` takes nothing on trust that was not written by this package, see `open_store`; `checksums` by default.
         Change feeds take it too.
@@ -259,8 +266,13 @@ def register(spark: SparkSession) -> None:
         A change feed has what changed after the first, up to the second inclusive, both named as in `checkpoint`; by
         default all rows of the oldest checkpoint and what changed since then, up to the newest. Over checkpoints that
         were collected it goes in one step.
+    waitSeconds
+        For how long a change feed or an output waits at most for the first checkpoint of a store that has none yet:
+        60 by default, 0 for not at all. It is `load` that waits, which has to know the columns; a stream whose columns
+        are given with `.schema(...)` is loaded at once, and waits when it is started.
 
-    `spark.readStream` takes a change feed, with `operator`, `state`, `columns`, `partitions`, `keyGroups`, and:
+    `spark.readStream` takes a change feed, with `operator`, `state`, `columns`, `partitions`, `keyGroups`,
+    `waitSeconds`, and:
 
     startingCheckpoint
         The stream has what changed after this checkpoint, or after the `latest`; with `earliest` all rows of the oldest
@@ -270,7 +282,7 @@ def register(spark: SparkSession) -> None:
     maxCheckpointsPerTrigger
         The most checkpoints of a micro-batch; no limit by default.
 
-    and the rows of an output table, with `output`, `columns`, and:
+    and the rows of an output table, with `output`, `columns`, `waitSeconds`, and:
 
     startingPosition
         `earliest`, the default, for all rows, or `latest` for those committed after the start.
@@ -282,7 +294,7 @@ def register(spark: SparkSession) -> None:
     `bootstrap`, and so do several states at once, times to live and namespaces. The options:
 
     operator, state, key
-        The operator's uid, the state, and the key columns, separated by commas.
+        The operator's uid, the state, and the key columns, separated by commas or as a JSON array.
     kind
         `value` (the default), `reducing`, `aggregating`, `list` or `map`.
     reduce

@@ -446,6 +446,18 @@ def test_df_write_takes_lists_maps_and_values_and_replaces_them(spark: Any, tmp_
     assert sorted(map(len, backend.state(visits_of).get_batch(keys).to_pylist())) in ([0, 1], [0, 2])
 
 
+def test_columns_may_have_any_name(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([("a", 1, 2), ("b", 5, 0), ("a", 3, 1)], "`k.1` string, `a``b` long, `.x,y` long")
+    value = arrowstate.ListStateDescriptor("all", pa.struct([("a`b", pa.int64()), (".x,y", pa.int64())]))
+
+    made = bootstrap(
+        frame, store=tmp_path / "store", uid="op", key=["k.1"], states=[value], parallelism=2, order_by=[".x,y"]
+    )
+
+    rows = made.restore("op").state(value).get_batch(["a", "b"]).to_pylist()
+    assert rows == [[{"a`b": 3, ".x,y": 1}, {"a`b": 1, ".x,y": 2}], [{"a`b": 5, ".x,y": 0}]]
+
+
 def test_columns_are_found_in_any_case(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(50).selectExpr("id as User", "id * 2 as TOTAL")
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import arrowstate
-from arrowstate.errors import FencedError, InvalidInputError, KeyTypeError, NullKeyError, QueryConflictError
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    FencedError,
+    InvalidInputError,
+    KeyTypeError,
+    NotFoundError,
+    NullKeyError,
+    QueryConflictError,
+)
 from arrowstate.spark.batches import BatchRecord
 from arrowstate.spark.committing import abort_micro_batch
+from arrowstate.spark.read.plans import plan_from_options
 from arrowstate.spark.sink.plan import SinkPlan
 
 
@@ -321,3 +332,42 @@ def test_the_plan_survives_its_options(sink: Any) -> None:
     assert SinkPlan.from_options(sink.plan.to_options()) == sink.plan
     with pytest.raises(InvalidInputError, match="written to a store by arrowstate"):
         SinkPlan.from_options({"store": "/data"})
+
+
+def test_a_state_that_may_go_is_gone_from_every_subtask(sink: Any, make_rows: Any) -> None:
+    other = arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")
+    both = sink.but(states=[*sink.states, other])
+    first, last = (make_rows(seed) for seed in (0, 2))
+    both.run(0, first.append_column("w", first["v"]))
+
+    # One of the subtasks has no rows.
+    rows = make_rows(1).slice(0, 1)
+    sink.run(1, rows)
+
+    latest = arrowstate.open_store(sink.store).latest()
+    assert latest.states() == ["counter.totals"]
+    assert sink.stored() == sink.expected(first, rows)
+    both.run(2, last.append_column("w", last["v"]))
+    again = arrowstate.open_store(sink.store).latest()
+    assert again.sql("select sum(v) from counter.v").fetchall() == [(pc.sum(last["v"]).as_py(),)]
+    assert again.verify(deep=True).problems == []
+
+
+@pytest.mark.parametrize("options", [{"output": "out"}, {"operator": "counter", "readChangeFeed": "true"}])
+def test_what_follows_a_store_waits_for_its_first_checkpoint(
+    sink: Any, make_rows: Any, options: dict[str, str]
+) -> None:
+    options = {"path": str(sink.store), **options}
+    arrowstate.open_store(sink.store, create=True)
+    with pytest.raises(CheckpointNotFoundError):
+        plan_from_options({**options, "waitSeconds": "0"})
+
+    with ThreadPoolExecutor(1) as pool:
+        planned = pool.submit(plan_from_options, {**options, "waitSeconds": "60"})
+        sink.run(0, make_rows(0))
+
+    if "output" in options:
+        with pytest.raises(NotFoundError, match="no output table 'out' in checkpoint 2"):
+            planned.result()
+    else:
+        assert planned.result().schema.names == ["k", "n", "v", "_change_type", "_checkpoint_id"]

@@ -228,6 +228,8 @@ def test_what_does_not_fit_the_store_is_refused_at_the_call(stream: Any, make_ro
         stream.start(frame=stream.frame().withColumn("k", sf.col("k").cast("string")))
     with pytest.raises(InvalidInputError, match="holds the state of 'counter'; a query needs a store of its own"):
         stream.start(uid="another")
+    with pytest.raises(InvalidInputError, match="holds 'totals' of operator 'counter', .*allow_non_restored_state"):
+        stream.start(states=[arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")])
 
     assert stream.stored() == stream.expected()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +334,19 @@ def test_time_to_live_and_processing_time_go_by_the_time_of_the_micro_batch(job:
     assert row["due"] <= row["now"]
 
 
+class Dividing(arrowstate.KeyedProcessFunction):
+    """Divides by zero in a method of its own."""
+
+    def open(self, context: Any) -> None:
+        self.last = context.state(arrowstate.ValueStateDescriptor("last", pa.int64()))
+
+    def divided(self, value: int) -> int:
+        return 10 // value
+
+    def process_element(self, value: Any, context: Any, out: Any) -> None:
+        self.last.update(self.divided(value.v))
+
+
 def test_a_null_key_or_a_failing_function_leaves_the_store_as_it_was(job: Job, stream: Any, make_rows: Any) -> None:
     from pyspark.errors import StreamingQueryException
 
@@ -346,6 +361,143 @@ def test_a_null_key_or_a_failing_function_leaves_the_store_as_it_was(job: Job, s
     after = {path: path.stat().st_size for path in Path(stream.store).rglob("*") if path.is_file()}
     assert set(before) <= set(after)
     assert stored(job) == sums(stream.rows[:1])
+
+
+def test_the_error_of_a_query_has_the_traceback_of_the_function_and_the_row(job: Job, stream: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.add(pa.table({"k": [7, 7, 8], "v": [5, 0, 1], "n": [1, 2, 3]}))
+
+    with pytest.raises(StreamingQueryException) as caught:
+        job.run(job.operator(operator=Dividing(), order_by=["n"], output_schema=None, parallelism=1).write_stream())
+
+    text = str(caught.value)
+    assert "operator 'totals' failed at micro-batch 0, row 1 with key {'k': 7}" in text
+    assert "values {'k': 7, 'v': 0, 'n': 2}" in text
+    assert f'{__file__}", line ' in text
+    assert "in divided" in text
+    assert "return 10 // value" in text
+    assert "ZeroDivisionError" in text
+
+
+class Chained(arrowstate.BatchFunction):
+    """Fails in a reducer, in a timer, or by an error of another library that has a cause."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def open(self, context: Any) -> None:
+        self.last = context.state(arrowstate.ReducingStateDescriptor("last", pa.int64(), reduce=self.reduced))
+        self.timers = context.timers()
+
+    def reduced(self, left: int, right: int) -> int:
+        return left // right
+
+    def process_batch(self, batch: pa.RecordBatch, context: Any) -> None:
+        if self.place == "reducer":
+            self.last.add_batch(batch["k"], batch["v"])
+        if self.place == "batch":
+            batch["no such column"]
+        self.timers.register_batch(batch["k"], pa.array([5] * batch.num_rows, pa.int64()))
+
+    def on_timers(self, timers: pa.RecordBatch, context: Any) -> None:
+        raise RuntimeError("in a timer")
+
+
+@pytest.mark.parametrize(
+    ("place", "parts"),
+    [
+        ("reducer", ["micro-batch 0, row 1", "in reduced", "return left // right", "ZeroDivisionError"]),
+        ("batch", ["micro-batch 0: KeyError", "in process_batch", 'batch["no such column"]']),
+        ("timer", ["watermark 9: RuntimeError: in a timer", "in on_timers"]),
+    ],
+)
+def test_the_error_of_a_task_says_where_in_the_users_code(place: str, parts: list[str]) -> None:
+    from arrowstate.errors import UserFunctionError
+    from arrowstate.spark.batches import MicroBatch
+    from arrowstate.spark.operators.task import OperatorPlan, Step, _process
+
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    rows = pa.table({"k": [7, 7], "v": [5, 0]})
+    plan = OperatorPlan(
+        store="", uid="op", key=[], parallelism=1, max_parallelism=128, operator=Chained(place), columns=rows.schema,
+        output=None,
+    )  # fmt: skip
+    step = Step(MicroBatch("q", "r", 0), "store", None, None, 1)
+
+    with pytest.raises(UserFunctionError) as caught:
+        _process(plan, step, backend, rows, {})
+        _process(plan, replace(step, watermark=9), backend, rows.slice(0, 0), {})
+
+    assert all(part in str(caught.value) for part in [*parts, f'{__file__}", line ']), str(caught.value)
+    assert "arrowstate/state/" not in str(caught.value)
+
+
+class Holding(Totals):
+    """Has something that cannot be pickled."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def test_an_operator_that_cannot_be_pickled_is_refused_by_start(job: Job, stream: Any) -> None:
+    stream.add(pa.table({"k": [1], "v": [1], "n": [1]}))
+    writer = job.operator(operator=Holding(threading.Lock())).write_stream()
+
+    with pytest.raises(
+        InvalidInputError, match=r"operator 'totals', a Holding, .* attribute 'held' \(lock\) cannot be"
+    ):
+        job.run(writer)
+
+    assert arrowstate.open_store(stream.store).checkpoints() == []
+
+
+class OddNames(arrowstate.BatchFunction):
+    """Passes rows on whose columns have odd names."""
+
+    def open(self, context: Any) -> None:
+        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+
+    def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+        self.total.add_batch(batch["k.1"], batch["a`b"])
+        return batch.select(["k.1", "a`b", ".x,y"])
+
+
+class OddElements(arrowstate.KeyedProcessFunction):
+    """Keeps the last value of each key."""
+
+    def open(self, context: Any) -> None:
+        self.last = context.state(arrowstate.ValueStateDescriptor("last", pa.int64()))
+
+    def process_element(self, value: Any, context: Any, out: Any) -> None:
+        self.last.update(value[1])
+
+
+def test_columns_may_have_any_name_in_operators_outputs_and_reads(job: Job, stream: Any) -> None:
+    from arrowstate.spark import read_state, write_stream
+
+    stream.schema = "`k.1` string, `a``b` long, `.x,y` long"
+    stream.add(pa.table({"k.1": ["a", "b", "a"], "a`b": [1, 2, 3], ".x,y": [3, 2, 1]}))
+    first = job.operator(
+        key=["k.1"], operator=OddNames(), order_by=[".x,y"], output_schema=stream.schema, output="out", parallelism=1
+    )
+    second = job.operator(
+        first, key=["k.1"], operator=OddElements(), uid="last", order_by=["a`b"], output_schema=None, parallelism=1
+    )
+
+    job.run(write_stream(second))
+
+    assert job.sql('select "k.1", total from totals.total order by all').fetchall() == [("a", 4), ("b", 2)]
+    assert job.sql('select "k.1", last from last.last order by all').fetchall() == [("a", 3), ("b", 2)]
+    rows = (
+        stream.spark.read.format("arrowstate").options(output="out", columns='[".x,y", "k.1"]').load(str(stream.store))
+    )
+    assert rows.toArrow().to_pylist() == [{".x,y": n, "k.1": k} for n, k in ((1, "a"), (2, "b"), (3, "a"))]
+    feed = {"operator": "totals", "state": "total", "readChangeFeed": "true", "columns": '["k.1"]'}
+    changes = stream.spark.read.format("arrowstate").options(**feed).load(str(stream.store))
+    assert sorted(changes.toArrow()["k.1"].to_pylist()) == ["a", "b"]
+    state = read_state(stream.spark, stream.store, operator="totals", columns=["k.1"])
+    assert sorted(row["k.1"] for row in state.collect()) == ["a", "b"]
 
 
 def test_a_query_that_lost_an_operator_is_refused_unless_its_state_may_go(

@@ -217,19 +217,23 @@ def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[Fill
     if isinstance(order_by, str):
         raise InvalidInputError(f"order_by must be a list of columns, got {order_by!r}")
     columns = columns_of(frame)
-    taken = [
-        sf.col(quoted(name)).cast(spark_type(field.type)).alias(name)
+    taken = {
+        name: sf.col(quoted(name)).cast(spark_type(field.type))
         for name, field in zip(plan.key_columns, plan.key_schema, strict=True)
-    ]
+    }
     names = [name for fill in plan.states for name in (*fill.values, *fill.entry, *filter(None, [fill.updated]))]
-    others = dict.fromkeys([*names, *map(columns.name_of, order_by)])
-    taken += [sf.col(quoted(name)) for name in others if name not in plan.key_columns]
-    subtask = sf.expr(subtask_expression(plan.key_columns, plan.parallelism, plan.max_parallelism))
-    rows = frame.select(*taken).repartitionById(plan.parallelism, subtask)
+    for name in (*names, *map(columns.name_of, order_by)):
+        taken.setdefault(name, sf.col(quoted(name)))
+    # mapInArrow takes a dot in the name of a column for a field of a struct, so columns go by their place.
+    places = {name: f"c{number}" for number, name in enumerate(taken)}
+    key = [places[name] for name in plan.key_columns]
+    subtask = sf.expr(subtask_expression(key, plan.parallelism, plan.max_parallelism))
+    chosen = frame.select(*(column.alias(places[name]) for name, column in taken.items()))
+    rows = chosen.repartitionById(plan.parallelism, subtask)
     if order_by:
-        rows = rows.sortWithinPartitions(*(quoted(columns.name_of(name)) for name in order_by))
+        rows = rows.sortWithinPartitions(*(places[columns.name_of(name)] for name in order_by))
     with own_python(frame.sparkSession):
-        found = rows.mapInArrow(_task(plan), "result binary").collect()
+        found = rows.mapInArrow(_task(plan, list(taken)), "result binary").collect()
     # What was pickled is the work of this very plan's tasks.
     results = [pickle.loads(row.result) for row in found]  # noqa: S301
     for result in results:
@@ -238,14 +242,15 @@ def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[Fill
     return sorted(results, key=lambda result: result.subtask.subtask)
 
 
-def _task(plan: FillPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what a task does with its rows: it hands a `FilledSubtask` over, or what is wrong with a row."""
+def _task(plan: FillPlan, names: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what a task does with its rows, of columns in this order: a `FilledSubtask`, or what is wrong with one."""
 
     def fill(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None, "Spark calls this inside a task"
         try:
-            result: FilledSubtask | InvalidInputError = fill_subtask(plan, context.partitionId(), rows, new_id)
+            named = (batch.rename_columns(names) for batch in rows)
+            result: FilledSubtask | InvalidInputError = fill_subtask(plan, context.partitionId(), named, new_id)
         except InvalidInputError as error:
             # The same at every attempt: told by the driver as the error it is.
             result = error

@@ -30,6 +30,7 @@ from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, check_savepoin
 from arrowstate.spark.load.committing import FilledOperator, commit_fill, delete_files_of
 from arrowstate.spark.load.filling import FillPlan, fill_subtask, key_columns_of, pieces_of
 from arrowstate.spark.load.planning import Columns, plan_fill
+from arrowstate.spark.read.options import split_names
 from arrowstate.spark.schemas import arrow_type
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -182,7 +183,7 @@ class _Options:
         return found
 
     def names(self, name: str) -> list[str]:
-        return [item.strip() for item in self.text(name).split(",")]
+        return split_names(self.text(name))
 
     def number(self, name: str) -> int | None:
         text = self.get(name)

@@ -239,9 +239,11 @@ def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
 def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: Step) -> list[OperatorResult]:
     """Run the tasks of an operator, and return what they have done in the order of the subtasks."""
     plan = item.plan
-    key = [document.name for document in plan.key]
+    # mapInArrow takes a dot in the name of a column for a field of a struct, so columns go by their place.
+    places = {name: f"c{number}" for number, (name, _) in enumerate(item.taken)}
+    key = [places[document.name] for document in plan.key]
     subtask = sf.expr(subtask_expression(key, plan.parallelism, plan.max_parallelism))
-    taken = [_column(name, wanted) for name, wanted in item.taken]
+    taken = [_column(name, wanted).alias(places[name]) for name, wanted in item.taken]
     rows = item.rows(frames).select(*taken).repartitionById(plan.parallelism, subtask)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -261,7 +263,7 @@ def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: 
 
 def _column(name: str, wanted: str | None) -> Column:
     column = sf.col(quoted(name))
-    return column if wanted is None else column.cast(wanted).alias(name)
+    return column if wanted is None else column.cast(wanted)
 
 
 def _appended(

@@ -20,6 +20,7 @@ from arrowstate.snapshot.log import CommitLog
 from arrowstate.spark.batches import BATCH_SUFFIX
 from arrowstate.spark.committing import check_alone
 from arrowstate.spark.operators.clocks import clock_of
+from arrowstate.spark.operators.failures import check_picklable
 from arrowstate.spark.operators.outputs import OutputTable
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
 from arrowstate.spark.operators.task import Operator, OperatorPlan
@@ -348,8 +349,8 @@ def write_stream(
     ------
     InvalidInputError
         If the streams do not belong together, or the store holds the state of other operators. When it is started:
-        if a broadcast DataFrame has not two columns, or, on Spark Connect, there is no option `checkpointLocation` or
-        an operator or function cannot be pickled.
+        if an operator cannot be pickled (the message names it and its attribute), a broadcast DataFrame has not two
+        columns, or, on Spark Connect, there is no option `checkpointLocation` or a function cannot be pickled.
     """
     if not streams:
         raise InvalidInputError("write_stream needs at least one stream that stateful returned")
@@ -380,6 +381,8 @@ def write_stream(
         session.dataSource.register(ArrowStateDataSource)
 
     def function(options: Mapping[str, str]) -> StatefulQuery:
+        for plan in plans:
+            check_picklable(plan.uid, plan.operator)
         return StatefulQuery(clock_of(session, options, new_id()), operators, functions, dropped)
 
     return writer_of(first.source.writeStream, QueryStart(first.store, plans[0].storage_options, function))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.backend.batch_process import BatchFunction, BatchProcess
 from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
@@ -23,6 +24,7 @@ from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.writing import delete_quietly, write_subtask
 from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.metrics import TaskMeter
+from arrowstate.spark.operators.failures import explained
 from arrowstate.spark.operators.outputs import OutputTable, write_output
 from arrowstate.spark.sink.fold import SubtaskResult, same_subtask
 from arrowstate.state.operator import BroadcastState, ReadOnlyBroadcastState
@@ -169,24 +171,30 @@ def _process(
     """Let time pass, process the rows, and return what was emitted."""
     output = None if plan.output is None else plan.output.columns
     process: BatchProcess | KeyedProcess
-    if isinstance(plan.operator, BatchFunction):
-        process = BatchProcess(
-            backend,
-            plan.operator,
-            output=output,
-            broadcasts=broadcasts,
-            now_ms=lambda: step.processing_time,
-        )
-    else:
-        kind = None if output is None else pa.struct(list(output)) if len(output) > 1 else output.field(0).type
-        process = KeyedProcess(backend, plan.operator, output=kind, timestamp=plan.timestamp, broadcasts=broadcasts)
+    with explained(plan.uid, "open"):
+        if isinstance(plan.operator, BatchFunction):
+            process = BatchProcess(
+                backend,
+                plan.operator,
+                output=output,
+                broadcasts=broadcasts,
+                now_ms=lambda: step.processing_time,
+            )
+        else:
+            kind = None if output is None else pa.struct(list(output)) if len(output) > 1 else output.field(0).type
+            process = KeyedProcess(backend, plan.operator, output=kind, timestamp=plan.timestamp, broadcasts=broadcasts)
     emitted: list[Any] = []
-    with process:
-        if step.watermark is not None:
-            emitted.append(process.advance_watermark(step.watermark))
-        emitted.append(process.advance_processing_time(step.processing_time))
-        if table.num_rows:
-            emitted.append(process.process(table))
+    # A batch function may call its states with rows of its own making, so their numbers say nothing of these.
+    rows = None if isinstance(plan.operator, BatchFunction) else table
+    with explained(plan.uid, "close"), process:
+        with explained(plan.uid, f"watermark {step.watermark}"):
+            if step.watermark is not None:
+                emitted.append(process.advance_watermark(step.watermark))
+        with explained(plan.uid, f"processing time {step.processing_time}"):
+            emitted.append(process.advance_processing_time(step.processing_time))
+        with explained(plan.uid, f"micro-batch {step.batch.batch_id}", key=[item.name for item in plan.key], rows=rows):
+            if table.num_rows:
+                emitted.append(process.process(table))
     if output is None:
         return pa.table({})
     return pa.concat_tables([_as_table(item, output) for item in emitted])
@@ -200,13 +208,17 @@ def _as_table(emitted: pa.Table | pa.Array, output: pa.Schema) -> pa.Table:
 
 
 def _rows(plan: OperatorPlan, rows: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The rows of the subtask in the types of the plan, in the order asked for."""
+    """The rows of the subtask with the names and types of the plan, in the order asked for."""
     given = [batch for batch in rows if batch.num_rows]
     if not given:
         return plan.columns.empty_table()
     # Timestamps come in the session's time zone.
-    table = pa.Table.from_batches(given).cast(plan.columns)
-    return table.sort_by([(name, "ascending") for name in plan.order_by]) if plan.order_by else table
+    table = pa.Table.from_batches(given).rename_columns(plan.columns.names).cast(plan.columns)
+    if not plan.order_by:
+        return table
+    # By numbers: Arrow takes a name that begins with a dot or a bracket for a path.
+    by = table.select(list(plan.order_by)).rename_columns([str(number) for number in range(len(plan.order_by))])
+    return table.take(pc.sort_indices(by, [(name, "ascending") for name in by.column_names]))
 
 
 def _broadcasts(storage: Storage, step: Step) -> dict[str, ReadOnlyBroadcastState]:

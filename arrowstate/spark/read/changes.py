@@ -30,6 +30,7 @@ from arrowstate.snapshot.timeline import (
     steps_between,
 )
 from arrowstate.spark.read.options import (
+    await_checkpoint,
     check_options,
     choose_columns,
     find_checkpoint,
@@ -48,8 +49,8 @@ from arrowstate_formats.key_groups import KeyGroupRange
 __all__ = ["ChangePartition", "ChangePlan", "ChangeReader", "ChangeStreamReader"]
 
 _BOTH = ("readChangeFeed", "operator", "state", "columns", "partitions", "keyGroups", "validate", "startingCheckpoint")
-_BATCH = (*_BOTH, "endingCheckpoint")
-_STREAM = (*_BOTH, "maxCheckpointsPerTrigger")
+_BATCH = (*_BOTH, "endingCheckpoint", "waitSeconds")
+_STREAM = (*_BOTH, "maxCheckpointsPerTrigger", "waitSeconds")
 
 _NOTHING = -1
 """In an offset: no checkpoint."""
@@ -101,6 +102,8 @@ class ChangePlan:
         storage = open_read_storage(options)
         uid = required(options, "operator", ".option('operator', 'counter')")
         ending = options.get("endingCheckpoint")
+        if ending is None:
+            await_checkpoint(storage, options)
         entry = find_checkpoint(storage, ending)
         operator = find_operator(entry, uid)
         names = [state.name for state in operator.states]

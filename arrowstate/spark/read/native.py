@@ -7,6 +7,7 @@ schema, or too many dead rows, the data source of this package reads them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -156,7 +157,7 @@ def plan_read(
         "state": state,
         "checkpoint": checkpoint,
         "asOf": as_of,
-        "columns": None if columns is None else ",".join(columns),
+        "columns": None if columns is None else json.dumps(list(columns)),
         "keyGroups": None if key_groups is None else f"{key_groups.start}-{key_groups.end}",
     }
     options = {name: str(value) for name, value in given.items() if value is not None}
@@ -324,7 +325,8 @@ def _can_read(spark: SparkSession, place: str) -> bool:
     if any(character in place for character in "*?[]{}\\"):
         return False
     if place.startswith("file:"):
-        return True
+        # One that is missing is told by the data source, as the damage that it is.
+        return Path(place.removeprefix("file:")).exists()
     try:
         jvm: Any = spark._jvm  # noqa: SLF001
         path = jvm.org.apache.hadoop.fs.Path(place)

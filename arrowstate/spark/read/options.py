@@ -7,8 +7,11 @@ without effect.
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterable, Mapping
 from typing import cast, get_args
+
+import msgspec
 
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, NotFoundError
 from arrowstate.snapshot.log import CommitLog, open_store_document
@@ -20,6 +23,7 @@ from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 
 __all__ = [
+    "await_checkpoint",
     "check_options",
     "choice",
     "choose_columns",
@@ -31,9 +35,14 @@ __all__ = [
     "open_read_storage",
     "refuse",
     "required",
+    "split_names",
     "validation",
     "whole_number",
 ]
+
+_WAIT_SECONDS = 60
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
 
 
 def check_options(options: Mapping[str, str], known: Iterable[str], what: str) -> None:
@@ -104,10 +113,26 @@ def column_names(options: Mapping[str, str]) -> list[str] | None:
     text = options.get("columns")
     if text is None:
         return None
-    names = [name.strip() for name in text.split(",")]
+    names = split_names(text)
     if len(set(names)) < len(names):
         raise InvalidInputError(f"the option 'columns' must name each column once, got {text!r}")
     return names
+
+
+def split_names(text: str) -> list[str]:
+    """Return names that are separated by commas, or a JSON array, for names that have commas themselves.
+
+    Examples
+    --------
+    >>> split_names("user, clicks"), split_names('["last, first"]')
+    (['user', 'clicks'], ['last, first'])
+    """
+    if text.startswith("["):
+        try:
+            return msgspec.json.decode(text, type=list[str])
+        except msgspec.DecodeError:
+            pass  # a name that begins with a bracket
+    return [name.strip() for name in text.split(",")]
 
 
 def choose_columns(options: Mapping[str, str], available: Iterable[str], what: str) -> list[str]:
@@ -155,6 +180,21 @@ def open_checkpoint(options: Mapping[str, str]) -> tuple[Storage, LogEntryDocume
     """Return the storage, and the checkpoint that the options `checkpoint` or `asOf` choose."""
     storage = open_read_storage(options)
     return storage, find_checkpoint(storage, options.get("checkpoint"), options.get("asOf"))
+
+
+def await_checkpoint(storage: Storage, options: Mapping[str, str]) -> None:
+    """Wait until the store has a checkpoint, for as long as the option `waitSeconds` says.
+
+    What is committed to may be followed from its beginning, and who follows may be there first. Nothing is raised
+    where none came: `find_checkpoint` does that.
+    """
+    seconds = whole_number(options, "waitSeconds")
+    ends = time.monotonic() + (_WAIT_SECONDS if seconds is None else seconds)
+    log = CommitLog(storage)
+    pause = _FIRST_PAUSE_SECONDS
+    while log.latest_checkpoint() is None and (left := ends - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
 
 def find_checkpoint(storage: Storage, checkpoint: str | None = None, as_of: str | None = None) -> LogEntryDocument:

@@ -21,11 +21,13 @@ from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoun
 from arrowstate.spark.batches import BATCH_SUFFIX
 from arrowstate.spark.operators.outputs import STATE, output_rows
 from arrowstate.spark.read.options import (
+    await_checkpoint,
     check_options,
     choice,
     choose_columns,
     find_checkpoint,
     open_checkpoint,
+    open_read_storage,
     whole_number,
 )
 from arrowstate.spark.read.states import check_schema
@@ -37,8 +39,8 @@ from arrowstate_formats.documents import LogEntryDocument, OperatorPartDocument,
 
 __all__ = ["OutputPlan", "OutputReader", "OutputStreamReader", "RowsPartition"]
 
-_BATCH = ("output", "columns", "checkpoint", "asOf")
-_STREAM = ("output", "columns", "startingPosition", "maxRowsPerTrigger")
+_BATCH = ("output", "columns", "checkpoint", "asOf", "waitSeconds")
+_STREAM = ("output", "columns", "startingPosition", "maxRowsPerTrigger", "waitSeconds")
 
 _PARTITION_ROWS = 1 << 18
 _PARTITION_BYTES = 32 << 20
@@ -79,6 +81,9 @@ class OutputPlan:
             If there is no such output table; the message lists those there are.
         """
         check_options(options, dict.fromkeys((*_BATCH, *_STREAM)), "an output table")
+        is_pinned = any(options.get(option) is not None for option in ("checkpoint", "asOf"))
+        if not is_pinned:
+            await_checkpoint(open_read_storage(options), options)
         storage, entry = open_checkpoint(options)
         name = options["output"]
         columns = pa.schema(list(type_from_json(_find(entry, name).value_type)))
@@ -92,7 +97,7 @@ class OutputPlan:
             schema=spark_schema(pa.schema([columns.field(column) for column in chosen])),
             starting=None if starting is None else choice(options, "startingPosition", ("earliest", "latest")),
             max_rows=whole_number(options, "maxRowsPerTrigger", at_least=1),
-            is_pinned=any(options.get(option) is not None for option in ("checkpoint", "asOf")),
+            is_pinned=is_pinned,
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:

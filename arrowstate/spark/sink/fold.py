@@ -90,15 +90,18 @@ def fold_micro_batch(
         metrics = meter.unchanged(previous, size)
         return _result(batch, base, operator.key, operator.states, previous, metrics=metrics)
     clock_ms = _clock(plan, table)
+    # keyed_sink refuses to start without a state that is stored, unless it may go.
+    declared = {item.state.name for item in plan.states}
     if operator is None or checkpoint is None:
         backend = KeyedStateBackend(
             key=plan.key_schema, max_parallelism=plan.max_parallelism, key_groups=key_groups, clock_ms=clock_ms
         )
     else:
+        kept = msgspec.structs.replace(operator, states=[state for state in operator.states if state.name in declared])
         backend = restore_backend(
             storage,
             store_id,
-            checkpoint,
+            msgspec.structs.replace(checkpoint, operators=[kept]),
             plan.uid,
             parallelism=plan.parallelism,
             subtask=subtask,
@@ -164,7 +167,8 @@ def same_subtask(
 def _has_states(operator: OperatorDocument, plan: SinkPlan) -> bool:
     """Whether a subtask without rows can be taken over as it is."""
     stored = {state.name: state for state in operator.states}
-    return operator.key == plan.key and all(stored.get(item.state.name) == item.state for item in plan.states)
+    declared = {item.state.name: item.state for item in plan.states}
+    return operator.key == plan.key and stored == declared
 
 
 def _result(
