@@ -152,6 +152,7 @@ def test_a_checkpoint_of_rocksdb_has_what_was_written_before_it_without_a_log(tm
     database.close()
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
