@@ -36,6 +36,8 @@ EXAMPLES = [
     errors.FileTooLargeError("data/1.arrow", 6_000_000, 5_242_880),
     errors.StorageError("data/1.arrow", "Permission denied"),
     errors.CollectedError(["data/1.arrow", "data/2.arrow"]),
+    errors.CollectedError(["data/1.arrow"], 41),
+    errors.CollectedError(["data/1.arrow"], 41, acknowledged=False),
     errors.NameTakenError("data/1.arrow"),
     errors.CheckpointAbortedError(41, "expired", "not done after 600000 ms"),
     errors.CheckpointsStoppedError("3 checkpoints in a row failed, the last one: no room"),

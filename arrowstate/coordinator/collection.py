@@ -16,8 +16,8 @@ not acknowledged. Specification: formats/spec/collection.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -129,6 +129,9 @@ class CollectionPlan:
     "By path."
     foreign: tuple[str, ...]
     "Files of no shape that the format knows, and files of unfinished savepoints; they are never deleted."
+    taken: Mapping[str, int] = field(default_factory=dict)
+    """Files that collections took and that an entry may refer to all the same, without having been acknowledged; by the
+    number of an entry that was there when they went."""
 
     @property
     def bytes(self) -> int:
@@ -227,6 +230,7 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
     # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
     statements = [read_boundary(storage, boundary) for boundary in boundaries(storage)]
     seen = _first_seen(statements, now_ms)
+    taken = _taken(statements)
     if not entries:
         # All files of a store that has no entry yet are of attempts.
         waiting, deletions = _unreferenced(files, unfinished, {}, {}, seen, now_ms=now_ms, grace_ms=grace_ms)
@@ -236,8 +240,8 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
     documents = [entry.document for entry in entries.values()]
     in_doubt = _in_doubt(reader, (entry for entry in documents if entry.number >= roots.floor), statements)
     retention = retain(documents, pins, policy, now_ms=now_ms, floor=roots.floor, in_doubt=in_doubt, grace_ms=grace_ms)
-    marked = _mark(reader, [entries[number] for number in retention.kept])
-    _check_whole(storage, marked)
+    marked = _mark(reader, [entries[number] for number in retention.kept], taken)
+    _check_whole(storage, {path: found for path, found in marked.items() if path not in taken})
     known = _of_dropped(reader, [entries[number] for number in retention.dropped])
     waiting, deletions = _unreferenced(files, unfinished, marked, known, seen, now_ms=now_ms, grace_ms=grace_ms)
     for number in retention.dropped:
@@ -261,6 +265,8 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
         deletions=_in_order(deletions),
         waiting=waiting,
         foreign=files.foreign,
+        # Whoever was committing when they went had looked for them before, so only the next entry can refer to them.
+        taken={path: number for path, number in taken.items() if number >= max(entries) or path in marked},
     )
 
 
@@ -309,8 +315,10 @@ def apply_collection(
         written_at_ms=now_ms,
         condemned=[deletion.path for deletion in doomed],
         waiting=waiting,
+        taken=dict(plan.taken),
     )
     spared: list[str] = []
+    taken = dict(plan.taken)
     said = None
     if doomed:
         # Durable before the roots are read again: who commits or pins after this reading finds it.
@@ -323,7 +331,12 @@ def apply_collection(
                 else:
                     storage.delete(deletion.path)
                     deleted.append(deletion.path)
-    _leave_one(storage, replace(statement, collection_id=new_id(), condemned=[]), documents, set(deleted), said)
+        # An entry that is there by now, or the one after it, is the last that may refer to what has gone.
+        newest = max([plan.head, *CommitLog(storage).numbers()[-1:]])
+        gone = set(deleted)
+        taken |= {item.path: newest for item in doomed if item.kind in ("data", "manifest") and item.path in gone}
+    last = replace(statement, collection_id=new_id(), condemned=[], taken=taken)
+    _leave_one(storage, last, documents, set(deleted), said)
     return CollectionReport(tuple(deleted), tuple(spared), statement.boundary)
 
 
@@ -421,14 +434,29 @@ def _check_chain(log: list[CommittedEntry], floor: int) -> None:
             raise CorruptDataError(path, "it is missing, or the entry after it was written after other bytes")
 
 
-def _mark(reader: ReferenceReader, entries: Iterable[CommittedEntry]) -> dict[str, tuple[int, int]]:
-    """Return (bytes, number of an entry) of every file that entries refer to."""
+def _mark(
+    reader: ReferenceReader, entries: Iterable[CommittedEntry], taken: Collection[str] = ()
+) -> dict[str, tuple[int, int]]:
+    """Return (bytes, number of an entry) of every file that entries refer to, but for manifests that were taken."""
     marked: dict[str, tuple[int, int]] = {}
     for entry in entries:
         number = entry.document.number
-        for path, size in reader.files(entry.document.operators).items():
+        unreadable: list[Exception] = []
+        for path, size in reader.files(entry.document.operators, unreadable=unreadable).items():
             marked.setdefault(path, (size, number))
+        for error in unreadable:
+            if not isinstance(error, CorruptDataError) or error.path not in taken:
+                raise error
     return marked
+
+
+def _taken(statements: Iterable[BoundaryDocument | None]) -> dict[str, int]:
+    """Return the files that collections took, by the number of an entry that was there when they went."""
+    found: dict[str, int] = {}
+    for statement in statements:
+        for path, number in statement.taken.items() if statement is not None else ():
+            found[path] = max(number, found.get(path, 0))
+    return found
 
 
 def _in_doubt(
@@ -437,9 +465,11 @@ def _in_doubt(
     """Return the entries that refer to files which a collection that is not known to be done may delete.
 
     Such an entry was made too late for that collection to see it, and was not acknowledged; or it was seen, and the
-    collection died before it could say so. An older checkpoint must not go for its sake.
+    collection died before it could say so. So it is with files that a collection took. An older checkpoint must not go
+    for its sake.
     """
-    condemned = {path for statement in statements if statement is not None for path in statement.condemned}
+    found = [statement for statement in statements if statement is not None]
+    condemned = {path for statement in found for path in (*statement.condemned, *statement.taken)}
     if not condemned:
         return set()
     # What cannot be read is found when it is marked.
@@ -530,7 +560,8 @@ def _held(storage: Storage, boundary: int, now_ms: int) -> set[str]:
         for number, entry in roots.entries.items()
         if number >= roots.floor or number in pinned or entry.document.kind == "savepoint"
     ]
-    return {*_mark(ReferenceReader(storage), kept), *(path_of(entry.document.number) for entry in kept)}
+    taken = _taken(read_boundary(storage, other) for other in boundaries(storage))
+    return {*_mark(ReferenceReader(storage), kept, taken), *(path_of(entry.document.number) for entry in kept)}
 
 
 def _leave_one(
@@ -551,7 +582,7 @@ def _leave_one(
         for boundary, document in others.items()
         if document is not None and all(path in deleted or not storage.exists(path) for path in document.condemned)
     ]
-    if said is None and not done and not last.boundary and not last.waiting:
+    if said is None and not done and not last.boundary and not last.waiting and not last.taken:
         return
     # A collection that found nothing to do leaves nothing: what it would say may have been said already.
     same = [boundary for boundary in done if said is None and _says(others[boundary], last)]

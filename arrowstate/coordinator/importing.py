@@ -22,6 +22,7 @@ from arrowstate.coordinator.leases import held_while_read
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.schema.versions import RunSchemas
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.reading import clear_dead, open_file, read_manifest, subtask_runs, validated
@@ -133,7 +134,10 @@ def import_checkpoint(
     started_at_ms = clock_ms()
     paths: list[str] = []
     try:
-        with held_while_read(source, entry, holder="an import", clock_ms=clock_ms, new_id=new_id):
+        with (
+            held_while_read(source, entry, holder="an import", clock_ms=clock_ms, new_id=new_id),
+            reading_checkpoint(source, entry),
+        ):
             operators = _copied(source, storage, entry.operators, new_id, paths, progress)
         # What somebody else wrote becomes this store's own, from which later reads take it on trust.
         _validate(storage, operators)

@@ -35,6 +35,7 @@ from arrowstate.errors import (
 )
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.boundary import NewReferences
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.log import CommitLog, next_compaction, refuse_loss
 from arrowstate.snapshot.reading import clear_dead, find_operator, find_state, open_run, subtask_runs
 from arrowstate.snapshot.references import ReferenceReader
@@ -126,6 +127,13 @@ def plan_store_compaction(storage: Storage, policy: CompactionPolicy) -> StoreCo
     entry = CommitLog(storage, on_loss=refuse_loss).latest_checkpoint()
     if entry is None or entry.checkpoint_id is None:
         raise CheckpointNotFoundError(None, [])
+    with reading_checkpoint(storage, entry):
+        return _plan(storage, entry, entry.checkpoint_id, policy)
+
+
+def _plan(
+    storage: Storage, entry: LogEntryDocument, checkpoint_id: int, policy: CompactionPolicy
+) -> StoreCompactionPlan:
     merges: list[PlannedMerge] = []
     bytes_read = bytes_written = 0
     for operator in entry.operators:
@@ -138,7 +146,7 @@ def plan_store_compaction(storage: Storage, policy: CompactionPolicy) -> StoreCo
                 bytes_read += file.data_bytes
                 bytes_written += file.bytes_rewritten
     use = storage_use(storage, entry, small_file_bytes=policy.small_file_bytes)
-    return StoreCompactionPlan(entry.checkpoint_id, use, tuple(merges), bytes_read, bytes_written)
+    return StoreCompactionPlan(checkpoint_id, use, tuple(merges), bytes_read, bytes_written)
 
 
 def apply_store_compaction(
@@ -190,7 +198,8 @@ def apply_store_compaction(
         storage, base, ttl_ms=DEFAULT_LEASE_MS, holder="a compaction", clock_ms=clock_ms, new_id=new_id
     )
     try:
-        return _Compaction(storage, store_id, log, base.document, plan.merges, clock_ms, new_id).apply(attempts)
+        with reading_checkpoint(storage, base.document):
+            return _Compaction(storage, store_id, log, base.document, plan.merges, clock_ms, new_id).apply(attempts)
     finally:
         # What was committed is not to be reported as a failure because of it; it ends by itself.
         with suppress(StorageError):

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from arrowstate_formats.errors import ArrowStateError
 
-__all__ = ["CollectedError", "FileTooLargeError", "NameTakenError", "StorageError", "StorageFullError"]
+__all__ = [
+    "CollectedError",
+    "FileTooLargeError",
+    "NameTakenError",
+    "StorageError",
+    "StorageFullError",
+]
 
 
 def _in(url: str) -> str:
@@ -141,26 +148,57 @@ class NameTakenError(StorageError, FileExistsError):
 
 
 class CollectedError(StorageError):
-    """Files that a new checkpoint would refer to were collected as garbage, or are being; nothing was committed.
+    """Files of a checkpoint were collected, or are being; nothing in the store is damaged.
 
-    It happens to state restored from a checkpoint that was dropped meanwhile, and to a writer that took longer than the
-    grace period of the collection to commit what it had written.
+    A writer gets it for files that its new checkpoint would refer to: nothing was committed. It happens to state
+    restored from a checkpoint that was dropped meanwhile, and to a writer that took longer than the grace period of the
+    collection to commit what it had written.
+
+    A reader gets it for a checkpoint that cannot be read any more. Either newer ones have taken its place while it was
+    read, and neither a tag nor a lease held it. Or its commit was never acknowledged: its files were taken for garbage
+    before it was committed, by a collection with too short a grace period or a clock that jumped.
 
     Attributes
     ----------
     paths : tuple of str
         The files.
+    checkpoint_id : int or None
+        The checkpoint that was read, None for one that was to be committed.
+    acknowledged : bool
+        Whether the commit of the checkpoint that was read may have been reported as a success.
 
     Examples
     --------
     >>> print(CollectedError(["data/counter/clicks/1.arrow", "data/counter/clicks/2.arrow"]))
     data/counter/clicks/1.arrow: taken by a collection, as 1 other files were; nothing was committed, try again
+    >>> print(CollectedError(["data/counter/clicks/1.arrow"], 41))
+    data/counter/clicks/1.arrow is missing: checkpoint 41 was collected; read a newer one, and hold what is read for \
+longer by store.lease() or a tag
+    >>> print(CollectedError(["data/counter/clicks/1.arrow"], 41, acknowledged=False))
+    data/counter/clicks/1.arrow is missing: a collection took it before checkpoint 41 was committed, which was never \
+acknowledged; store.latest_whole() returns the newest checkpoint that is whole, restore that one and go on from it
     """
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(self, paths: Iterable[str], checkpoint_id: int | None = None, *, acknowledged: bool = True) -> None:
         self.paths = tuple(paths)
+        self.checkpoint_id = checkpoint_id
+        self.acknowledged = acknowledged
         others = f", as {len(self.paths) - 1} other files were" if len(self.paths) > 1 else ""
         super().__init__(self.paths[0], f"taken by a collection{others}; nothing was committed, try again")
 
+    def __str__(self) -> str:
+        if self.checkpoint_id is None:
+            return super().__str__()
+        if self.acknowledged:
+            return (
+                f"{self.path} is missing: checkpoint {self.checkpoint_id} was collected; read a newer one, and hold "
+                "what is read for longer by store.lease() or a tag"
+            )
+        return (
+            f"{self.path} is missing: a collection took it before checkpoint {self.checkpoint_id} was committed, "
+            "which was never acknowledged; store.latest_whole() returns the newest checkpoint that is whole, restore "
+            "that one and go on from it"
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.paths,)
+        return partial(type(self), acknowledged=self.acknowledged), (self.paths, self.checkpoint_id)

@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 from arrowstate.query.dataset import ScannedDataset, ScanStatistics
 from arrowstate.query.sql_types import SqlForm
 from arrowstate.schema.operator_state import operator_descriptor_of, operator_state_schema
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.operator import read_part
 from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import OperatorStateDocument
+from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 
 __all__ = ["SUBTASK_COLUMN", "OperatorStateDataset", "OperatorStateRows"]
 
@@ -27,8 +28,9 @@ class OperatorStateRows:
     per field.
     """
 
-    def __init__(self, storage: Storage, document: OperatorStateDocument) -> None:
+    def __init__(self, storage: Storage, entry: LogEntryDocument, document: OperatorStateDocument) -> None:
         self._storage = storage
+        self._entry = entry
         self.document = document
         stored = operator_state_schema(operator_descriptor_of(document))
         kind = stored.field(-1).type
@@ -41,7 +43,8 @@ class OperatorStateRows:
 
     def part(self, number: int) -> pa.Table:
         """Return the elements of one part, with all columns."""
-        part = read_part(self._storage, self.document, number)
+        with reading_checkpoint(self._storage, self._entry):
+            part = read_part(self._storage, self.document, number)
         values = part.column(0).flatten() if self._is_flat else part.columns
         numbers = pa.repeat(pa.scalar(number, pa.int32()), part.num_rows)
         return pa.Table.from_arrays([numbers, *values], schema=self.schema)

@@ -19,6 +19,7 @@ from arrowstate.query.catalog import resolve, sql_names
 from arrowstate.query.overview import overview
 from arrowstate.query.recent import Recent
 from arrowstate.query.state import StateReader
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.reading import is_validated
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
 from arrowstate.storage.base import Storage
@@ -95,7 +96,8 @@ class SnapshotReader:
 
     def show(self) -> dict[str, Any]:
         """Return what it holds as plain values, as `arrowstate show --json` prints them; see `StateStore.show`."""
-        return overview(self.storage, self.entry)
+        with reading_checkpoint(self.storage, self.entry):
+            return overview(self.storage, self.entry)
 
     def storage_use(self, *, small_file_bytes: int = SMALL_FILE_BYTES) -> StorageUse:
         """Return how many files and bytes it refers to, how many of them are live, and how many files are small.
@@ -112,7 +114,8 @@ class SnapshotReader:
         CorruptDataError
             If a manifest is missing or damaged.
         """
-        return storage_use(self.storage, self.entry, small_file_bytes=small_file_bytes)
+        with reading_checkpoint(self.storage, self.entry):
+            return storage_use(self.storage, self.entry, small_file_bytes=small_file_bytes)
 
     def to_arrow(
         self,
@@ -151,6 +154,8 @@ class SnapshotReader:
             If there is no such column or key group; the message lists the columns there are.
         CorruptDataError
             If a file is missing, truncated or altered.
+        CollectedError
+            If it is missing because a collection took it.
 
         Examples
         --------
@@ -208,6 +213,8 @@ class SnapshotReader:
             If the keys do not fit the key schema.
         CorruptDataError
             If a file is missing, truncated or altered.
+        CollectedError
+            If it is missing because a collection took it.
 
         Examples
         --------
@@ -344,7 +351,7 @@ class SnapshotReader:
                 (item.uid, state.name): state for item in self.entry.operators for state in item.operator_states
             }
             others = {
-                name: OperatorStateRows(self.storage, documents[name.uid, name.state])
+                name: OperatorStateRows(self.storage, self.entry, documents[name.uid, name.state])
                 for name in names
                 if name.is_operator_state
             }

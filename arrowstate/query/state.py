@@ -24,6 +24,7 @@ from arrowstate.query.filters import Bounds
 from arrowstate.query.sql_types import SqlForm
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.versions import RunSchemas
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs, validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.batch import KeyBatch
@@ -67,6 +68,7 @@ class StateReader:
         self.layout = self.schemas.layout
         self._storage = validated_savepoint(storage, entry)
         self._checkpoint_id = entry.checkpoint_id
+        self._entry = entry
 
     @property
     def max_parallelism(self) -> int:
@@ -124,11 +126,12 @@ class StateReader:
     @cached_property
     def runs(self) -> tuple[StoredRun, ...]:
         """The runs of all subtasks."""
-        return tuple(
-            StoredRun(self._storage, document, self.schemas)
-            for subtask in self.operator.subtasks
-            for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
-        )
+        with reading_checkpoint(self._storage, self._entry):
+            return tuple(
+                StoredRun(self._storage, document, self.schemas)
+                for subtask in self.operator.subtasks
+                for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
+            )
 
     @cached_property
     def parts(self) -> Parts:
@@ -192,11 +195,13 @@ class StateReader:
         output = self._stored(columns)
 
         def count(parts: Sequence[Part]) -> int:
-            return sum(piece.count for piece in self._pieces(parts, output, hash_bounds, condition))
+            with reading_checkpoint(self._storage, self._entry):
+                return sum(piece.count for piece in self._pieces(parts, output, hash_bounds, condition))
 
         def read(parts: Sequence[Part]) -> list[pa.RecordBatch]:
-            pieces = self._pieces(parts, output, hash_bounds, condition)
-            return [self._with_virtual(batch, schema) for batch in gather(pieces)]
+            with reading_checkpoint(self._storage, self._entry):
+                pieces = self._pieces(parts, output, hash_bounds, condition)
+                return [self._with_virtual(batch, schema) for batch in gather(pieces)]
 
         if output:
             for batches in map_ahead(read, _in_steps(parts)):
@@ -269,6 +274,10 @@ class StateReader:
         KeyTypeError, NullKeyError
             If the keys do not fit the key schema.
         """
+        with reading_checkpoint(self._storage, self._entry):
+            return self._lookup(keys, columns)
+
+    def _lookup(self, keys: object, columns: Sequence[str] | None) -> tuple[pa.Table, int, int]:
         given = [canonical_floats(column) for column in key_columns(keys, self.layout.key)]
         batch = KeyBatch.of(hash_columns(given), given)
         parts = self.parts.holding(batch.hashes)

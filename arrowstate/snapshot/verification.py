@@ -15,6 +15,7 @@ import numpy as np
 
 from arrowstate.errors import (
     ArrowStateError,
+    CollectedError,
     CorruptDataError,
     InvalidInputError,
     MissingDependencyError,
@@ -23,6 +24,7 @@ from arrowstate.errors import (
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.boundary import BOUNDARY_FOLDER, Boundary, boundaries, path_of, read_boundary
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.log import HINT_PATH, CommitLog, CommittedEntry, hinted_number
 from arrowstate.snapshot.operator import read_part
@@ -189,14 +191,15 @@ def verify_checkpoint(
         forget_open_files()
     seen: set[str] = set()
     for operator in entry.operators:
-        for task in _tasks(storage, operator, found):
-            with noting(found.problems, task.run.path or task.run.id, found.failures):
+        for task in _tasks(storage, entry, operator, found):
+            name = task.run.path or task.run.id
+            with noting(found.problems, name, found.failures), reading_checkpoint(storage, entry):
                 _verify_run(storage, store_id, task, found, seen)
             advance()
         for state in operator.operator_states:
             for number, part in enumerate(state.parts):
                 name = part.path or f"part {number} of operator state {operator.uid}.{state.name}"
-                with noting(found.problems, name, found.failures):
+                with noting(found.problems, name, found.failures), reading_checkpoint(storage, entry):
                     if part.path is not None and part.path not in seen:
                         seen.add(part.path)
                         _verify_file(storage, part.path, part.bytes, part.xxh3_128, deep=deep)
@@ -218,7 +221,7 @@ def noting(problems: list[str], what: str, failures: list[ArrowStateError] | Non
     except ArrowStateError as error:
         text = str(error)
         problems.append(text if what in text else f"{what}: {text}")
-        if failures is not None and not isinstance(error, (CorruptDataError, MissingFileError)):
+        if failures is not None and not isinstance(error, (CorruptDataError, MissingFileError, CollectedError)):
             failures.append(error)
 
 
@@ -232,11 +235,13 @@ class _Task:
     run: RunDocument
 
 
-def _tasks(storage: Storage, operator: OperatorDocument, found: Verification) -> Iterator[_Task]:
+def _tasks(
+    storage: Storage, entry: LogEntryDocument, operator: OperatorDocument, found: Verification
+) -> Iterator[_Task]:
     for subtask in operator.subtasks:
         runs: dict[str, list[RunDocument]] = {}
         place = f"the manifest of subtask {subtask.subtask} of operator {operator.uid}"
-        with noting(found.problems, place, found.failures):
+        with noting(found.problems, place, found.failures), reading_checkpoint(storage, entry):
             runs = subtask_runs(storage, operator, subtask)
         found.files += subtask.manifest.path is not None
         found.bytes += subtask.manifest.bytes

@@ -12,6 +12,7 @@ from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
 from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.evolution import SchemaEvolution
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.verification import Verification, verify_checkpoint
 
@@ -83,6 +84,8 @@ class Snapshot(SnapshotReader):
             If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
         CorruptDataError
             If a file is missing, truncated or altered.
+        CollectedError
+            If it is missing because a collection took it.
 
         Examples
         --------
@@ -99,20 +102,21 @@ class Snapshot(SnapshotReader):
         >>> restored.state(clicks).get_batch(["ann"]).to_pylist()
         [7]
         """
-        return restore_backend(
-            self.storage,
-            self.store_id,
-            self.entry,
-            uid,
-            parallelism=parallelism,
-            subtask=subtask,
-            max_parallelism=max_parallelism,
-            memory_budget_bytes=memory_budget_bytes,
-            spill_dir=spill_dir,
-            clock_ms=clock_ms,
-            key=key,
-            evolution=evolution,
-        )
+        with reading_checkpoint(self.storage, self.entry):
+            return restore_backend(
+                self.storage,
+                self.store_id,
+                self.entry,
+                uid,
+                parallelism=parallelism,
+                subtask=subtask,
+                max_parallelism=max_parallelism,
+                memory_budget_bytes=memory_budget_bytes,
+                spill_dir=spill_dir,
+                clock_ms=clock_ms,
+                key=key,
+                evolution=evolution,
+            )
 
     def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
         """Return the operator state of one subtask, at any parallelism.
@@ -135,8 +139,11 @@ class Snapshot(SnapshotReader):
             If not 1 <= parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
         CorruptDataError
             If a file is missing, truncated or altered.
+        CollectedError
+            If it is missing because a collection took it.
         """
-        return restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
+        with reading_checkpoint(self.storage, self.entry):
+            return restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
 
     def operator_state(self, uid: str, name: str) -> pa.Table:
         """Return an operator state of all subtasks as a table.
@@ -152,8 +159,11 @@ class Snapshot(SnapshotReader):
             If there is no such state; the message lists what there is.
         CorruptDataError
             If a file is missing, truncated or altered.
+        CollectedError
+            If it is missing because a collection took it.
         """
-        return operator_state_table(self.storage, self.entry, uid, name)
+        with reading_checkpoint(self.storage, self.entry):
+            return operator_state_table(self.storage, self.entry, uid, name)
 
     def verify(self, *, deep: bool = False) -> Verification:
         """Look whether the checkpoint is whole; problems are returned, not raised.

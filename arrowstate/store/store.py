@@ -32,6 +32,7 @@ from arrowstate.coordinator.store_compaction import (
 )
 from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
+from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, create_store, open_store_document
 from arrowstate.snapshot.pins import delete_tag, put_tag, read_pins
 from arrowstate.snapshot.reading import Validation, check_validation, readable
@@ -253,8 +254,11 @@ class StateStore:
         """
         snapshot = self.latest() if checkpoint is None else self.snapshot(checkpoint)
         target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
-        with held_while_read(
-            self.storage, snapshot.entry, holder="a savepoint", clock_ms=self._clock_ms, new_id=self._new_id
+        with (
+            held_while_read(
+                self.storage, snapshot.entry, holder="a savepoint", clock_ms=self._clock_ms, new_id=self._new_id
+            ),
+            reading_checkpoint(self.storage, snapshot.entry),
         ):
             entry = write_savepoint(
                 self._readable,
@@ -392,12 +396,14 @@ class StateStore:
         """
         entry = self._committed(checkpoint)
         assert entry.document.checkpoint_id is not None, "a fence is no checkpoint"
+        with reading_checkpoint(self.storage, entry.document):
+            files = ReferenceReader(self.storage).files(entry.document.operators)
         if not put_tag(
             self.storage,
             name,
             entry.document.checkpoint_id,
             entry.as_parent,
-            files=ReferenceReader(self.storage).files(entry.document.operators),
+            files=files,
             tag_id=self._new_id(),
             now_ms=self._clock_ms(),
         ):

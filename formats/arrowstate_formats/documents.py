@@ -482,7 +482,8 @@ class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
 
     `gc/condemned-<boundary>-<swept>-<collection id>.json`, or `gc/boundary-...` if it condemns nothing. `condemned`
     are the paths that a collection may be deleting. `waiting` are files that nothing refers to, by the
-    time at which a collection first saw them.
+    time at which a collection first saw them. `taken` are files that collections deleted, by the number of an entry
+    that was there then: a later one that refers to them was never acknowledged.
     """
 
     boundary: Count
@@ -491,9 +492,10 @@ class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
     written_at_ms: Milliseconds
     condemned: list[str]
     waiting: dict[str, Milliseconds]
+    taken: dict[str, Count] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for path in (*self.condemned, *self.waiting):
+        for path in (*self.condemned, *self.waiting, *self.taken):
             check_relative_path(path)
 
 

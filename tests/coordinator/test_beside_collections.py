@@ -1,6 +1,7 @@
 """Whatever is done beside a collection, at any moment of it: nobody finds damage in a store that is whole."""
 
 import threading
+import uuid
 import warnings
 from contextlib import contextmanager
 
@@ -8,14 +9,20 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from arrowstate.coordinator.collection import apply_collection
 from arrowstate.coordinator.leases import held_while_read
+from arrowstate.coordinator.retention import RetentionPolicy
+from arrowstate.coordinator.writer import CheckpointWriter
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
+    CollectedError,
+    CommitUnknownError,
     CorruptDataError,
     InvalidInputError,
     StorageError,
 )
+from arrowstate.snapshot.boundary import boundaries, read_boundary
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store.store import StateStore
@@ -250,3 +257,141 @@ def test_a_grace_period_below_a_minute_takes_an_explicit_word(grace_ms):
     store.collect(grace_ms=60_000)
     with pytest.raises(ArrowStateError):
         store.collect(grace_ms=-1, allow_short_grace=True)
+
+
+READ = {
+    "to_arrow": lambda snapshot: snapshot.to_arrow("op.counts"),
+    "lookup": lambda snapshot: snapshot.lookup("op.counts", [2 * ROWS]),
+    "sql": lambda snapshot: snapshot.sql("select sum(counts) from op.counts").fetchall(),
+    "sql of operator state": lambda snapshot: snapshot.sql("select count(*) from op.offsets").fetchall(),
+    "restore": lambda snapshot: snapshot.restore("op"),
+    "restore_operator_state": lambda snapshot: snapshot.restore_operator_state("op"),
+    "operator_state": lambda snapshot: snapshot.operator_state("op", "offsets"),
+    "show": lambda snapshot: snapshot.show(),
+    "storage_use": lambda snapshot: snapshot.storage_use(),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_reader_that_nothing_holds_is_told_that_the_checkpoint_was_collected(name):
+    store = make()
+    snapshot = store.latest()
+    others(store)
+    forget_open_files()
+
+    try:
+        READ[name](snapshot)
+    except CollectedError as error:
+        assert (error.checkpoint_id, error.acknowledged) == (3, True)
+        assert not store.storage.exists(error.paths[0])
+        assert "store.lease()" in str(error)
+    else:
+        # Its manifest stands in the log entry.
+        assert name in ("show", "storage_use")
+    assert "missing: checkpoint 3 was collected" in "".join(snapshot.verify().problems)
+
+
+@pytest.mark.parametrize("name", [name for name in READ if name not in ("show", "storage_use")])
+def test_what_is_missing_and_was_not_collected_is_damage(name):
+    store = make()
+    snapshot = store.latest()
+    for path in store.storage.list("data/"):
+        store.storage.delete(path)
+    forget_open_files()
+
+    with pytest.raises(CorruptDataError, match="missing"):
+        READ[name](snapshot)
+    assert "is damaged" in "".join(store.verify().problems)
+    with pytest.raises(CorruptDataError, match="missing"):
+        store.collect()
+
+
+class LateEntry:
+    """The storage of a writer whose entry appears while a collection without a grace period is applied."""
+
+    def __init__(self, store, at):
+        self._storage = store.storage
+        self._store = store
+        self._at = at
+        self.outcome = None
+        self.calls = 0
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+    def put_if_absent(self, path, data, commit_id):
+        if path.startswith("log/") and self.outcome is None:
+            collection = self._store.collect(grace_ms=0, allow_short_grace=True)
+
+            def appear():
+                self.outcome = self._storage.put_if_absent(path, data, commit_id)
+
+            beside = Beside(self._storage, self._at, appear)
+            apply_collection(beside, collection.plan, now_ms=1000, new_id=lambda: uuid.uuid4().hex)
+            self.calls = beside.calls
+            if self.outcome is None:
+                appear()
+            return self.outcome
+        return self._storage.put_if_absent(path, data, commit_id)
+
+
+def commit_late(at):
+    """Return a store, what became of a commit whose entry appeared before a call of a collection, and its storage."""
+    store = make(tag=None)
+    late = LateEntry(store, at)
+    writer = CheckpointWriter(late, store.store_id, clock_ms=lambda: 1000, new_id=lambda: uuid.uuid4().hex)
+    late.outcome = None
+    error = None
+    try:
+        step(writer, 50 * ROWS)
+    except CommitUnknownError as failed:
+        error = failed
+    return StateStore(store.storage, store.store_id), error, late
+
+
+def test_a_commit_whose_files_were_collected_stops_neither_a_restart_nor_a_collection():
+    make(tag=None)
+    moments = commit_late(None)[2].calls
+    seen = set()
+    for at in range(1, moments + 2):
+        store, error, _ = commit_late(at)
+        forget_open_files()
+        try:
+            store.latest().restore("op")
+            whole = store.latest()
+            seen.add("whole" if error is None else "not told of, and whole")
+        except CollectedError as collected:
+            assert error is not None, at
+            assert (collected.checkpoint_id, collected.acknowledged) == (store.latest().checkpoint_id, False)
+            assert "latest_whole()" in str(collected)
+            assert any("never acknowledged" in problem for problem in store.verify().problems)
+            assert not any("is damaged" in problem for problem in store.verify(deep=True).problems), at
+            with pytest.warns(RuntimeWarning, match="never acknowledged"):
+                whole = store.latest_whole()
+            assert whole.properties == {"start": ROWS}
+            seen.add("collected")
+        store.collect().apply()
+        store.collect(RetentionPolicy(count=3)).apply()
+        backend = whole.restore("op")
+        with store.writer() as writer:
+            writer.checkpoint({"op": [backend]}, operator_states={"op": [whole.restore_operator_state("op")]})
+            assert store.latest().restore("op").state(COUNTS).get_batch([whole.properties["start"]]).to_pylist() == [1]
+        store.collect().apply()
+        assert store.verify(deep=True).problems == []
+        (last,) = boundaries(store.storage)
+        assert len(read_boundary(store.storage, last).taken) < 8
+    assert seen >= {"whole", "collected"}
+
+
+def test_what_a_collection_took_is_remembered_for_one_more_entry_and_no_longer():
+    store = make(tag=None, count=4)
+    store.collect().apply()
+    (first,) = boundaries(store.storage)
+    assert len(read_boundary(store.storage, first).taken) == 6
+    assert set(read_boundary(store.storage, first).taken.values()) == {5}
+    store.collect().apply()
+    assert boundaries(store.storage) == [first]
+
+    store.writer()
+
+    assert store.collect().plan.taken == {}

@@ -63,7 +63,7 @@ class OperatorStatePlan:
         check_options(options, OPERATOR_STATE_OPTIONS, f"an operator state, as {state!r} is,")
         storage, entry = open_checkpoint(options)
         document = find_operator_state(entry, options["operator"], state)
-        columns = OperatorStateRows(storage, document).schema
+        columns = OperatorStateRows(storage, entry, document).schema
         names = choose_columns(options, columns.names, f"operator state {state!r}")
         assert entry.checkpoint_id is not None, "a fence is never read"
         return cls(
@@ -102,9 +102,10 @@ class OperatorStateTableReader(DataSourceReader):
         assert isinstance(partition, PartPartition)
         plan = self.plan
         storage = open_storage(plan.store)
-        document = find_operator_state(CommitLog(storage).checkpoint(plan.checkpoint_id), plan.operator, plan.state)
+        entry = CommitLog(storage).checkpoint(plan.checkpoint_id)
+        document = find_operator_state(entry, plan.operator, plan.state)
         target = schema_for_spark(plan.schema)
-        part = OperatorStateRows(storage, document).part(partition.subtask).select(target.names)
+        part = OperatorStateRows(storage, entry, document).part(partition.subtask).select(target.names)
         for batch in part.to_batches(max_chunksize=_BATCH_ROWS):
             yield batch_for_spark(batch, target, f"operator state {plan.state!r}")
 
