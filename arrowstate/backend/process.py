@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError
+from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError, ValueTypeError
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.schema.plain import plain_values
 from arrowstate.schema.times import timestamp_array
@@ -416,7 +416,7 @@ class KeyedProcess:
                     self._function.on_timer(timestamp, context, out)
                     counts.append(len(out.values))
             except Exception as error:
-                detail = f"timer of {context.current_key!r} at {fired[-1]}: {type(error).__name__}: {error}"
+                detail = f"timer of {context.current_key!r} at {fired[-1]}: {_described(error)}"
                 raise ProcessElementError(context.row, detail) from error
             return out.values, counts, pa.array(fired, pa.int64())
 
@@ -440,7 +440,7 @@ class KeyedProcess:
                     process(value, context, out)
                     count(len(emitted))
         except Exception as error:
-            raise ProcessElementError(context.row, f"{type(error).__name__}: {error}") from error
+            raise ProcessElementError(context.row, _described(error)) from error
         return emitted, counts
 
     def _converted(self, emitted: list[Any], counts: list[int]) -> pa.Array:
@@ -490,6 +490,10 @@ class KeyedProcess:
         if column.null_count:
             raise NullKeyError(name, int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]))
         return timestamp_array(name, column, round_down=True)
+
+
+def _described(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueTypeError) else f"{type(error).__name__}: {error}"
 
 
 def _one_batch(batch: Any) -> pa.RecordBatch:

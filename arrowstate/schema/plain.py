@@ -17,7 +17,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.types import CONVERSION_ERRORS, leaves, python_scalar, type_parts
 
-__all__ = ["column_of", "fitting", "plain_value", "plain_values", "rounding"]
+__all__ = ["column_of", "fitting", "integer_bounds", "plain_value", "plain_values", "rounding"]
 
 
 def plain_values(values: pa.Array, what: str) -> list[Any]:
@@ -90,7 +90,7 @@ def fitting(kind: pa.DataType, name: str) -> Callable[[Any], Any]:
         return plain_value(scalar, f"state {name!r}")
 
     if pa.types.is_integer(kind):
-        lowest, highest = _bounds(kind)
+        lowest, highest = integer_bounds(kind)
         return lambda value: value if type(value) is int and lowest <= value <= highest else converted(value)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _text(converted)
@@ -101,24 +101,26 @@ def fitting(kind: pa.DataType, name: str) -> Callable[[Any], Any]:
     return converted if plain is None else lambda value: value if type(value) is plain else converted(value)
 
 
-def _bounds(kind: pa.DataType) -> tuple[int, int]:
+def integer_bounds(kind: pa.DataType) -> tuple[int, int]:
+    """Return the lowest and the highest integer of a type, in which no integer is if it has none."""
+    if not pa.types.is_integer(kind):
+        return 1, 0
     if pa.types.is_signed_integer(kind):
         return -(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1
     return 0, (1 << kind.bit_width) - 1
 
 
 def _text(converted: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def fast(value: Any) -> Any:
+    def encoded(value: Any) -> Any:
         if type(value) is not str:
             return converted(value)
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                return converted(value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return converted(value)
         return value
 
-    return fast
+    return lambda value: value if type(value) is str and value.isascii() else encoded(value)
 
 
 # What is of these types in Python is a value of the type in Arrow as it stands.

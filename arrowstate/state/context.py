@@ -23,7 +23,7 @@ from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["CurrentKey", "KeyContext", "identities_of", "identity_of"]
+__all__ = ["CurrentKey", "KeyContext", "hashable", "identities_of", "identity_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def identities_of(column: pa.Array) -> list[Any]:
     column = column.cast(_without_times(column.type)) if pa.types.is_nested(column.type) else _as_integers(column)
     if pa.types.is_integer(column.type) or pa.types.is_string(column.type):
         return column.to_pylist()
-    return [_hashable(value) for value in column.to_pylist()]
+    return [hashable(value) for value in column.to_pylist()]
 
 
 def _as_integers(column: pa.Array) -> pa.Array:
@@ -250,11 +250,12 @@ def _without_times(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
+    """Return a plain value as something hashable, equal for equal values; one NaN equals another."""
     if isinstance(value, dict):
-        return tuple((name, _hashable(item)) for name, item in value.items())
+        return tuple((name, hashable(item)) for name, item in value.items())
     if isinstance(value, list):
-        return tuple(_hashable(item) for item in value)
+        return tuple(hashable(item) for item in value)
     if isinstance(value, float) and math.isnan(value):
         return (math.nan.__class__, "nan")
     return value

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, NullKeyError
+from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
+from arrowstate.schema.descriptors import MapStateDescriptor
+from arrowstate.schema.keys import key_columns
+from arrowstate.schema.plain import fitting, plain_values
+from arrowstate.state.context import hashable
 from arrowstate.state.elements import ElementState, Place
 from arrowstate.state.lists import ListState
 from arrowstate.state.maps import MapState
 from arrowstate.table.batch import KeyBatch
+from arrowstate.table.columns import canonical_floats
 
 __all__ = ["ElementList", "ElementMap"]
 
 _GONE = object()
+_MISSING = (None, _GONE)
 
 
 class ElementList(ElementState[ListState]):
@@ -38,7 +44,8 @@ class ElementList(ElementState[ListState]):
 
     def add(self, value: Any) -> None:
         """Append one element to the list of the element's key."""
-        self.add_all([value])
+        self._batch()
+        self._append(self._place.number, [self._element(value)])
 
     def add_all(self, values: Sequence[Any]) -> None:
         """Append elements to the list of the element's key; with a null among them none is."""
@@ -79,10 +86,12 @@ class ElementList(ElementState[ListState]):
 
     def _elements(self, values: Sequence[Any]) -> list[Any]:
         self._batch()
-        given = [self._copy(value) for value in self.state.sequence(values)]
-        if None in given:
+        return [self._element(value) for value in self.state.sequence(values)]
+
+    def _element(self, value: Any) -> Any:
+        if value is None:
             raise InvalidInputError(f"an element of list state {self.state.descriptor.name!r} must not be null")
-        return given
+        return self._fit(value)
 
     def _append(self, place: Any, values: list[Any]) -> None:
         self._added.setdefault(place, []).extend(values)
@@ -106,9 +115,9 @@ class ElementList(ElementState[ListState]):
         places = [place for place, values in self._added.items() for _ in values]
         rows = [row for some in self._rows.values() for row in some]
         values = [value for some in self._added.values() for value in some]
-        given = self._array(values, rows, self.state.descriptor.type)
-        cleared = self._where(list(self._cleared), list(self._cleared.values())) if self._cleared else None
-        added = self._where(places, rows) if places else None
+        given = pa.array(values, self.state.descriptor.type)
+        cleared = self._where(list(self._cleared)) if self._cleared else None
+        added = self._where(places) if places else None
         self._columns_to_write = (cleared, added, given, self._times(rows, timestamps))
 
     def apply(self) -> None:
@@ -129,12 +138,17 @@ class ElementMap(ElementState[MapState]):
 
     def __init__(self, state: MapState, place: Place) -> None:
         super().__init__(state, place)
+        kind = state.descriptor.type
+        self._user_key, self._identity = _user_keys_of(state.descriptor)
+        # Fields are all that is stored of a struct.
+        self._null = dict.fromkeys(field.name for field in kind) if pa.types.is_struct(kind) else None
         self._reset()
 
     def _reset(self) -> None:
+        # Entries are found by what is equal for equal user keys, and have the user key beside the value.
         self._maps: Any = None
         self._cleared: dict[Any, int] = {}
-        self._changes: dict[Any, dict[Any, tuple[Any, int]]] = {}
+        self._changes: dict[Any, dict[Any, tuple[Any, Any, int]]] = {}
         self._columns_to_write: tuple[Any, ...] | None = None
 
     def begin(self, keys: KeyBatch) -> None:
@@ -143,7 +157,7 @@ class ElementMap(ElementState[MapState]):
 
     def put(self, user_key: Any, value: Any) -> None:
         """Set one entry of the element's key; the value may be None."""
-        self._change(user_key, self._copy(value))
+        self._change(self._key(user_key), self._copy(self._null) if value is None else self._fit(value))
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
         """Set entries of the element's key."""
@@ -152,7 +166,7 @@ class ElementMap(ElementState[MapState]):
 
     def remove(self, user_key: Any) -> None:
         """Remove an entry of the element's key, if there is one."""
-        self._change(user_key, _GONE)
+        self._change(self._key(user_key), _GONE)
 
     def clear(self) -> None:
         """Remove all entries of the element's key."""
@@ -176,9 +190,10 @@ class ElementMap(ElementState[MapState]):
         """Iterate over the entries of the element's key as they are now; they may be changed meanwhile."""
         self._batch()
         entries = dict(self._read())
-        for user_key, (value, _) in self._changes.get(self._place.number, {}).items():
-            entries[user_key] = value
-        return iter([(user_key, self._copy(value)) for user_key, value in entries.items() if value is not _GONE])
+        for identity, (user_key, value, _) in self._changes.get(self._place.number, {}).items():
+            entries[identity] = (user_key, value)
+        copied = self._copy
+        return iter([(copied(user_key), copied(value)) for user_key, value in entries.values() if value is not _GONE])
 
     def keys(self) -> Iterator[Any]:
         """Iterate over the user keys of the element's key."""
@@ -193,26 +208,18 @@ class ElementMap(ElementState[MapState]):
         return next(self.items(), None) is None
 
     def convert(self, timestamps: pa.Array | None) -> None:
-        kind = self.state.descriptor.key_type
-        written = [
-            (place, user_key, value, row)
-            for place, entries in self._changes.items()
-            for user_key, (value, row) in entries.items()
-        ]
+        key_type, kind = self.state.descriptor.key_type, self.state.descriptor.type
+        written = [(place, *entry) for place, entries in self._changes.items() for entry in entries.values()]
         puts = [item for item in written if item[2] is not _GONE]
         gone = [item for item in written if item[2] is _GONE]
-        put_rows = [item[3] for item in puts]
-        cleared = self._where(list(self._cleared), list(self._cleared.values())) if self._cleared else None
+        cleared = self._where(list(self._cleared)) if self._cleared else None
         removed = put = None
         if gone:
-            rows = [item[3] for item in gone]
-            user_keys = self._array([item[1] for item in gone], rows, kind)
-            removed = (self._where([item[0] for item in gone], rows), user_keys)
+            removed = (self._where([item[0] for item in gone]), pa.array([item[1] for item in gone], key_type))
         if puts:
-            user_keys = self._array([item[1] for item in puts], put_rows, kind)
-            given = self._array([item[2] for item in puts], put_rows, self.state.descriptor.type)
-            put = (self._where([item[0] for item in puts], put_rows), user_keys, given)
-        self._columns_to_write = (cleared, removed, put, self._times(put_rows, timestamps))
+            user_keys = pa.array([item[1] for item in puts], key_type)
+            put = (self._where([item[0] for item in puts]), user_keys, pa.array([item[2] for item in puts], kind))
+        self._columns_to_write = (cleared, removed, put, self._times([item[3] for item in puts], timestamps))
 
     def apply(self) -> None:
         assert self._columns_to_write is not None
@@ -230,20 +237,23 @@ class ElementMap(ElementState[MapState]):
         super().end()
         self._reset()
 
-    def _change(self, user_key: Any, value: Any) -> None:
+    def _key(self, user_key: Any) -> Any:
+        """Return a user key as it is stored."""
         self._batch()
         if user_key is None:
             raise NullKeyError(f"{self.state.descriptor.name}_key", 0)
-        self._changes.setdefault(self._place.number, {})[user_key] = (value, self._place.row)
+        return self._user_key(user_key)
+
+    def _change(self, user_key: Any, value: Any) -> None:
+        identity = self._identity(user_key)
+        self._changes.setdefault(self._place.number, {})[identity] = (user_key, value, self._place.row)
 
     def _look(self, user_key: Any) -> Any:
-        self._batch()
-        if user_key is None:
-            raise NullKeyError(f"{self.state.descriptor.name}_key", 0)
-        changed = self._changes.get(self._place.number, {}).get(user_key)
-        return changed[0] if changed is not None else self._read().get(user_key, _GONE)
+        identity = self._identity(self._key(user_key))
+        changed = self._changes.get(self._place.number, {}).get(identity)
+        return changed[1] if changed is not None else self._read().get(identity, _MISSING)[1]
 
-    def _read(self) -> dict[Any, Any]:
+    def _read(self) -> dict[Any, tuple[Any, Any]]:
         """Return the stored entries of the element's key."""
         place = self._place.number
         if place in self._cleared:
@@ -252,5 +262,23 @@ class ElementMap(ElementState[MapState]):
             self._maps = self._read_all(self.state.entries_batch)
         entries = self._maps[place]
         if not isinstance(entries, dict):
-            entries = self._maps[place] = dict(entries or ())
+            identity = self._identity
+            entries = self._maps[place] = {identity(entry[0]): entry for entry in entries or ()}
         return entries
+
+
+def _user_keys_of(descriptor: MapStateDescriptor) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return what gives a user key as it is stored, and what gives such a one as something hashable."""
+    kind, name = descriptor.key_type, descriptor.name
+    if not (pa.types.is_nested(kind) or pa.types.is_floating(kind)):
+        return fitting(kind, name), lambda user_key: user_key
+    schema = pa.schema([(name, kind)])
+
+    def stored(user_key: Any) -> Any:
+        # Of -0.0 and 0.0, and of all NaNs, one is stored.
+        try:
+            return plain_values(canonical_floats(key_columns([user_key], schema)[0]), f"state {name!r}")[0]
+        except KeyTypeError as error:
+            raise ValueTypeError(name, str(kind), repr(user_key)) from error
+
+    return stored, hashable

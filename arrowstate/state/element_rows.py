@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from arrowstate.errors import ValueOverflowError, ValueTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor
+from arrowstate.schema.plain import fitting, integer_bounds, rounding
 from arrowstate.state.aggregating import AggregatingState
 from arrowstate.state.elements import ElementState, Place
 from arrowstate.state.keyed import ReducingState, ValueState
@@ -29,7 +30,6 @@ class _ElementRow(ElementState[OneRow]):
 
     def __init__(self, state: OneRow, place: Place) -> None:
         super().__init__(state, place)
-        self._is_nested = pa.types.is_nested(state.descriptor.type)
         self._values: Any = []
         self._rows: Any = []
         self._write: Callable[[], None] | None = None
@@ -48,7 +48,7 @@ class _ElementRow(ElementState[OneRow]):
     def convert(self, timestamps: pa.Array | None) -> None:
         keys, places, rows = self._written()
         if places:
-            given = self._array([self._values[place] for place in places], rows, self.state.descriptor.type)
+            given = pa.array([self._values[place] for place in places], self.state.descriptor.type)
             self._write = self.state.stage(keys, given, self._times(rows, timestamps))
 
     def apply(self) -> None:
@@ -60,7 +60,7 @@ class _ElementRow(ElementState[OneRow]):
         self._values, self._rows, self._write = [], [], None
 
     def _read(self, stored: KeyBatch) -> list[Any]:
-        return self.state.read_keys(stored).to_pylist()
+        return self._plain(self.state.read_keys(stored))
 
     def _written(self) -> tuple[KeyBatch, Sequence[Any], Sequence[int]]:
         """Return the keys written to, the place of each, and the row that wrote to it last."""
@@ -74,7 +74,7 @@ class _ElementRow(ElementState[OneRow]):
         places, rows = list(self._rows), list(self._rows.values())
         if not places:
             return keys, [], []
-        batch = self.state.key_batch(*self._where(places, rows))
+        batch = self.state.key_batch(*self._where(places))
         order = batch.order.tolist()
         return batch, [places[n] for n in order], [rows[n] for n in order]
 
@@ -100,7 +100,9 @@ class ElementValue(_ElementRow[ValueState]):
     def __init__(self, state: ValueState, place: Place) -> None:
         super().__init__(state, place)
         default = state.descriptor.default
-        self._default = None if default is None else pa.scalar(default, state.descriptor.type).as_py()
+        self._is_nested = pa.types.is_nested(state.descriptor.type)
+        self._default = None if default is None else self._fit(default)
+        self._lowest, self._highest = integer_bounds(state.descriptor.type)
 
     def value(self) -> Any:
         """Return the value of the element's key, or the default."""
@@ -114,8 +116,11 @@ class ElementValue(_ElementRow[ValueState]):
 
     def update(self, value: Any) -> None:
         """Set the value of the element's key; None clears it."""
-        if self._is_nested:
-            value = self._copy(value)
+        # Integers without a call: counters are most of what is written.
+        if type(value) is int and self._lowest <= value <= self._highest:
+            pass
+        elif value is not None:
+            value = self._fit(value)
         place = self._place
         number = place.number
         try:
@@ -130,6 +135,7 @@ class _ElementFold(_ElementRow[Folding], ABC):
 
     def __init__(self, state: Folding, place: Place) -> None:
         super().__init__(state, place)
+        # Place, row and value; of a reducing state they only tell times.
         self._added: list[tuple[Any, int, Any]] = []
         self._starts: dict[Any, int] = {}
 
@@ -188,25 +194,31 @@ class ElementReducing(_ElementFold[ReducingState]):
 
     def __init__(self, state: ReducingState, place: Place) -> None:
         super().__init__(state, place)
+        self._given = _given_of(state.descriptor)
         self._fold = _fold_of(state.descriptor)
         self._merge = _fold_of(state.descriptor, merging=True)
+        self._timed = self._is_timed()
 
     def add(self, value: Any) -> None:
         """Fold one value into that of the element's key; None clears it."""
         if value is None:
             self.clear()
             return
-        if self._is_nested:
-            value = self._copy(value)
+        value = self._given(value)
         place = self._place
-        number, row = place.number, place.row
+        number = place.number
         try:
             old = self._values[number]
         except (IndexError, TypeError):
             raise self._outside() from None
-        self._values[number] = self._fold(old, value)
-        self._rows[number] = row
-        self._added.append((number, row, value))
+        folded = self._fold(old, value)
+        if folded is None:
+            self.clear()
+            return
+        self._values[number] = folded
+        self._rows[number] = place.row
+        if self._timed:
+            self._added.append((number, place.row, None))
 
     def get(self) -> Any:
         """Return the value of the element's key, None if it has none."""
@@ -215,20 +227,8 @@ class ElementReducing(_ElementFold[ReducingState]):
     def convert(self, timestamps: pa.Array | None) -> None:
         keys, places, rows = self._written()
         if places:
-            self._check_added()
-            given = self._array([self._values[place] for place in places], rows, self.state.descriptor.type)
+            given = pa.array([self._values[place] for place in places], self.state.descriptor.type)
             self._stage(keys, places, given, rows, timestamps)
-
-    def _check_added(self) -> None:
-        """Refuse a value that does not fit, also where a reducer such as `max` has passed it over."""
-        descriptor = self.state.descriptor
-        rows, values = [row for _, row, _ in self._added], [value for _, _, value in self._added]
-        if isinstance(descriptor.reduce, Mapping):
-            for field in descriptor.type:
-                if descriptor.reduce[field.name] != "count":
-                    self._array([value.get(field.name) for value in values], rows, field.type)
-        elif descriptor.reduce != "count":
-            self._array(values, rows, descriptor.type)
 
     def _take(self, place: Any) -> Any:
         value = self._values[place]
@@ -237,7 +237,9 @@ class ElementReducing(_ElementFold[ReducingState]):
         return value
 
     def _put(self, place: Any, value: Any) -> None:
-        self._values[place] = self._merge(self._values[place], value)
+        self._values[place] = merged = self._merge(self._values[place], value)
+        if merged is None:
+            self._starts[place] = len(self._added)
 
 
 class ElementAggregating(_ElementFold[AggregatingState]):
@@ -264,10 +266,11 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         if value is None:
             self.clear()
             return
+        value = self._fit(value)
         self._set(self._get())
         place = self._place.number
         self._pending.setdefault(place, []).append(len(self._added))
-        self._added.append((place, self._place.row, self._copy(value)))
+        self._added.append((place, self._place.row, value))
 
     def get(self) -> Any:
         """Return the result of the element's key, None if it has no values.
@@ -281,9 +284,9 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         if held is None:
             return None
         if isinstance(held, pa.Array):
-            return self.state.results(held)[0].as_py()
+            return self._plain(self.state.results(held))[0]
         if self._results is None:
-            self._results = self.state.results(self._accumulators).to_pylist()
+            self._results = self._plain(self.state.results(self._accumulators))
         return self._copy_result(self._results[held])
 
     def clear(self) -> None:
@@ -296,7 +299,7 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         keys, places, rows = self._written()
         if not places:
             return
-        given = self._array([v for _, _, v in self._added], [r for _, r, _ in self._added], self.state.descriptor.type)
+        given = pa.array([value for _, _, value in self._added], self.state.descriptor.type)
         parts, numbers = [self._accumulators], []
         for place in places:
             held = self._values[place]
@@ -330,7 +333,7 @@ class ElementAggregating(_ElementFold[AggregatingState]):
     def _fold(self, place: Any) -> pa.StructArray:
         """Add what is pending to the accumulator in a place."""
         chosen = [self._added[number] for number in self._pending[place]]
-        given = self._array([v for _, _, v in chosen], [r for _, r, _ in chosen], self.state.descriptor.type)
+        given = pa.array([value for _, _, value in chosen], self.state.descriptor.type)
         held = self.state.added(self._one(place), given, np.array([len(chosen)], dtype=np.int64))
         self._values[place] = held
         del self._pending[place]
@@ -349,13 +352,30 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         self._values[place] = self.state.merged(self._one(place), np.zeros(1, dtype=np.int64), value)
 
 
+def _given_of(descriptor: ReducingStateDescriptor) -> Callable[[Any], Any]:
+    """Return what gives a value to be added as the type has it; what is counted may be anything."""
+    reduce, name = descriptor.reduce, descriptor.name
+    if not isinstance(reduce, Mapping):
+        return _same if reduce == "count" else fitting(descriptor.type, name)
+    fields = {
+        field.name: _same if reduce[field.name] == "count" else fitting(field.type, name) for field in descriptor.type
+    }
+
+    def given(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not set(value) <= set(fields):
+            raise ValueTypeError(name, f"a mapping of {', '.join(fields)}", repr(value))
+        return {field: fields[field](item) for field, item in value.items() if item is not None}
+
+    return given
+
+
 def _fold_of(descriptor: ReducingStateDescriptor, *, merging: bool = False) -> Callable[[Any, Any], Any]:
-    """Return what folds a plain value, or where `merging` a result, into an old one or None; neither is None."""
+    """Return what folds a value as the type has it, or where `merging` a result, into an old one or None."""
     reduce = descriptor.reduce
     if isinstance(reduce, str):
         return _fold_of_column(reduce, descriptor.type, descriptor.name, merging)
     if not isinstance(reduce, Mapping):
-        return lambda old, new: new if old is None else reduce(old, new)
+        return _fold_of_callable(reduce, descriptor.type, descriptor.name)
     folds = {
         field.name: _fold_of_column(reduce[field.name], field.type, f"{descriptor.name}.{field.name}", merging)
         for field in descriptor.type
@@ -363,8 +383,6 @@ def _fold_of(descriptor: ReducingStateDescriptor, *, merging: bool = False) -> C
     empty = {name: 0 if reduce[name] == "count" else None for name in folds}
 
     def fold(old: Any, new: Any) -> Any:
-        if not isinstance(new, Mapping) or not set(new) <= set(folds):
-            raise ValueTypeError(descriptor.name, f"a mapping of {', '.join(folds)}", repr(new))
         out = dict(empty if old is None else old)
         for name, value in new.items():
             if value is not None:
@@ -374,21 +392,55 @@ def _fold_of(descriptor: ReducingStateDescriptor, *, merging: bool = False) -> C
     return fold
 
 
+def _fold_of_callable(reduce: Callable[[Any, Any], Any], kind: pa.DataType, name: str) -> Callable[[Any, Any], Any]:
+    fit = fitting(kind, name)
+    kept = copy.deepcopy if pa.types.is_nested(kind) else _same
+
+    def fold(old: Any, new: Any) -> Any:
+        if old is None:
+            return new
+        # A callable that changes what it was given, and raises, must not have changed the state.
+        folded = reduce(kept(old), new)
+        return None if folded is None else fit(folded)
+
+    return fold
+
+
 def _fold_of_column(reduce: str, kind: pa.DataType, where: str, merging: bool) -> Callable[[Any, Any], Any]:
     if reduce == "count" and not merging:
         return lambda old, _: 1 if old is None else old + 1
     fold = PLAIN_FOLDS["sum" if reduce == "count" else reduce]
-    if reduce not in ("count", "sum", "product"):
+    if reduce not in ("count", "sum", "product") or kind == pa.float64():
         return lambda old, new: new if old is None else fold(old, new)
-    is_one = fits_in(kind)
+    exact = _stored_of(reduce, kind, where)
+    return lambda old, new: new if old is None else exact(fold, old, new)
 
-    def checked(old: Any, new: Any) -> Any:
-        if old is None:
-            return new
+
+def _stored_of(reduce: str, kind: pa.DataType, where: str) -> Callable[..., Any]:
+    """Return what folds two values by a sum or product, and gives the result as the type has it."""
+    rounded = rounding(kind)
+    if rounded is not None:
+        return lambda fold, old, new: rounded(fold(old, new))
+    if pa.types.is_duration(kind):
+        # Python's and pandas' durations end elsewhere than those of the type.
+        fit = fitting(kind, where)
+
+        def duration(fold: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
+            try:
+                return fit(fold(old, new))
+            except (OverflowError, ValueError) as error:
+                raise ValueOverflowError(where, reduce, str(kind)) from error
+
+        return duration
+    is_one = fits_in(kind)
+    # A product of decimals comes without the zeros at its end.
+    fit = fitting(kind, where) if pa.types.is_decimal(kind) else _same
+
+    def checked(fold: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
         total = fold(old, new)
         if not is_one(total):
             raise ValueOverflowError(where, reduce, str(kind))
-        return total
+        return fit(total)
 
     return checked
 

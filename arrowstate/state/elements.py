@@ -2,8 +2,9 @@
 
 For each batch the distinct keys are numbered. A view of a state holds plain Python values by these numbers, or where
 the state has namespaces by number and namespace: read from the table in one probe, changed in place by the function,
-and written back in one put. The table does not change before the whole batch has gone through and everything that the
-function wrote fits its type. This module has what the views of all kinds share.
+and written back in one put. What is written is checked at once and kept as the type stores it, so that a read gives the
+same wherever the batch begins and ends. The table does not change before the whole batch has gone through. This module
+has what the views of all kinds share.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, ProcessElementError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, python_array
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.plain import fitting, plain_values
 from arrowstate.state.base import KeyedState
 from arrowstate.state.context import identities_of
 from arrowstate.table.batch import KeyBatch
@@ -96,7 +97,7 @@ class _Space:
         """Return a namespace as a tuple, equal for equal ones."""
         given = namespace if len(self._fields) > 1 else (namespace,)
         types = tuple(map(type, given)) if type(given) is tuple else ()
-        if types and types == self._plain and all(type(each) is str or -(1 << 63) <= each < 1 << 63 for each in given):
+        if types and types == self._plain and all(map(_is_plain, given)):
             return given
         try:
             known = self._known.get((types, given))
@@ -116,14 +117,14 @@ class _Space:
         """Return namespaces in columns as `identity` returns one."""
         return list(zip(*map(identities_of, columns), strict=True))
 
-    def columns(self, identities: Sequence[Any], convert: Callable[[list[Any], pa.DataType], pa.Array]) -> Any:
+    def columns(self, identities: Sequence[Any]) -> Any:
         """Return namespaces that `identity` has returned in this batch as columns."""
         columns = []
         for number, field in enumerate(self._fields):
             if self._plain is None:
                 columns.append(pa.concat_arrays([self._columns[each][number] for each in identities]))
             else:
-                columns.append(convert([each[number] for each in identities], field.type))
+                columns.append(pa.array([each[number] for each in identities], field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self._state.descriptor.namespace)
 
     def end(self) -> None:
@@ -142,6 +143,7 @@ class ElementState(Generic[S]):
         self._keys: KeyBatch | None = None
         nested = pa.types.is_nested(state.descriptor.type)
         self._copy: Callable[[Any], Any] = copy.deepcopy if nested else _same
+        self._fit = fitting(state.descriptor.type, state.descriptor.name)
 
     @property
     def current_namespace(self) -> Any:
@@ -166,13 +168,7 @@ class ElementState(Generic[S]):
         self._keys = keys
 
     def convert(self, timestamps: pa.Array | None) -> None:
-        """Make columns of what was written; `timestamps` are the event times of the rows of the batch.
-
-        Raises
-        ------
-        ProcessElementError
-            If a value does not fit the state's type; it names the row that wrote it.
-        """
+        """Make columns of what was written; `timestamps` are the event times of the rows of the batch."""
 
     def apply(self) -> None:
         """Write the columns into the state."""
@@ -215,30 +211,24 @@ class ElementState(Generic[S]):
         keys = columns[0] if count == 1 else pa.RecordBatch.from_arrays(list(columns), schema=key)
         schema = self.state.descriptor.namespace
         if schema is None:
-            return read(keys).to_pylist()
+            return self._plain(read(keys))
         spaces = pa.RecordBatch.from_arrays(list(stored.columns[count:]), schema=schema)
-        return self._by_place(places, read(keys, namespace=spaces).to_pylist())
+        return self._by_place(places, self._plain(read(keys, namespace=spaces)))
+
+    def _plain(self, values: pa.Array) -> list[Any]:
+        return plain_values(values, f"state {self.state.descriptor.name!r}")
 
     def _by_place(self, places: Sequence[Any], values: list[Any]) -> Any:
         """Return values so that each is found by its place: a list where places are numbers."""
         return values if self._space is None else _Sparse(zip(places, values, strict=True))
 
-    def _where(self, places: Sequence[Any], rows: Sequence[int]) -> tuple[Any, Any]:
-        """Return places as the keys and the namespaces that a batch verb takes; `rows` wrote to them."""
+    def _where(self, places: Sequence[Any]) -> tuple[Any, Any]:
+        """Return places as the keys and the namespaces that a batch verb takes."""
         schema = self.state.layout.key
         if self._space is None:
             return key_rows(self._batch(), places, schema), None
-        spaces = self._space.columns([each for _, each in places], lambda values, kind: self._array(values, rows, kind))
+        spaces = self._space.columns([each for _, each in places])
         return key_rows(self._batch(), [number for number, _ in places], schema), spaces
-
-    def _array(self, values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-        """Return values as an array of a type; `rows` wrote them."""
-        try:
-            return python_array(values, kind)
-        except CONVERSION_ERRORS as error:
-            row, value, cause = _culprit(values, rows, kind) or (rows[0], values, error)
-            reason = ValueTypeError(self.state.descriptor.name, str(kind), repr(value))
-            raise ProcessElementError(row, str(reason)) from cause
 
     def _is_timed(self) -> bool:
         """Whether rows expire by the event time of the elements that wrote them."""
@@ -282,11 +272,6 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _culprit(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> tuple[int, Any, Exception] | None:
-    """Return (row, value, error) of the first value that does not fit."""
-    for value, row in zip(values, rows, strict=True):
-        try:
-            python_array([value], kind)
-        except CONVERSION_ERRORS as error:
-            return row, value, error
-    return None
+def _is_plain(value: Any) -> bool:
+    """Whether an int or str is a namespace as it stands: within 64 bits, and text for certain."""
+    return value.isascii() if type(value) is str else -(1 << 63) <= value < 1 << 63

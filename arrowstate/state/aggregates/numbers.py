@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 from arrowstate.schema.aggregates import Variance
-from arrowstate.state.aggregates.groups import BuiltInAggregate, Floats, Ints, borders, floats
+from arrowstate.state.aggregates.groups import BuiltInAggregate, Floats, borders, floats
+from arrowstate.state.reducers import reduce_column
+from arrowstate_formats.compiled import kernel
 
 __all__ = ["MeanAggregate", "VarianceAggregate"]
 
@@ -21,8 +25,11 @@ class MeanAggregate(BuiltInAggregate):
     def add(self, accumulators: pa.StructArray, groups: pa.Int64Array, values: pa.Array) -> pa.StructArray:
         """Return the accumulators with values added."""
         starts = borders(groups, len(accumulators))
-        counts, sums = (column.to_numpy() for column in accumulators.flatten())
-        return self._struct([counts + np.diff(starts), sums + _sums(floats(values), starts)])
+        counts, sums = accumulators.flatten()
+        # One after the other, on from the old sum: where a batch ends makes no difference to the last bit.
+        numbers = pa.array(floats(values))
+        added = reduce_column("sum", numbers, np.arange(len(numbers)), starts, sums, sums.type, self.name)
+        return self._struct([counts.to_numpy() + np.diff(starts), added])
 
     def merge(self, left: pa.StructArray, right: pa.StructArray) -> pa.StructArray:
         """Return the accumulators of all values of both."""
@@ -36,7 +43,7 @@ class MeanAggregate(BuiltInAggregate):
 
 
 class VarianceAggregate(BuiltInAggregate):
-    """Count, mean and sum of squared distances: what a batch has is found in two passes, and merged."""
+    """Count, mean and sum of squared distances, kept up to date value by value as Welford does."""
 
     def __init__(self, declared: Variance, kind: pa.DataType) -> None:
         super().__init__(declared, kind)
@@ -48,13 +55,9 @@ class VarianceAggregate(BuiltInAggregate):
 
     def add(self, accumulators: pa.StructArray, groups: pa.Int64Array, values: pa.Array) -> pa.StructArray:
         """Return the accumulators with values added."""
-        starts, numbers = borders(groups, len(accumulators)), floats(values)
-        counts = np.diff(starts)
-        # An infinite value makes the variance NaN, as it is.
-        with np.errstate(invalid="ignore", over="ignore"):
-            means = _sums(numbers, starts) / counts
-            distances = _sums((numbers - np.repeat(means, counts)) ** 2, starts)
-        return self.merge(accumulators, self._struct([counts, means, distances]))
+        counts, means, distances = (column.copy() for column in _columns(accumulators))
+        _welford(floats(values), borders(groups, len(accumulators)), counts, means, distances)
+        return self._struct([counts, means, distances])
 
     def merge(self, left: pa.StructArray, right: pa.StructArray) -> pa.StructArray:
         """Return the accumulators of all values of both."""
@@ -75,13 +78,17 @@ class VarianceAggregate(BuiltInAggregate):
         return pa.array(distances / np.maximum(divisor, 1), mask=divisor < 1)
 
 
-def _sums(numbers: Floats, starts: Ints) -> Floats:
-    """Return the sum of each group; none is empty."""
-    if starts.size < 2:
-        return np.empty(0)
-    sums: Floats = np.add.reduceat(numbers, starts[:-1])
-    return sums
-
-
 def _columns(accumulators: pa.StructArray) -> list[Floats]:
     return [column.to_numpy() for column in accumulators.flatten()]
+
+
+@kernel("float64[], int64[], out int64[], out float64[], out float64[]")
+def _welford(numbers: Any, starts: Any, counts: Any, means: Any, distances: Any) -> None:
+    for group in range(counts.size):
+        mean = means[group]
+        for row in range(starts[group], starts[group + 1]):
+            counts[group] += 1
+            delta = numbers[row] - mean
+            mean += delta / counts[group]
+            distances[group] += delta * (numbers[row] - mean)
+        means[group] = mean
