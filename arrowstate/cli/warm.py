@@ -64,15 +64,18 @@ def warm(options: argparse.Namespace) -> int:
 
 
 def _compile(numbers: list[int], processes: int) -> None:
-    # In processes, as numba compiles one kernel at a time in each; started anew, as threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(processes, mp_context=context, initializer=_import_kernels) as pool,
-        progress_bar("compiling") as bar,
-    ):
+    with progress_bar("compiling") as bar:
         bar.update(bar.task_ids[0], total=len(numbers))
-        for _ in pool.map(_compile_one, [KERNELS[number].name for number in numbers]):
-            bar.advance(bar.task_ids[0])
+        if processes == 1:
+            for number in numbers:
+                KERNELS[number].compile()
+                bar.advance(bar.task_ids[0])
+            return
+        # numba compiles one kernel at a time in a process. They are started anew, as threads do not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, mp_context=context, initializer=_import_kernels) as pool:
+            for _ in pool.map(_compile_one, [KERNELS[number].name for number in numbers]):
+                bar.advance(bar.task_ids[0])
 
 
 def _import_kernels() -> None:

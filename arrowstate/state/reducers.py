@@ -23,6 +23,7 @@ from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate.state.decimals import by_group, fold_decimals
 from arrowstate.table.columns import sort_order, take
 from arrowstate_formats.compiled import Kernel, kernel, subroutine
+from arrowstate_formats.key_hash import fixed_dtype
 
 __all__ = ["PLAIN_FOLDS", "fits_in", "reduce_by_callable", "reduce_column", "reduce_scalar"]
 
@@ -248,7 +249,7 @@ def _range(kind: pa.DataType) -> tuple[int, int]:
     """Return the bounds that a sum or product must keep; none for others than integers: floats go to infinity."""
     if not (pa.types.is_integer(kind) or pa.types.is_duration(kind)):
         return 0, 0
-    bounds = np.iinfo(kind.to_pandas_dtype() if pa.types.is_integer(kind) else np.int64)
+    bounds = np.iinfo(fixed_dtype(kind))
     return int(bounds.min), int(bounds.max)
 
 
@@ -281,9 +282,7 @@ def _as_numbers(values: pa.Array) -> npt.NDArray[Any] | None:
     )  # fmt: skip
     # The bytes under a null are never used, so the buffer serves as it is.
     data = values.buffers()[1]
-    width = kind.bit_width // 8
-    raw: npt.NDArray[Any] = np.frombuffer(data, dtype=kind.to_pandas_dtype(), count=values.offset + len(values))
-    assert raw.itemsize == width
+    raw: npt.NDArray[Any] = np.frombuffer(data, dtype=fixed_dtype(kind), count=values.offset + len(values))
     return raw[values.offset :].astype(target, copy=False)
 
 

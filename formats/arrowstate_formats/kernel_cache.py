@@ -26,6 +26,10 @@ __all__ = ["CACHE_DIR_VARIABLE", "KernelCache", "forget_folders", "readable_fold
 CACHE_DIR_VARIABLE = "ARROWSTATE_CACHE_DIR"
 """The environment variable that names a folder to look into first."""
 
+_SETTINGS = frozenset(
+    f"NUMBA_{name}"
+    for name in ("BOUNDSCHECK", "CPU_FEATURES", "CPU_NAME", "DEBUGINFO", "LOOP_VECTORIZE", "OPT", "SLP_VECTORIZE")
+)
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _logger = logging.getLogger("arrowstate")
@@ -111,14 +115,22 @@ class KernelCache:
         """Do nothing."""
 
     def _file_name(self) -> str:
-        import llvmlite
-        import numba
-        from numba.core.registry import cpu_target
-
-        machine = cpu_target.target_context.codegen().magic_tuple()
-        versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
-        made_from = hashlib.sha256(repr((self._name, self._fingerprint, machine, versions)).encode())
+        made_from = hashlib.sha256(repr((self._name, self._fingerprint, _compiler())).encode())
         return f"{self._name.partition('(')[0].removeprefix('arrowstate.')}-{made_from.hexdigest()[:24]}.kernel"
+
+
+@functools.cache
+def _compiler() -> tuple[Any, ...]:
+    """What makes code of a kernel: versions, processor, and the settings that change it."""
+    # numba itself, which takes long to load, is not asked: so it is known quickly whether all is compiled.
+    from importlib import metadata
+
+    from llvmlite import binding
+
+    processor = binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    settings = sorted((name, value) for name, value in os.environ.items() if name in _SETTINGS)
+    versions = metadata.version("numba"), metadata.version("llvmlite"), sys.implementation.cache_tag
+    return *processor, *settings, *versions
 
 
 @functools.cache
@@ -187,7 +199,9 @@ def _folders() -> Iterator[tuple[Path, str]]:
     if os.path.isabs(cache):  # noqa: PTH117
         yield Path(cache) / "arrowstate", ""
     if hasattr(os, "getuid"):
-        yield Path(tempfile.gettempdir()).absolute() / f"arrowstate-{os.getuid()}", ""
+        # It raises where there is no folder for temporary files.
+        with contextlib.suppress(OSError):
+            yield Path(tempfile.gettempdir()).absolute() / f"arrowstate-{os.getuid()}", ""
 
 
 def _package_folder() -> Path:

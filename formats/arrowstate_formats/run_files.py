@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
 from arrowstate_formats.arrow_types import type_to_json
@@ -31,6 +30,10 @@ from arrowstate_formats.splitting import split_at_key_groups
 from arrowstate_formats.state_columns import HASH_COLUMN, SEQ_COLUMN, with_field_ids, without_metadata
 from arrowstate_formats.statistics import paths_with_nan
 from arrowstate_formats.stored_types import same_type
+
+if TYPE_CHECKING:
+    # Loaded where it is used: it brings Arrow's clients of object stores, a tenth of what the package takes to import.
+    import pyarrow.parquet as pq
 
 __all__ = [
     "HASH_COLUMN",
@@ -279,6 +282,8 @@ def _open_writer(
         with pa.ipc.new_file(file, schema) as writer:
             yield writer
         return
+    import pyarrow.parquet as pq
+
     plain = parquet_schema(schema)
     check_parquet(batches, plain)
     stored = with_field_ids(plain, fields)
@@ -451,6 +456,8 @@ def read_parquet_row_groups(
     >>> read_parquet_row_groups(pa.py_buffer(file.getvalue()), run.batches, [0])[0].num_rows
     2
     """
+    import pyarrow.parquet as pq
+
     for index in indexes:
         _batch_bytes(buffer, documents[index], verify, path)
     with _parsing(path):
