@@ -284,11 +284,13 @@ class Matrix:
                 needed -= {root + path for path in storage.list(folder) if path not in kept}
         return needed
 
-    def trials(self, count: int, seed: int) -> Iterator[Trial]:
-        """Flip `count` bits; cut short and append to a tenth as many files each."""
+    def trials(self, count: int, seed: int, first: int = 0) -> Iterator[Trial]:
+        """Flip `count` bits; cut short and append to a tenth as many files each; begin at the kind and place `first`."""
         dice = random.Random(seed)
-        damages = [(FLIP, number) for number in range(count)]
-        damages += [(damage, number) for damage in (CUT, APPEND) for number in range(count // 10)]
+        damages = [(FLIP, number) for number in range(first, first + count)]
+        damages += [
+            (damage, number) for damage in (CUT, APPEND) for number in range(first // 10, (first + count) // 10)
+        ]
         names = list(self.files)
         for damage, number in damages:
             # Both go round on their own: 3 does not divide the turns that a kind gets.
