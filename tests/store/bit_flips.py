@@ -132,14 +132,22 @@ class Answers:
     "Errors of another kind."
 
 
-def ask(folder: Path, damaged: str | None = None) -> Answers:
-    """Ask everything that a damaged file can have a part in, each question with nothing kept from the one before."""
+def ask(folder: Path, damaged: str | None = None, *, every: int = 1, turn: int = 0) -> Answers:
+    """Ask everything that a damaged file can have a part in, each question with nothing kept from the one before.
+
+    Those to `verify` always; of the others `every` n-th, and the turn says which.
+    """
     answers = Answers({}, {}, {})
     asked = questions(folder)
     if damaged is not None:
         # A savepoint is a store of its own, and reads nothing of the one that its folder is in.
         ours = damaged.startswith("savepoints/")
         asked = {name: question for name, question in asked.items() if name.startswith("savepoint") == ours}
+    asked = {
+        name: question
+        for number, (name, question) in enumerate(asked.items())
+        if name.endswith("verify") or (number + turn) % every == 0
+    }
     for name, question in asked.items():
         forget_open_files()
         forget_checkpoints()
@@ -284,8 +292,11 @@ class Matrix:
                 needed -= {root + path for path in storage.list(folder) if path not in kept}
         return needed
 
-    def trials(self, count: int, seed: int, first: int = 0) -> Iterator[Trial]:
-        """Flip `count` bits; cut short and append to a tenth as many files each; begin at the kind and place `first`."""
+    def trials(self, count: int, seed: int, *, first: int = 0, every: int = 1) -> Iterator[Trial]:
+        """Flip `count` bits, and cut short and append to a tenth as many files each.
+
+        `first` is the number of the first damage: kinds and places take turns. Each is asked `every` n-th question.
+        """
         dice = random.Random(seed)
         damages = [(FLIP, number) for number in range(first, first + count)]
         damages += [
@@ -295,9 +306,11 @@ class Matrix:
         for damage, number in damages:
             # Both go round on their own: 3 does not divide the turns that a kind gets.
             kind = names[number % len(names)]
-            yield self.trial(dice, kind, damage, POSITIONS[number // len(names) % 3])
+            yield self.trial(dice, kind, damage, POSITIONS[number // len(names) % 3], every=every, turn=number)
 
-    def trial(self, dice: random.Random, kind: str, damage: str, position: str) -> Trial:
+    def trial(
+        self, dice: random.Random, kind: str, damage: str, position: str, *, every: int = 1, turn: int = 0
+    ) -> Trial:
         path = dice.choice(self.files[kind])
         data = bytearray(path.read_bytes())
         where = position
@@ -316,7 +329,7 @@ class Matrix:
             data += more
         name = str(path.relative_to(self.pristine))
         with self._copy(name, bytes(data)) as copy:
-            return Trial(kind, name, f"{damage}: {where}", self.judge(ask(copy, name)))
+            return Trial(kind, name, f"{damage}: {where}", self.judge(ask(copy, name, every=every, turn=turn)))
 
     def judge(self, answers: Answers) -> str:
         if answers.unclear:
