@@ -220,7 +220,7 @@ the micro-batch
         return (
             f"operator {self.uid!r} failed at {self.place}: {self.reason}; the states are as before the micro-batch\n"
             f"{self.trace}"
-        )
+        ).rstrip()
 
 
 class UnsupportedStorageError(InvalidInputError):

@@ -269,6 +269,17 @@ def test_files_that_the_session_cannot_read_are_left_to_the_data_source(plan: An
     assert "the session cannot read file:" in plan(tmp_path / "a{b}").reason
 
 
+def test_a_file_that_is_missing_is_named_as_damage(plan: Any, tmp_path: Path, store: Path) -> None:
+    from pyspark.errors import PythonException
+
+    arrowstate.open_store(store).savepoint(tmp_path / "gone")
+    path = max((tmp_path / "gone" / "data").rglob("*.parquet"))
+    path.unlink()
+
+    with pytest.raises(PythonException, match=f"CorruptDataError: .*{path.name} is damaged: the file is missing"):
+        plan(tmp_path / "gone").frame.collect()
+
+
 def test_wrong_arguments_say_what_there_is(plan: Any) -> None:
     with pytest.raises(StateNotFoundError, match="no state named 'evry' .* it has 'every'"):
         plan(state="evry")

@@ -431,6 +431,7 @@ def test_the_error_of_a_task_says_where_in_the_users_code(place: str, parts: lis
 
     assert all(part in str(caught.value) for part in [*parts, f'{__file__}", line ']), str(caught.value)
     assert "arrowstate/state/" not in str(caught.value)
+    assert str(caught.value).count("operator 'op' failed") == 1
 
 
 class Holding(Totals):

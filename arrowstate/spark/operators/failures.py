@@ -50,6 +50,8 @@ def explained(uid: str, doing: str, *, key: list[str] | None = None, rows: pa.Ta
     """
     try:
         yield
+    except UserFunctionError:
+        raise  # out of a step that knows more of its place
     except Exception as error:
         cause = error.__cause__ if isinstance(error, ProcessElementError) and error.__cause__ is not None else error
         trace = _trace(cause)
