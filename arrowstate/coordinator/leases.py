@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from arrowstate.errors import (
@@ -75,7 +75,7 @@ def held_while_read(
         return
     found = CommitLog(storage).get(entry.number)
     if found is None or found.document.commit_id != entry.commit_id:
-        raise CheckpointNotFoundError(entry.checkpoint_id, [])
+        raise _not_found(storage, entry)
     try:
         lease = CheckpointLease(
             storage, found, ttl_ms=DEFAULT_LEASE_MS, holder=holder, clock_ms=clock_ms, new_id=new_id
@@ -91,6 +91,14 @@ def held_while_read(
         return
     with lease:
         yield
+
+
+def _not_found(storage: Storage, entry: LogEntryDocument) -> CheckpointNotFoundError:
+    """Return the error for a checkpoint that was collected, with the ids of those there are."""
+    with suppress(ArrowStateError):
+        found = (other.checkpoint_id for other in CommitLog(storage).backwards())
+        return CheckpointNotFoundError(entry.checkpoint_id, sorted(number for number in found if number is not None))
+    return CheckpointNotFoundError(entry.checkpoint_id, [])
 
 
 class CheckpointLease:
@@ -188,7 +196,7 @@ class CheckpointLease:
                 holder=self._holder,
             )
             if path is None:
-                raise CheckpointNotFoundError(document.checkpoint_id, [])
+                raise _not_found(self._storage, document)
             # Only after the new file is there: at each moment one of them holds the checkpoint.
             before, self._path, self._expires_at_ms, self._lost = self._path, path, expires_at_ms, None
             if before is not None:

@@ -10,7 +10,8 @@ Specification: formats/spec/collection.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, NotFoundError
@@ -132,15 +133,16 @@ def put_tag(
     document = TagDocument(name=name, tag_id=tag_id, checkpoint_id=checkpoint_id, entry=entry, created_at_ms=now_ms)
     if storage.put_if_absent(path, encode(document), tag_id) is Outcome.LOST:
         raise InvalidInputError(f"there is a tag {name!r} already; remove it first with untag({name!r})")
-    if not _confirm(storage, path, entry):
-        return False
-    lost = NewReferences(reused=files).lost(storage, boundaries(storage))
-    if lost:
-        storage.delete(path)
-        raise CorruptDataError(
-            lost[0], f"it is missing or being collected, and checkpoint {checkpoint_id} needs it; tag one that is whole"
-        )
-    return True
+    with _withdrawn_after_an_error(storage, path):
+        if not _confirm(storage, path, entry):
+            return False
+        lost = NewReferences(reused=files).lost(storage, boundaries(storage))
+        if lost:
+            raise CorruptDataError(
+                lost[0],
+                f"it is missing or being collected, and checkpoint {checkpoint_id} needs it; tag one that is whole",
+            )
+        return True
 
 
 def delete_tag(storage: Storage, name: str) -> None:
@@ -168,7 +170,19 @@ def put_lease(
     )
     if storage.put_if_absent(path, encode(document), lease_id) is Outcome.LOST:
         raise InvalidInputError(f"there is a lease {lease_id} already; ids must never repeat")
-    return path if _confirm(storage, path, entry) else None
+    with _withdrawn_after_an_error(storage, path):
+        return path if _confirm(storage, path, entry) else None
+
+
+@contextmanager
+def _withdrawn_after_an_error(storage: Storage, path: str) -> Iterator[None]:
+    """Take a new pin away again if the block that looks whether it came in time ends with an error."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            storage.delete(path)
+        raise
 
 
 def _confirm(storage: Storage, path: str, entry: ParentDocument) -> bool:

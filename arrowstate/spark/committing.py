@@ -13,7 +13,7 @@ from functools import partial
 
 from arrowstate.errors import FencedError, InvalidInputError
 from arrowstate.snapshot.boundary import NewReferences
-from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence
+from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence, refuse_loss
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
@@ -133,7 +133,7 @@ def commit_batch(
     """
     batch = work.batch
     started_at_ms = clock_ms() if started_at_ms is None else started_at_ms
-    log = CommitLog(storage)
+    log = CommitLog(storage, on_loss=refuse_loss)
     while True:
         newest = log.latest()
         stored = stored_state(log)

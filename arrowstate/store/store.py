@@ -379,8 +379,10 @@ class StateStore:
             If there is no such checkpoint, or it is being collected.
         InvalidInputError
             If there is a tag of this name, or it cannot be one.
+        CollectedError
+            If a collection took files of the checkpoint.
         CorruptDataError
-            If files of the checkpoint are missing or being collected.
+            If files of it are missing for another reason, or are being collected.
 
         Examples
         --------
@@ -397,16 +399,16 @@ class StateStore:
         entry = self._committed(checkpoint)
         assert entry.document.checkpoint_id is not None, "a fence is no checkpoint"
         with reading_checkpoint(self.storage, entry.document):
-            files = ReferenceReader(self.storage).files(entry.document.operators)
-        if not put_tag(
-            self.storage,
-            name,
-            entry.document.checkpoint_id,
-            entry.as_parent,
-            files=files,
-            tag_id=self._new_id(),
-            now_ms=self._clock_ms(),
-        ):
+            is_tagged = put_tag(
+                self.storage,
+                name,
+                entry.document.checkpoint_id,
+                entry.as_parent,
+                files=ReferenceReader(self.storage).files(entry.document.operators),
+                tag_id=self._new_id(),
+                now_ms=self._clock_ms(),
+            )
+        if not is_tagged:
             raise CheckpointNotFoundError(entry.document.checkpoint_id, self._ids())
 
     def untag(self, name: str) -> None:

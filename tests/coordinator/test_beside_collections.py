@@ -395,3 +395,72 @@ def test_what_a_collection_took_is_remembered_for_one_more_entry_and_no_longer()
     store.writer()
 
     assert store.collect().plan.taken == {}
+
+
+def in_doubt():
+    """A store whose newest checkpoint was never acknowledged, since a collection took its files."""
+    for at in range(1, 40):
+        store, error, _ = commit_late(at)
+        if error is not None and not store.latest().verify().ok:
+            return store
+    raise AssertionError("there is such a moment")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.tag("t"),
+        lambda store: store.savepoint(f"{URL}/saved"),
+        lambda store: store.sql("select sum(counts) from op.counts").fetchall(),
+        imported,
+    ],
+)
+def test_whoever_needs_files_that_were_never_acknowledged_is_told_so_and_leaves_nothing(call):
+    store = in_doubt()
+    listed = store.storage.list("")
+    forget_open_files()
+
+    with pytest.raises(CollectedError, match="never acknowledged"):
+        call(store)
+
+    assert store.storage.list("") == listed
+
+
+def test_a_tag_or_lease_that_cannot_be_confirmed_is_taken_away_again():
+    store = make(tag=None)
+
+    class Deaf(ReadOnly):
+        def put_if_absent(self, *arguments):
+            return self._storage.put_if_absent(*arguments)
+
+        def delete(self, path):
+            self._storage.delete(path)
+
+        def list(self, prefix):
+            if prefix == "gc/" and (self._storage.list("tags/") or self._storage.list("leases/")):
+                raise StorageError(prefix, "Slow Down", self._storage.url)
+            return self._storage.list(prefix)
+
+    deaf = StateStore(Deaf(store.storage), store.store_id)
+
+    with pytest.raises(StorageError, match="Slow Down"):
+        deaf.tag("t")
+    with pytest.raises(StorageError, match="Slow Down"):
+        deaf.lease()
+
+    assert store.storage.list("tags/") + store.storage.list("leases/") == []
+    store.tag("t")
+
+
+def test_a_lease_on_a_checkpoint_that_was_collected_names_those_there_are():
+    store = make(tag=None)
+    lease = store.lease(ttl_ms=10**9)
+    lease.release()
+    entry = store.latest().entry
+    others(store)
+
+    with (
+        pytest.raises(CheckpointNotFoundError, match="no checkpoint 3 in this store; it has 5"),
+        reading(store.storage, entry),
+    ):
+        pytest.fail("it is gone")

@@ -12,6 +12,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import (
     CheckpointNotFoundError,
+    CorruptDataError,
     FencedError,
     InvalidInputError,
     KeyTypeError,
@@ -19,6 +20,7 @@ from arrowstate.errors import (
     NullKeyError,
     QueryConflictError,
 )
+from arrowstate.snapshot.boundary import path_of
 from arrowstate.spark.batches import BatchRecord
 from arrowstate.spark.committing import abort_micro_batch
 from arrowstate.spark.read.plans import plan_from_options
@@ -371,3 +373,19 @@ def test_what_follows_a_store_waits_for_its_first_checkpoint(
             planned.result()
     else:
         assert planned.result().schema.names == ["k", "n", "v", "_change_type", "_checkpoint_id"]
+
+
+def test_no_micro_batch_takes_the_number_of_a_log_entry_that_is_lost(sink: Any, make_rows: Any) -> None:
+    sink.run(0, make_rows(0))
+    lost = sink.run(1, make_rows(1))
+    (sink.store / path_of(lost.number)).unlink()
+    left = sink.files()
+
+    with pytest.raises(CorruptDataError, match="accept_loss=True"), pytest.warns(RuntimeWarning, match="lost"):
+        sink.run(1, make_rows(1))
+
+    assert {name for name in sink.files() - left if name.startswith("log/")} == set()
+    with pytest.warns(RuntimeWarning, match="lost"):
+        arrowstate.open_store(sink.store).writer(accept_loss=True)
+    sink.but(run_id="run-2").run(1, make_rows(1))
+    assert sink.stored() == sink.expected(make_rows(0), make_rows(1))

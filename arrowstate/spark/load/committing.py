@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from arrowstate.errors import CommitUnknownError, FencedError, InvalidInputError
 from arrowstate.snapshot.boundary import NewReferences
-from arrowstate.snapshot.log import CommitLog, next_checkpoint, next_fence
+from arrowstate.snapshot.log import CommitLog, next_checkpoint, next_fence, refuse_loss
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.load.filling import FilledSubtask, FillPlan
@@ -81,7 +81,7 @@ def _commit(
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
 ) -> LogEntryDocument:
-    log = CommitLog(storage)
+    log = CommitLog(storage, on_loss=refuse_loss)
     newest = log.latest()
     checkpoint = log.latest_checkpoint()
     base = operators[0].plan.base
