@@ -1,0 +1,78 @@
+"""The long form of the tests: its parts, and what it says in the end."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import long_tests
+from long_tests import PARTS, Part
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Three parts in the place of the real ones; the last notes what it is called with."""
+    counted = python("print('30 passed'); print('1,200 rounds, 1 problem')")
+    failing = python("raise SystemExit('a finding')")
+    given = python("import os, sys; print(os.environ['ARROWSTATE_LONG_TESTS'], os.listdir(sys.argv[1]))")
+    found = (
+        Part("counting", "two commands", (counted, python("print('7 seeds')"))),
+        Part("failing", "one that fails", (failing, python("print('never 5 passed')"))),
+        Part("given", "a folder", ([*given, "{folder}"],)),
+    )
+    monkeypatch.setattr(long_tests, "PARTS", found)
+
+
+def test_all_parts_run_and_the_end_says_what_each_did_and_which_failed(parts, capfd):
+    status = long_tests.main([])
+
+    lines = capfd.readouterr().out.splitlines()
+    assert status == 1
+    assert "a finding" in lines
+    assert "1 []" in lines
+    said = [re.fullmatch(r"  (\w+) +(.*?) +\d+ s  (\w+)", line).groups() for line in lines[-4:-1]]
+    assert said == [
+        ("counting", "1,200 rounds, 7 seeds", "passed"),
+        ("failing", "", "FAILED"),
+        ("given", "", "passed"),
+    ]
+    assert lines[-1] == "3 parts, 1 failed: failing"
+
+
+def test_parts_that_are_named_run_alone_and_succeed(parts, capfd):
+    status = long_tests.main(["given", "counting"])
+
+    assert status == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "2 parts, 0 failed"
+
+
+def test_a_part_that_does_not_exist_is_refused_with_those_there_are(parts, capsys):
+    with pytest.raises(SystemExit) as ended:
+        long_tests.main(["fialing"])
+
+    assert ended.value.code == 2
+    assert "no part named fialing; there is counting, failing, given" in capsys.readouterr().err
+
+
+def test_parts_name_what_is_there():
+    for part in PARTS:
+        for command in part.commands:
+            paths = [word.removeprefix("--ignore=") for word in command]
+            assert all((ROOT / path).exists() for path in paths if path.startswith(("tests", "tools")))
+
+
+def test_the_contributing_guide_lists_the_parts_in_order():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+
+    listed = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 4]
+
+    assert [name for name in listed if not name.startswith("tools/")] == [part.name for part in PARTS]
