@@ -153,9 +153,7 @@ def main() -> None:
     ]
     TARGET.write_text(
         '{"source": "formats/spec/key-hash.md with xxhash, made by formats/vectors/make_key_hash_types.py",\n'
-         '"cases": [\n'
-        + ",\n".join(texts)
-        + "\n]}\n"
+        '"cases": [\n' + ",\n".join(texts) + "\n]}\n"
     )
 
 

@@ -19,6 +19,9 @@ from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.snapshot.log import CommitLog, path_of
 from arrowstate.snapshot.reading import read_manifest
 from arrowstate.snapshot.writing import write_manifest
+from arrowstate.spark.read.changes import ChangePlan
+from arrowstate.spark.read.plans import plan_from_options
+from arrowstate.spark.read.states import ReadPlan
 from arrowstate.table.run import Directory, Segment
 from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.directory import read_directory, write_directory
@@ -181,3 +184,24 @@ def test_forged_deletion_vectors_clear_bits_of_their_rows_alone() -> None:
         assert (around[40:] == 0xFF).all()
         if cleared is not None:
             assert int(np.unpackbits(around[24:40]).sum()) == 128 - cleared
+
+
+@pytest.mark.parametrize("options", [{}, {"readChangeFeed": "true"}], ids=["state", "change feed"])
+def test_the_option_of_spark_takes_nothing_on_trust(tmp_path: Path, options: dict[str, str]) -> None:
+    forge(written(tmp_path / "store"), bad_text)
+    given = {"path": str(tmp_path / "store"), "operator": "op", **options}
+
+    def read(validate: dict[str, str]) -> int:
+        plan = plan_from_options({**given, **validate})
+        if isinstance(plan, ChangePlan):
+            (partition,) = plan.reader(plan.schema).partitions()
+            return sum(batch.num_rows for batch in plan.read(partition))
+        assert isinstance(plan, ReadPlan)
+        return plan.open().table(["v"], None).num_rows
+
+    # A text that is no UTF-8 harms nobody until somebody looks at it.
+    assert read({}) == read({"validate": "checksums"}) == ROWS
+    with pytest.raises(CorruptDataError, match="UTF8"):
+        read({"validate": "full"})
+    with pytest.raises(InvalidInputError, match="'validate' must be checksums or full"):
+        read({"validate": "most"})
