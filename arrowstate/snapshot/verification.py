@@ -29,12 +29,14 @@ from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.log import HINT_PATH, CommitLog, CommittedEntry, hinted_number
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
-from arrowstate.snapshot.reading import forget_open_files, open_run, subtask_runs, validated
+from arrowstate.snapshot.reading import forget_open_files, open_file, open_run, subtask_runs, validated
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
+from arrowstate_formats.run_files import times_and_seq
+from arrowstate_formats.state_columns import time_column
 
 __all__ = ["LogCheck", "Verification", "first_key_column", "noting", "verify_checkpoint", "verify_log"]
 
@@ -300,7 +302,25 @@ def _verify_rows(storage: Storage, store_id: str, task: _Task) -> int:
         if (hash_columns(columns) != segment.hashes).any():
             raise CorruptDataError(name, "the key hash of some rows is not that of their key")
         _verify_second(layout, segment, name)
+    _verify_batches(storage, task, name)
     return rows.rows
+
+
+def _verify_batches(storage: Storage, task: _Task, name: str) -> None:
+    """Compare times and sequence numbers of batches, which readers go by without a look at the rows."""
+    schema, _ = task.schemas.of_version(task.run.schema_version)
+    file = open_file(storage, task.run, schema)
+    column = time_column(task.schemas.document)
+    for number, document in enumerate(task.run.batches):
+        stated = (document.min_time, document.max_time, document.max_seq)
+        # Early writers did not note them, and an earlier version may have the column under another name.
+        if stated == (None, None, None) or (column is not None and column not in schema.names):
+            continue
+        found = times_and_seq(file.batch(number), column)
+        if found != stated:
+            raise CorruptDataError(
+                name, f"times and highest sequence number of a batch are {found}, its document says {stated}"
+            )
 
 
 def _verify_second(layout: StateLayout, segment: Segment, name: str) -> None:

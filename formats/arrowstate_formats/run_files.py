@@ -46,6 +46,7 @@ __all__ = [
     "read_parquet_row_groups",
     "read_run",
     "split_at_key_groups",
+    "times_and_seq",
     "write_run",
 ]
 
@@ -234,9 +235,22 @@ def _copy(source: BinaryIO, sink: _Sink, size: int) -> None:
         size -= sink.write(piece)
 
 
+def times_and_seq(batch: pa.RecordBatch, time: str | None) -> tuple[int | None, int | None, int | None]:
+    """Return the lowest and the highest time of a batch, and its highest sequence number, as its document has them.
+
+    Examples
+    --------
+    >>> times_and_seq(pa.record_batch({"timestamp": [30, 10], "_seq": [4, 7]}), "timestamp")
+    (10, 30, 7)
+    """
+    times = {"min": None, "max": None} if time is None else pc.min_max(batch.column(time)).as_py()
+    highest = pc.max(batch.column(SEQ_COLUMN)).as_py() if SEQ_COLUMN in batch.schema.names else None
+    return times["min"], times["max"], highest
+
+
 def _batch_document(batch: pa.RecordBatch, offset: int, end: int, digest: Any, time: str | None) -> BatchDocument:
     hashes = batch.column(HASH_COLUMN)
-    times = {"min": None, "max": None} if time is None else pc.min_max(batch.column(time)).as_py()
+    min_time, max_time, max_seq = times_and_seq(batch, time)
     return BatchDocument(
         offset=offset,
         bytes=end - offset,
@@ -244,9 +258,9 @@ def _batch_document(batch: pa.RecordBatch, offset: int, end: int, digest: Any, t
         xxh3_128=digest.hexdigest(),
         min_hash=hashes[0].as_py(),
         max_hash=hashes[-1].as_py(),
-        min_time=times["min"],
-        max_time=times["max"],
-        max_seq=pc.max(batch.column(SEQ_COLUMN)).as_py() if SEQ_COLUMN in batch.schema.names else None,
+        min_time=min_time,
+        max_time=max_time,
+        max_seq=max_seq,
     )
 
 

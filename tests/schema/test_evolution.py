@@ -80,8 +80,7 @@ def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
     shape = draw(st.sampled_from(["flat", "flat", "struct", "struct", "list", "large_list", "pair", "map"]))
     if shape == "flat" or not depth:
         return draw(st.sampled_from(FLAT))
-    # Parquet loses a pair that is null where the fields of its structs may not be: pairs are of flat types.
-    inner = st.sampled_from(FLAT) if shape == "pair" else types(depth=depth - 1)
+    inner = types(depth=depth - 1)
     if shape == "struct":
         names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
         return pa.struct([_field(draw, name, draw(inner)) for name in names])

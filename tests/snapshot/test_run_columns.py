@@ -6,11 +6,13 @@ Every writer of runs says it: checkpoints, savepoints, imports and compactions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from arrowstate import (
     KeyedStateBackend,
@@ -29,8 +31,16 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.storage import clear_memory_storage
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
+from arrowstate_formats import run_files
 from arrowstate_formats.arrow_types import type_from_json
-from arrowstate_formats.documents import FieldDocument, NestedFieldDocument, RunDocument, StateDocument, decode_inline
+from arrowstate_formats.documents import (
+    BatchDocument,
+    FieldDocument,
+    NestedFieldDocument,
+    RunDocument,
+    StateDocument,
+    decode_inline,
+)
 from arrowstate_formats.run_files import read_run
 from arrowstate_formats.state_columns import HIDDEN_FIELD_IDS
 
@@ -106,10 +116,17 @@ def as_compaction(store: StateStore, run_format: str) -> Snapshot:
         writer.checkpoint({"op": [backend]}, format=run_format)
         for state in ("route", "stops"):
             backend.state(backend.states[state].descriptor).clear_batch(keys(1))
+        # A row of each state dies, so that each is merged.
+        backend.timers().delete_batch(keys(1), pa.array([1000]))
+        day = pa.record_batch([pa.array([{"x": 1, "y": 1}], PLACE)], ["day"])
+        backend.state(backend.states["bags"].descriptor).clear_batch(keys(1), namespace=day)
+        window = pa.record_batch({"window_start": [0], "window_end": [100]})
+        backend.state(backend.states["count"].descriptor).clear_batch(keys(1), namespace=window)
         writer.checkpoint({"op": [backend]}, format=run_format)
     compacted = store.compact(TIGHT).apply()
     assert compacted is not None
-    return compacted
+    assert all(run.deletion_vector is None for name in backend.states for run in runs_of(store.latest(), name))
+    return store.latest()
 
 
 WRITERS: dict[str, Callable[[StateStore, str], Snapshot]] = {
@@ -218,6 +235,25 @@ def test_batches_tell_their_times_and_highest_sequence_number(
         ("timers_event_time", True, True, False),
         ("count", True, True, False),
     }
+
+
+@pytest.mark.parametrize("member", ["min_time", "max_time", "max_seq"])
+def test_a_deep_look_finds_batches_that_say_other_times(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch, member: str
+) -> None:
+    def wrong(*arguments: Any) -> BatchDocument:
+        right = batch_document(*arguments)
+        value = getattr(right, member)
+        return right if value is None else replace(right, **{member: value + (1 if member.startswith("max") else -1)})
+
+    batch_document = run_files._batch_document
+    monkeypatch.setattr(run_files, "_batch_document", wrong)
+    snapshot = written(store, states_of_every_kind())
+
+    problems = snapshot.verify(deep=True).problems
+
+    assert snapshot.verify().problems == []
+    assert any("times and highest sequence number of a batch are" in problem for problem in problems)
 
 
 @FORMATS
