@@ -46,6 +46,7 @@ EXAMPLES = [
     errors.CompactionConflictError("/data/clicks", 5),
     errors.CorruptDataError("log/7.json", "truncated"),
     errors.FormatVersionError("arrowstate.json", 7, 1),
+    errors.UnknownFeatureError("log/7.json", "encrypted-runs"),
     errors.MissingDependencyError("the Spark sink", "pyspark", "spark"),
 ]
 

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from arrowstate.backend.iteration import Iteration
-from arrowstate.backend.rekeying import ALL_HASHES, check_merge_rules, moves_keys, rekeyed
+from arrowstate.backend.rekeying import check_merge_rules, moves_keys, rekeyed
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.aggregates import BuiltIn
 from arrowstate.schema.descriptors import (
@@ -37,6 +37,7 @@ from arrowstate.schema.layout import (
 )
 from arrowstate.schema.versions import RunSchemas, evolve_key, evolve_state, with_key
 from arrowstate.snapshot.reading import find_operator, open_state, validated_savepoint
+from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
 from arrowstate.state.aggregating import AggregatingState
 from arrowstate.state.base import KeyedState
@@ -51,7 +52,7 @@ from arrowstate.table.batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
-from arrowstate_formats.documents import FieldDocument, LogEntryDocument, OperatorDocument, StateDocument
+from arrowstate_formats.documents import FieldDocument, LogEntryDocument, StateDocument, SubtaskDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
 
@@ -397,13 +398,9 @@ class KeyedStateBackend(Iteration):
         return state
 
 
-def restored_watermark(entry: LogEntryDocument, operator: OperatorDocument, bounds: tuple[int, int]) -> int | None:
-    """Return the lowest watermark of the subtasks that held a range of hashes, the entry's if one of them had none."""
-    watermarks = []
-    for subtask in operator.subtasks:
-        low, high = KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism)
-        if low <= bounds[1] and bounds[0] <= high:
-            watermarks.append(subtask.watermark)
+def restored_watermark(entry: LogEntryDocument, subtasks: Iterable[SubtaskDocument]) -> int | None:
+    """Return the lowest watermark of the subtasks that held the rows, the entry's if one of them had none."""
+    watermarks = [subtask.watermark for subtask in subtasks]
     known = [watermark for watermark in watermarks if watermark is not None]
     return min(known) if known and len(known) == len(watermarks) else entry.watermark
 
@@ -475,7 +472,10 @@ def restore_backend(
     )
     moves = moves_keys(operator.key, key_fields)
     bounds = key_groups.hash_bounds(maximum)
-    watermark = restored_watermark(entry, operator, ALL_HASHES if moves else bounds)
+    # Read once, and by no state again.
+    subtasks = subtasks_of(storage, operator, None if moves else bounds)
+    operator = msgspec.structs.replace(operator, subtasks=subtasks, subtask_files=[], operator_states=[])
+    watermark = restored_watermark(entry, subtasks)
     if watermark is not None:
         backend.advance_watermark(watermark)
     storage = validated_savepoint(storage, entry)

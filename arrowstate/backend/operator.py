@@ -18,6 +18,7 @@ from arrowstate.schema.operator_state import (
 )
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part
 from arrowstate.snapshot.reading import find_operator
+from arrowstate.snapshot.subtasks import whole_operator
 from arrowstate.state.operator import BroadcastState, OperatorListState
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
@@ -163,7 +164,7 @@ def restore_operator_backend(
     """
     parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
     subtask = check_integer("subtask", subtask, 0, parallelism - 1)
-    operator = find_operator(entry, uid)
+    operator = whole_operator(storage, find_operator(entry, uid))
     backend = OperatorStateBackend()
     lists = [state for state in operator.operator_states if state.kind == "list"]
     totals = [sum(part.rows for part in state.parts) for state in lists]

@@ -73,7 +73,7 @@ def _check(snapshot: Snapshot, options: argparse.Namespace) -> int:
 
 
 def _advancing(bar: Any, snapshot: Snapshot, parallelism: int | None) -> Callable[[], None]:
-    steps = sum(parallelism or len(operator.subtasks) for operator in snapshot.entry.operators if operator.subtasks)
+    steps = sum(parallelism or operator.parallelism for operator in snapshot.entry.operators if operator.parallelism)
     bar.update(bar.task_ids[0], total=steps)
     return lambda: bar.advance(bar.task_ids[0])
 
@@ -86,9 +86,9 @@ def _restore(
     advance: Callable[[], None],
 ) -> None:
     """Restore every subtask of an operator and compare its rows with the log entry."""
-    if not operator.subtasks:
+    if not operator.parallelism:
         return
-    parallelism = options.parallelism or len(operator.subtasks)
+    parallelism = options.parallelism or operator.parallelism
     rows: Counter[str] = Counter()
     for number in range(parallelism):
         backend = snapshot.restore(
@@ -111,7 +111,7 @@ def _restore(
             report.problems += [f"{name}: the key {key} is there {count} times" for key, count in twice]
         advance()
     for document in operator.states:
-        expected = sum(subtask.live_rows.get(document.name, 0) for subtask in operator.subtasks)
+        expected = operator.live_rows(document.name)
         if rows[document.name] != expected:
             report.problems.append(
                 f"state {operator.uid}.{document.name}: {rows[document.name]} rows restored, expected {expected}"

@@ -268,9 +268,9 @@ def _show(console: Console, folder: Path, snapshots: dict[str, Snapshot]) -> Non
         {
             "checkpoint": snapshot.checkpoint_id,
             "batch": snapshot.entry.properties["spark"]["batch_id"],
-            "parallelism": len(snapshot.entry.operators[0].subtasks),
+            "parallelism": snapshot.entry.operators[0].parallelism,
             "max parallelism": snapshot.entry.operators[0].max_parallelism,
-            "keys": sum(sub.live_rows["delays"] for sub in snapshot.entry.operators[0].subtasks),
+            "keys": snapshot.entry.operators[0].live_rows("delays"),
         }
         for snapshot in store.checkpoints()
     ]

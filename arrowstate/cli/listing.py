@@ -9,6 +9,7 @@ from arrowstate.cli.output import bytes_text, print_json, print_table, progress_
 from arrowstate.query.catalog import resolve
 from arrowstate.query.overview import bytes_of, columns_of, live_rows, runs_of, state_overview
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
+from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, StateDocument
@@ -139,7 +140,7 @@ def _print_operator_states(states: list[dict[str, Any]]) -> None:
 def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
     operator, document = _find(snapshot.entry, options.state)
     runs: list[dict[str, Any]] = []
-    for subtask in operator.subtasks:
+    for subtask in subtasks_of(snapshot.storage, operator):
         for run in subtask_runs(snapshot.storage, operator, subtask).get(document.name, []):
             rows = run.last_row - run.first_row
             runs.append(

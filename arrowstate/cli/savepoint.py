@@ -9,6 +9,7 @@ from arrowstate.cli.output import bytes_text, print_json, progress_bar, say
 from arrowstate.coordinator.disposal import dispose_savepoint
 from arrowstate.coordinator.importing import ClaimMode
 from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.store import Snapshot, open_store
 
 __all__ = ["bring_in", "delete", "write"]
@@ -31,7 +32,7 @@ def write(options: argparse.Namespace) -> int:
     size = sum(files.values())
     own = sum(
         part.path is not None
-        for operator in savepoint.entry.operators
+        for operator in whole_operators(savepoint.storage, savepoint.entry.operators)
         for state in operator.operator_states
         for part in state.parts
     )
@@ -106,4 +107,4 @@ def _data_files(snapshot: Snapshot) -> dict[str, int]:
 
 
 def _rows(snapshot: Snapshot) -> int:
-    return sum(sum(subtask.live_rows.values()) for op in snapshot.entry.operators for subtask in op.subtasks)
+    return sum(op.live_rows(state.name) for op in snapshot.entry.operators for state in op.states)

@@ -66,8 +66,14 @@ class CompactionPolicy:
                 f"bytes over live bytes are at least 1, so max_space_amplification must be above 1 and finite, "
                 f"got {self.max_space_amplification}"
             )
-        for name, least in (("small_file_bytes", 0), ("max_small_files", 1), ("min_bytes", 0)):
-            object.__setattr__(self, name, check_integer(name, getattr(self, name), least))
+        for name in ("small_file_bytes", "max_small_files", "min_bytes"):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name)))
+        if self.small_file_bytes < 0:
+            raise InvalidInputError(f"small_file_bytes must not be negative, got {self.small_file_bytes}")
+        if self.max_small_files < 1:
+            raise InvalidInputError(f"max_small_files must be at least 1, got {self.max_small_files}")
+        if self.min_bytes < 0:
+            raise InvalidInputError(f"min_bytes must not be negative, got {self.min_bytes}")
 
 
 def choose(

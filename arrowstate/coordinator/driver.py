@@ -60,7 +60,7 @@ from arrowstate.errors import (
 )
 from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import LogEntryDocument, check_json
+from arrowstate_formats.documents import LogEntryDocument, plain_json
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
@@ -384,7 +384,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
             raise self._failure
         if self._closed:
             raise CheckpointsStoppedError("the coordinator is closed")
-        check_json("properties", properties)
+        properties = plain_json("properties", properties)
         watermark = check_integer("watermark", watermark, optional=True)
         with self._changed:
             # Nobody else may end it before it is known here.

@@ -87,7 +87,7 @@ def freeze_checkpoint(
 def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenCheckpoint) -> None:
     """Refuse a checkpoint that lacks operators or states of the one before it."""
     keyed, own = frozen.operators, frozen.operator_states
-    gone = {operator.uid for operator in before if operator.subtasks and operator.uid not in keyed}
+    gone = {operator.uid for operator in before if operator.parallelism and operator.uid not in keyed}
     gone |= {operator.uid for operator in before if operator.uid not in keyed and operator.uid not in own}
     if gone:
         raise InvalidInputError(

@@ -25,7 +25,8 @@ from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.reading import clear_dead, open_file, read_manifest, subtask_runs, validated
+from arrowstate.snapshot.reading import clear_dead, open_file, subtask_runs, validated
+from arrowstate.snapshot.subtasks import read_states, whole_operators
 from arrowstate.snapshot.writing import delete_quietly, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
@@ -34,10 +35,10 @@ from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
     LogEntryDocument,
-    ManifestDocument,
     OperatorDocument,
     OperatorPartDocument,
     RunDocument,
+    StateRunsDocument,
 )
 
 __all__ = ["ClaimMode", "import_checkpoint"]
@@ -223,8 +224,11 @@ def _copied(
     # Planned in full before the first file is copied, so that a damaged manifest is found first.
     plan = _Plan(new_id)
     planned = [
-        (operator, [plan.manifest(read_manifest(source, task.manifest, operator.uid)) for task in operator.subtasks])
-        for operator in operators
+        (
+            operator,
+            [plan.states(operator.uid, read_states(source, task.manifest, operator.uid)) for task in operator.subtasks],
+        )
+        for operator in whole_operators(source, operators)
     ]
     parts = [plan.operator_parts(operator) for operator, _ in planned]
     copies = list(plan.copies.values())
@@ -248,8 +252,8 @@ def _copied(
         replace(
             operator,
             subtasks=[
-                replace(task, manifest=write_manifest(target, manifest, new_id, paths))
-                for task, manifest in zip(operator.subtasks, manifests, strict=True)
+                replace(task, manifest=write_manifest(target, operator.uid, task.key_groups, states, new_id, paths))
+                for task, states in zip(operator.subtasks, manifests, strict=True)
             ],
             operator_states=[
                 replace(state, parts=own) for state, own in zip(operator.operator_states, of_states, strict=True)
@@ -266,13 +270,11 @@ class _Plan:
         self._new_id = new_id
         self.copies: dict[tuple[str, int, str], _Copy] = {}
 
-    def manifest(self, manifest: ManifestDocument) -> ManifestDocument:
-        """Return a manifest with the names of the copies."""
-        states = [
-            replace(state, runs=[self._run(run, f"data/{manifest.operator}/{state.name}") for run in state.runs])
-            for state in manifest.states
+    def states(self, uid: str, states: Iterable[StateRunsDocument]) -> list[StateRunsDocument]:
+        """Return the states of a manifest with the names of the copies."""
+        return [
+            replace(state, runs=[self._run(run, f"data/{uid}/{state.name}") for run in state.runs]) for state in states
         ]
-        return replace(manifest, states=states)
 
     def operator_parts(self, operator: OperatorDocument) -> list[list[OperatorPartDocument]]:
         """Return the parts of each operator state with the names of the copies."""

@@ -25,7 +25,7 @@ from arrowstate.snapshot.log import CommitLog, CommittedEntry
 from arrowstate.snapshot.pins import put_lease
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
-from arrowstate_formats.integers import check_integer
+from arrowstate_formats.integers import LARGEST_EXACT, check_integer
 
 __all__ = ["DEFAULT_LEASE_MS", "CheckpointLease", "held_while_read"]
 
@@ -184,7 +184,7 @@ class CheckpointLease:
         with self._lock:
             if self._released.is_set():
                 raise InvalidInputError("the lease was released; take a new one")
-            expires_at_ms = self._clock_ms() + self._ttl_ms
+            expires_at_ms = min(self._clock_ms() + self._ttl_ms, LARGEST_EXACT)
             document = self._entry.document
             assert document.checkpoint_id is not None, "a fence is no checkpoint"
             path = put_lease(

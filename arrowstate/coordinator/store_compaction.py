@@ -40,7 +40,8 @@ from arrowstate.snapshot.log import CommitLog, next_compaction, refuse_loss
 from arrowstate.snapshot.reading import clear_dead, find_operator, find_state, open_run, subtask_runs
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.storage_use import StorageUse, files_of, slices_by_state, storage_use
-from arrowstate.snapshot.writing import RunWriter, delete_quietly, write_manifest
+from arrowstate.snapshot.subtasks import fitted, subtask_of, whole_operators
+from arrowstate.snapshot.writing import RunWriter, delete_quietly, schema_versions, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate.table.background import BackgroundMerge
@@ -48,7 +49,6 @@ from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSi
 from arrowstate.table.run import Run, all_live
 from arrowstate_formats.documents import (
     LogEntryDocument,
-    ManifestDocument,
     OperatorDocument,
     RunDocument,
     StateDocument,
@@ -139,7 +139,7 @@ def _plan(
     for operator in entry.operators:
         for name, found in slices_by_state(storage, operator).items():
             slices = [part for part in found if part.item.first_row < part.item.last_row]
-            chosen = choose(slices, len(operator.subtasks), policy)
+            chosen = choose(slices, operator.parallelism, policy)
             for subtask, parts in chosen.items():
                 merges.append(PlannedMerge(operator.uid, name, subtask, tuple(part.item for part in parts)))
             for file in files_of(part for parts in chosen.values() for part in parts):
@@ -212,6 +212,8 @@ class _Merged:
 
     planned: PlannedMerge
     operator: OperatorDocument
+    subtask: SubtaskDocument
+    "As it was when it was planned."
     state: StateDocument
     merge: BackgroundMerge
     file: tuple[RunDocument, int] | None
@@ -222,7 +224,7 @@ class _Merged:
     @property
     def key_groups(self) -> tuple[int, int]:
         """Those of its subtask."""
-        return self.operator.subtasks[self.planned.subtask].key_groups
+        return self.subtask.key_groups
 
     def fits(self, operator: OperatorDocument, subtask: SubtaskDocument) -> bool:
         """Whether a subtask of another entry has its rows in the same columns and key groups."""
@@ -231,8 +233,13 @@ class _Merged:
             and operator.key == self.operator.key
             and operator.max_parallelism == self.operator.max_parallelism
             and subtask.key_groups == self.key_groups
-            and self.state in operator.states
+            and _columns(self.state) in map(_columns, operator.states)
         )
+
+
+def _columns(state: StateDocument) -> StateDocument:
+    """Return what a state is apart from the versions before: which of them runs have changes with every checkpoint."""
+    return replace(state, earlier_schemas=[], last_field_id=0)
 
 
 class _Compaction:
@@ -265,11 +272,14 @@ class _Compaction:
             merged = [self._merge(planned) for planned in self._planned]
             for _ in range(attempts):
                 newest, checkpoint = self._log.latest_with_checkpoint()
-                operators, used = self._operators(newest.document, merged, of_attempt)
+                operators, used = self._operators(checkpoint, merged, of_attempt)
                 unused = [path for item in merged if item not in used for path in item.paths]
                 if not used:
                     delete_quietly(self._storage, unused)
                     return StoreCompactionReport(None, 0, len(merged))
+                operators = fitted(
+                    self._storage, operators, before=checkpoint.operators, new_id=self._new_id, paths=of_attempt
+                )
                 entry = next_compaction(
                     newest,
                     checkpoint,
@@ -297,6 +307,7 @@ class _Compaction:
     def _merge(self, planned: PlannedMerge) -> _Merged:
         """Merge runs as they are in the checkpoint that was planned for, and write the result."""
         operator = find_operator(self._base, planned.uid)
+        subtask = subtask_of(self._storage, operator, planned.subtask)
         state = find_state(self._base, operator, planned.state)
         schemas = RunSchemas(operator.key, state)
         opened = (open_run(self._storage, self._store_id, run, schemas) for run in planned.runs)
@@ -311,7 +322,7 @@ class _Compaction:
             file = writer.write(merge.merged.freeze(), schemas.schema, state.schema_version)
         # What is kept until the commit must not grow with the rows of all states.
         merge.let_go()
-        return _Merged(planned, operator, state, merge, file, tuple(self._files[before:]))
+        return _Merged(planned, operator, subtask, state, merge, file, tuple(self._files[before:]))
 
     def _writer(
         self, planned: PlannedMerge, operator: OperatorDocument, state: StateDocument, paths: list[str]
@@ -329,12 +340,12 @@ class _Compaction:
         )
 
     def _operators(
-        self, newest: LogEntryDocument, merged: Sequence[_Merged], paths: list[str]
+        self, checkpoint: LogEntryDocument, merged: Sequence[_Merged], paths: list[str]
     ) -> tuple[list[OperatorDocument], list[_Merged]]:
-        """Return the operators of the newest entry with the merged runs, and which of these there are."""
+        """Return the operators of the newest checkpoint with the merged runs, and which of these there are."""
         operators = []
         used: list[_Merged] = []
-        for operator in newest.operators:
+        for operator in whole_operators(self._storage, checkpoint.operators):
             subtasks = []
             for number, subtask in enumerate(operator.subtasks):
                 fitting = [item for item in merged if item.planned.subtask == number and item.fits(operator, subtask)]
@@ -347,9 +358,10 @@ class _Compaction:
                         used.append(item)
                 if len(used) > before:
                     states = [StateRunsDocument(name=name, runs=own) for name, own in runs.items()]
-                    manifest = ManifestDocument(operator=operator.uid, key_groups=subtask.key_groups, states=states)
-                    handle = write_manifest(self._storage, manifest, self._new_id, paths)
-                    subtask = replace(subtask, manifest=handle)
+                    handle = write_manifest(
+                        self._storage, operator.uid, subtask.key_groups, states, self._new_id, paths
+                    )
+                    subtask = replace(subtask, manifest=handle, schema_versions=schema_versions(states))
                 subtasks.append(subtask)
             operators.append(replace(operator, subtasks=subtasks))
         return operators, used

@@ -22,7 +22,14 @@ from msgspec.structs import replace
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.coordinator.freezing import FrozenCheckpoint, Part, check_nothing_dropped, freeze_checkpoint
-from arrowstate.errors import CollectedError, FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.errors import (
+    CollectedError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
 from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import (
     CommitLog,
@@ -36,6 +43,7 @@ from arrowstate.snapshot.log import (
 from arrowstate.snapshot.operator import write_operator_states
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import ReferenceReader, operator_state_files, run_files
+from arrowstate.snapshot.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
 from arrowstate.snapshot.writing import WrittenSubtask, delete_quietly, operator_document, write_subtask
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import (
@@ -82,7 +90,9 @@ class CheckpointAttempt:
 
     frozen: FrozenCheckpoint
     base: LogEntryDocument
-    "The newest entry when it was frozen; what did not change since is not written again."
+    "The newest entry when it was frozen."
+    before: Content
+    "What the store held then; what did not change since is not written again."
     started_at_ms: int
 
 
@@ -131,7 +141,7 @@ class CheckpointWriter:
         self._held: set[str] = set()
         # Files that a collection took or may take: nothing refers to them again.
         self._condemned: set[str] = set()
-        self._newest = self._take_fence(dict(properties or {}))
+        self._newest, self._content = self._take_fence(dict(properties or {}))
 
     @property
     def store_key(self) -> str:
@@ -226,10 +236,15 @@ class CheckpointWriter:
         self._check_not_fenced()
         started_at_ms = self._clock_ms()
         frozen = freeze_checkpoint(operators, operator_states or {})
-        base = self._newest.document
+        base, content = self._newest.document, self._content
+        if isinstance(content, CorruptDataError):
+            # What a checkpoint would drop cannot be told.
+            if not allow_dropped_state:
+                raise content
+            content = Content(self._storage, ())
         if not allow_dropped_state:
-            check_nothing_dropped(base.operators, frozen)
-        return CheckpointAttempt(frozen, base, started_at_ms)
+            check_nothing_dropped(content.operators, frozen)
+        return CheckpointAttempt(frozen, base, content, started_at_ms)
 
     def write(
         self,
@@ -251,7 +266,7 @@ class CheckpointWriter:
             If a file cannot be written; what was written before is deleted.
         """
         began = time.perf_counter_ns()
-        before = next((operator for operator in attempt.base.operators if operator.uid == part.operator), None)
+        before = attempt.before.whole(part.operator)
         if part.subtask is None:
             return self._write_operator_states(attempt, part, before, cancelled, began)
         previous = before.subtasks[part.subtask] if before and part.subtask < len(before.subtasks) else None
@@ -404,6 +419,7 @@ class CheckpointWriter:
         CommitUnknownError
             If it cannot be told whether it was committed.
         """
+        operators = whole_operators(self._storage, operators)
         needed = ReferenceReader(self._storage).files(operators)
         return self._commit(
             operators,
@@ -436,11 +452,33 @@ class CheckpointWriter:
             )
 
     def _append(self, operators: Sequence[OperatorDocument], needs: _Needs, **fields: Any) -> LogEntryDocument:
+        self._check_not_fenced()
+        lists: list[str] = []
+        before = () if isinstance(self._content, CorruptDataError) else self._content.operators
+        try:
+            kept = fitted(
+                self._storage, operators, before=before, condemned=self._condemned, new_id=self._new_id, paths=lists
+            )
+            files = {path for operator in kept for path in list_files(operator)}
+            needs = _Needs(needs.all | files, needs.written.union(lists), needs.based_on)
+            return self._append_fitted(kept, operators, needs, **fields)
+        except (FencedError, InvalidInputError, StorageFullError, StorageError):
+            # After anything else the entry may be there.
+            delete_quietly(self._storage, lists)
+            raise
+        except CollectedError as error:
+            self._condemned.update(error.paths)
+            delete_quietly(self._storage, lists)
+            raise
+
+    def _append_fitted(
+        self, kept: Sequence[OperatorDocument], whole: Sequence[OperatorDocument], needs: _Needs, **fields: Any
+    ) -> LogEntryDocument:
         while True:
             self._check_not_fenced()
             entry = next_checkpoint(
                 self._newest,
-                operators,
+                kept,
                 commit_id=self._new_id(),
                 now_ms=self._clock_ms(),
                 **fields,
@@ -451,6 +489,7 @@ class CheckpointWriter:
             committed = self._log.append(entry, references)
             if committed is not None:
                 self._newest, self._held = committed, needs.all
+                self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in whole])
                 return committed.document
             newest = self._log.latest()
             assert newest is not None, "the entry that took the number, or one after it"
@@ -458,6 +497,7 @@ class CheckpointWriter:
                 # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it. What is
                 # older is no longer held by being the newest.
                 self._newest, self._held = newest, set()
+                self._content = self._content_of(newest)
             else:
                 self._fenced_by = newest.document.writer_epoch
 
@@ -474,12 +514,19 @@ class CheckpointWriter:
         if self._fenced_by is not None:
             raise FencedError(self.epoch, self._fenced_by)
 
-    def _take_fence(self, properties: dict[str, Any]) -> CommittedEntry:
+    def _take_fence(self, properties: dict[str, Any]) -> tuple[CommittedEntry, Content | CorruptDataError]:
         while True:
-            fence = next_fence(
-                self._log.latest(), commit_id=self._new_id(), now_ms=self._clock_ms(), properties=properties
-            )
+            newest = self._log.latest()
+            fence = next_fence(newest, commit_id=self._new_id(), now_ms=self._clock_ms(), properties=properties)
             # Losing means that another writer took the number: look again and go above it.
             committed = self._log.append(fence)
             if committed is not None:
-                return committed
+                return committed, self._content_of(newest)
+
+    def _content_of(self, newest: CommittedEntry | None) -> Content | CorruptDataError:
+        """Return what the store holds by an entry, or why that cannot be told."""
+        try:
+            entry = None if newest is None else self._log.content(newest)
+        except CorruptDataError as error:
+            return error
+        return Content(self._storage, () if entry is None else entry.operators)

@@ -19,7 +19,7 @@ make room or mend the storage, try again  `StorageFullError`, `StorageError`
 try again, files are written anew         `CollectedError`
 try again when less is committed          `CompactionConflictError`
 use another checkpoint or a copy          `CorruptDataError`
-install something                         `FormatVersionError`, `MissingDependencyError`
+install something                         `FormatVersionError` and its kind, `MissingDependencyError`
 ========================================  ====================================================
 """
 
@@ -67,6 +67,7 @@ from arrowstate_formats.errors import (
     FormatVersionError,
     InvalidInputError,
     MissingDependencyError,
+    UnknownFeatureError,
 )
 
 __all__ = [
@@ -99,6 +100,7 @@ __all__ = [
     "StorageError",
     "StorageFullError",
     "StoreNotFoundError",
+    "UnknownFeatureError",
     "UnsupportedStorageError",
     "UserFunctionError",
     "ValueOverflowError",

@@ -21,6 +21,7 @@ from arrowstate.errors import IncompatibleStateError
 from arrowstate.query.files import Part, StoredRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.snapshot.reading import subtask_runs
+from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import columns_equal, take
@@ -207,7 +208,7 @@ def _files(storage: Storage, state: StateReader, entry: LogEntryDocument | None)
         for document in operator.states:
             if document.name == state.document.name:
                 _check_same_schema(state, operator, document)
-        for subtask in operator.subtasks:
+        for subtask in subtasks_of(storage, operator):
             for run in subtask_runs(storage, operator, subtask).get(state.document.name, []):
                 found[run.id].append(run)
     return dict(found)

@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.dataset import ScannedDataset, ScanStatistics
 from arrowstate.snapshot.log import CommitLog
+from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
 
 __all__ = ["HISTORY_TABLES", "HistoryDataset", "history_table"]
 
-Rows = Callable[[LogEntryDocument], Iterator[dict[str, Any]]]
+Rows = Callable[[Storage, LogEntryDocument], Iterator[dict[str, Any]]]
 
 _WRITTEN = [
     pa.field("sync_us", pa.int64()),
@@ -62,9 +63,9 @@ _SUBTASKS = pa.schema(
 )
 
 
-def _checkpoint(entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+def _checkpoint(_: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
     """A checkpoint: times of its slowest part, sizes of all together, null where nobody measured."""
-    subtasks = [subtask for operator in entry.operators for subtask in operator.subtasks]
+    statistics = _statistics(entry)
     yield {
         "checkpoint_id": entry.checkpoint_id,
         "number": entry.number,
@@ -73,10 +74,10 @@ def _checkpoint(entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
         "triggered_at": entry.started_at_ms,
         "committed_at": entry.committed_at_ms,
         "duration_ms": entry.committed_at_ms - entry.started_at_ms,
-        **{name: _known(max, entry.statistics, name) for name in ("sync_us", "async_us", "alignment_us")},
-        **{name: _known(sum, entry.statistics, name) for name in ("bytes_written", "bytes_total", "files_written")},
-        "subtasks": len(subtasks),
-        "rows": sum(sum(subtask.live_rows.values()) for subtask in subtasks),
+        **{name: _known(max, statistics, name) for name in ("sync_us", "async_us", "alignment_us")},
+        **{name: _known(sum, statistics, name) for name in ("bytes_written", "bytes_total", "files_written")},
+        "subtasks": sum(operator.parallelism for operator in entry.operators),
+        "rows": sum(operator.live_rows(state.name) for operator in entry.operators for state in operator.states),
         "watermark": entry.watermark,
         "properties": msgspec.json.encode(entry.properties).decode(),
     }
@@ -87,11 +88,15 @@ def _known(of: Callable[[Iterable[int]], int], items: Sequence[SubtaskStatistics
     return of(values) if values and None not in values else None
 
 
-def _subtasks(entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+def _statistics(entry: LogEntryDocument) -> list[SubtaskStatisticsDocument]:
+    return [row for of_operator in entry.statistics for row in of_operator.rows()]
+
+
+def _subtasks(storage: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
     """The subtasks of a checkpoint, and the operator state of an operator as one without a number."""
-    written = {(item.operator, item.subtask): msgspec.structs.asdict(item) for item in entry.statistics}
+    written = {(item.operator, item.subtask): msgspec.structs.asdict(item) for item in _statistics(entry)}
     for operator in entry.operators:
-        for subtask in operator.subtasks:
+        for subtask in subtasks_of(storage, operator):
             yield {
                 **written.pop((operator.uid, subtask.subtask), {}),
                 "checkpoint_id": entry.checkpoint_id,
@@ -115,7 +120,7 @@ def history_table(storage: Storage, name: str) -> pa.Table:
     """Return one of `HISTORY_TABLES`, oldest checkpoint first; all entries of the log are read."""
     columns, rows_of = HISTORY_TABLES[name]
     entries = [*CommitLog(storage).backwards()][::-1]
-    return pa.Table.from_pylist([row for entry in entries for row in rows_of(entry)], schema=columns)
+    return pa.Table.from_pylist([row for entry in entries for row in rows_of(storage, entry)], schema=columns)
 
 
 class HistoryDataset(ScannedDataset):

@@ -8,6 +8,7 @@ from typing import Any
 
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.storage_use import storage_use
+from arrowstate.snapshot.subtasks import subtasks_of, whole_operator
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import (
@@ -46,7 +47,7 @@ def overview(storage: Storage, entry: LogEntryDocument) -> dict[str, Any]:
                 "uid": operator.uid,
                 "key": {field.name: str(type_from_json(field.type)) for field in operator.key},
                 "max_parallelism": operator.max_parallelism,
-                "key_groups": [subtask.key_groups for subtask in operator.subtasks],
+                "key_groups": [subtask.key_groups for subtask in subtasks_of(storage, operator)],
                 "states": [state_overview(storage, operator, state) for state in operator.states],
                 "operator_states": [
                     {
@@ -54,10 +55,10 @@ def overview(storage: Storage, entry: LogEntryDocument) -> dict[str, Any]:
                         "kind": state.kind,
                         "type": str(type_from_json(state.value_type)),
                         "rows": sum(part.rows for part in state.parts),
-                        "subtasks": len(state.parts),
+                        "subtasks": state.part_count,
                         "bytes": sum(part.bytes for part in state.parts),
                     }
-                    for state in operator.operator_states
+                    for state in whole_operator(storage, operator).operator_states
                 ],
             }
             for operator in entry.operators
@@ -109,7 +110,7 @@ def columns_of(schema: StateDocument | SchemaDocument, key: Sequence[FieldDocume
 
 def runs_of(storage: Storage, operator: OperatorDocument, state: str | None = None) -> list[RunDocument]:
     """Return the runs of all subtasks, of one state or of all."""
-    by_subtask = [subtask_runs(storage, operator, subtask) for subtask in operator.subtasks]
+    by_subtask = [subtask_runs(storage, operator, subtask) for subtask in subtasks_of(storage, operator)]
     return [run for runs in by_subtask for name, own in runs.items() if state in (None, name) for run in own]
 
 
@@ -120,4 +121,4 @@ def bytes_of(runs: Sequence[RunDocument]) -> int:
 
 def live_rows(operator: OperatorDocument, state: StateDocument) -> int:
     """Return the live rows of a state, as the log entry counts them."""
-    return sum(subtask.live_rows.get(state.name, 0) for subtask in operator.subtasks)
+    return operator.live_rows(state.name)

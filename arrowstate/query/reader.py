@@ -22,6 +22,7 @@ from arrowstate.query.state import StateReader
 from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.reading import is_validated
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
+from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -348,10 +349,14 @@ class SnapshotReader:
             names = sql_names(self.entry)
             keyed = {name: self._reader(name.uid, name.state) for name in names if not name.is_operator_state}
             documents = {
-                (item.uid, state.name): state for item in self.entry.operators for state in item.operator_states
+                (item.uid, state.name): (item.uid, state)
+                for item in self.entry.operators
+                for state in item.operator_states
             }
             others = {
-                name: OperatorStateRows(self.storage, self.entry, documents[name.uid, name.state])
+                name: OperatorStateRows(
+                    self.storage, self.entry, whole_state(self.storage, *documents[name.uid, name.state])
+                )
                 for name in names
                 if name.is_operator_state
             }

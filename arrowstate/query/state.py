@@ -26,6 +26,7 @@ from arrowstate.schema.keys import key_columns
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs, validated_savepoint
+from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
@@ -35,6 +36,7 @@ from arrowstate.table.table import gather as column_of
 from arrowstate_formats.documents import ColumnStatistics, LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
+from arrowstate_formats.statistics import bound_of
 
 __all__ = ["CHECKPOINT_COLUMN", "KEY_GROUP_COLUMN", "Condition", "StateReader"]
 
@@ -129,7 +131,7 @@ class StateReader:
         with reading_checkpoint(self._storage, self._entry):
             return tuple(
                 StoredRun(self._storage, document, self.schemas)
-                for subtask in self.operator.subtasks
+                for subtask in subtasks_of(self._storage, self.operator)
                 for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
             )
 
@@ -159,7 +161,9 @@ class StateReader:
             if field.name == HASH_COLUMN:
                 continue
             items = [by_run[part.run].get(field.name, unknown) for part in parts.parts]
-            low, high = (_objects([getattr(item, end) for item in items]) for end in ("min", "max"))
+            low, high = (
+                _objects([bound_of(getattr(item, end), field.type) for item in items]) for end in ("min", "max")
+            )
             known = np.array([item.min is not None and item.max is not None for item in items], dtype=np.bool_)
             if known.any():
                 out[field.name] = Bounds(field.type, known, low, high)

@@ -74,9 +74,9 @@ def documents_of(fields: Iterable[Field]) -> list[FieldDocument]:
     ]
 
 
-def unused_ids(*groups: Sequence[FieldDocument | NestedFieldDocument]) -> Iterator[int]:
-    """Return ids above all that the documents have."""
-    return itertools.count(max((_highest(item) for group in groups for item in group), default=0) + 1)
+def unused_ids(*groups: Sequence[FieldDocument | NestedFieldDocument], last: int = 0) -> Iterator[int]:
+    """Return ids above all that the documents have, and above `last`."""
+    return itertools.count(max([last, *(_highest(item) for group in groups for item in group)]) + 1)
 
 
 def _highest(document: FieldDocument | NestedFieldDocument) -> int:

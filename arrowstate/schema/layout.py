@@ -208,6 +208,7 @@ def state_document(
         user_key=stored.user_key,
         schema_version=stored.schema_version,
         earlier_schemas=stored.earlier_schemas,
+        last_field_id=stored.last_field_id,
     )
 
 

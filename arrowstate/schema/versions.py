@@ -60,10 +60,14 @@ class RunSchemas:
         return self._earlier[version]
 
     def _conversion(self, version: int) -> tuple[pa.Schema, Conversion]:
-        if version > len(self.document.earlier_schemas):
+        if version not in (schema.version for schema in self.document.earlier_schemas):
+            newest = self.document.schema_version
+            known = ", ".join(str(schema.version) for schema in self.document.earlier_schemas)
             raise CorruptDataError(
                 f"state {self.document.name!r}",
-                f"a run of schema version {version}, the newest is {self.document.schema_version}",
+                f"a run of schema version {version}, the newest is {newest}"
+                if version > newest
+                else f"a run of schema version {version}, the log entry has {known or 'none'} before {newest}",
             )
         stored = self._columns(version)
         layout = self.layout
@@ -76,7 +80,7 @@ class RunSchemas:
         return schema, Conversion.of(schema, stored, self.schema, current)
 
     def _columns(self, version: int) -> tuple[Field, ...]:
-        schema, *later = self.document.earlier_schemas[version - 1 :]
+        schema, *later = (schema for schema in self.document.earlier_schemas if schema.version >= version)
         # Fields inside a key column get their ids with the first change of the key; before, they were the same ones.
         inner = {
             item.id: item.fields
@@ -136,8 +140,9 @@ def evolve_key(
         If the declared key is none, or the evolution does not fit it.
     """
     declared = check_key_schema(declared)
+    states = list(states)
     used = [schema for state in states for schema in (*_all_columns(state), *_earlier_columns(state))]
-    ids = unused_ids(stored, *used)
+    ids = unused_ids(stored, *used, last=max((state.last_field_id for state in states), default=0))
     columns = fields_of(stored, ids)
     root = Field(0, "key", pa.struct(list(key_schema_of(stored))), False, None, columns)
     after = evolve(root, pa.struct(list(declared)), evolution, ids, what=f"{uid}.key")
@@ -251,7 +256,7 @@ def _value_columns(root: Field) -> tuple[Field, ...]:
 
 
 def _ids_after(stored: StateDocument, key: Sequence[FieldDocument]) -> Iterator[int]:
-    return unused_ids(key, *_all_columns(stored), *_earlier_columns(stored))
+    return unused_ids(key, *_all_columns(stored), *_earlier_columns(stored), last=stored.last_field_id)
 
 
 def _all_columns(schema: StateDocument | SchemaDocument) -> list[list[FieldDocument]]:

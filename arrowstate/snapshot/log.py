@@ -33,6 +33,7 @@ from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
     ParentDocument,
+    StatisticsDocument,
     StoreDocument,
     SubtaskStatisticsDocument,
     decode,
@@ -45,6 +46,7 @@ __all__ = [
     "HINT_PATH",
     "CommitLog",
     "CommittedEntry",
+    "content_of",
     "create_store",
     "hinted_number",
     "lost_entry",
@@ -58,6 +60,9 @@ __all__ = [
     "refuse_loss",
     "warn_of_loss",
 ]
+
+_ANY = 1 << 256
+"""More than any id; one that no checkpoint can have is not found."""
 
 STORE_PATH = "arrowstate.json"
 HINT_PATH = "_latest"
@@ -131,7 +136,7 @@ class CommittedEntry:
 def next_fence(
     newest: CommittedEntry | None, *, commit_id: str, now_ms: int, properties: Mapping[str, Any]
 ) -> LogEntryDocument:
-    """Return the fence with which a new writer takes over after the newest entry; it repeats that entry's operators."""
+    """Return the fence with which a new writer takes over after the newest entry; it has the content of that entry."""
     document = newest.document if newest else None
     return LogEntryDocument(
         number=document.number + 1 if document else 1,
@@ -144,15 +149,23 @@ def next_fence(
         committed_at_ms=now_ms,
         watermark=document.watermark if document else None,
         properties=dict(properties),
-        operators=document.operators if document else [],
+        operators=[],
+        content=content_of(newest),
         last_checkpoint_id=newest_id(newest) if newest else None,
     )
+
+
+def content_of(newest: CommittedEntry | None) -> ParentDocument | None:
+    """Return which entry has the operators that the newest one stands for: itself, or for a fence the one it names."""
+    if newest is None:
+        return None
+    return newest.document.content if newest.document.kind == "fence" else newest.as_parent
 
 
 def newest_id(newest: CommittedEntry) -> int:
     """Return an id that no checkpoint up to this entry is above.
 
-    A fence repeats the id of the checkpoint before it; where it does not, ids are the numbers of their entries.
+    A fence has the id of the checkpoint before it; where it does not, ids are the numbers of their entries.
     """
     document = newest.document
     known = document.last_checkpoint_id if document.checkpoint_id is None else document.checkpoint_id
@@ -190,7 +203,7 @@ def next_checkpoint(
         watermark=watermark,
         properties=dict(properties),
         operators=list(operators),
-        statistics=list(statistics),
+        statistics=StatisticsDocument.of(statistics),
     )
 
 
@@ -300,7 +313,7 @@ class CommitLog:
         return newest
 
     def latest_with_checkpoint(self) -> tuple[CommittedEntry, LogEntryDocument]:
-        """Return the newest entry, and the checkpoint whose content it has: itself, or what a fence repeats.
+        """Return the newest entry, and the checkpoint whose content it has: itself, or the one that a fence names.
 
         Raises
         ------
@@ -310,18 +323,41 @@ class CommitLog:
             If an entry is missing, or not the one its successor was written after.
         """
         while True:
-            newest = entry = self.latest()
-            while entry is not None and entry.document.kind == "fence" and entry.document.parent is not None:
-                following, entry = entry, self.get(entry.document.parent.number)
-                if entry is not None:
-                    _check_parent(following, entry)
-            if newest is None or (entry is not None and entry.document.kind == "fence"):
+            newest = self.latest()
+            checkpoint = None if newest is None else self.content(newest, missing_ok=True)
+            if newest is not None and checkpoint is not None:
+                return newest, checkpoint
+            if newest is None or (newest.document.kind == "fence" and newest.document.content is None):
                 raise CheckpointNotFoundError(None, [])
-            if entry is not None:
-                return newest, entry.document
             # The log has gone on and was collected meanwhile, or else it is damaged.
             if self.latest() == newest:
-                raise CorruptDataError(path_of(newest.document.number), "the log entry before it is missing")
+                self.content(newest)
+                raise CheckpointNotFoundError(None, [])
+
+    def content(self, newest: CommittedEntry, *, missing_ok: bool = False) -> LogEntryDocument | None:
+        """Return the entry whose operators the newest one stands for: itself, or for a fence the one that it names.
+
+        None if there is no checkpoint yet; with `missing_ok` also if the entry is not there.
+
+        Raises
+        ------
+        CorruptDataError
+            If the entry is missing, or is not the one that the fence was written after.
+        """
+        entry = newest
+        while entry.document.kind == "fence":
+            named = entry.document.content
+            if named is None:
+                return None
+            found = self.get(named.number)
+            if found is None and missing_ok:
+                return None
+            if found is None:
+                raise CorruptDataError(path_of(named.number), "the log entry is missing")
+            if found.as_parent != named:
+                raise CorruptDataError(path_of(named.number), "the fence after it was written after other bytes")
+            entry = found
+        return entry.document
 
     def boundary(self) -> int:
         """Return the lowest number of the log: entries below it have been collected."""
@@ -389,7 +425,7 @@ class CommitLog:
 
     def committed_checkpoint(self, checkpoint_id: int) -> CommittedEntry:
         """Return the entry of a checkpoint, with its checksum; see `checkpoint`."""
-        checkpoint_id = check_integer("the id of a checkpoint", checkpoint_id)
+        checkpoint_id = check_integer("the id of a checkpoint", checkpoint_id, -_ANY, _ANY)
         guess = self.get(checkpoint_id) if checkpoint_id >= 0 else None
         if guess is not None and guess.document.checkpoint_id == checkpoint_id:
             if guess.document.number >= self.boundary():

@@ -19,6 +19,7 @@ from arrowstate.schema.operator_state import (
 )
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.streams import CheckpointStreamFactory, never
+from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_to_json
@@ -207,7 +208,7 @@ def operator_state_table(storage: Storage, entry: LogEntryDocument, uid: str, na
     CorruptDataError
         If a file is missing, truncated or altered.
     """
-    document = find_operator_state(entry, uid, name)
+    document = find_operator_state(storage, entry, uid, name)
     subtask = pa.field(_SUBTASK_COLUMN, pa.int32(), nullable=False)
     schema = pa.schema([subtask, *operator_state_schema(operator_descriptor_of(document))])
     batches = []
@@ -218,10 +219,10 @@ def operator_state_table(storage: Storage, entry: LogEntryDocument, uid: str, na
     return pa.Table.from_batches(batches, schema)
 
 
-def find_operator_state(entry: LogEntryDocument, uid: str, name: str) -> OperatorStateDocument:
-    """Return an operator state of a checkpoint, or raise StateNotFoundError with the names there are."""
+def find_operator_state(storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> OperatorStateDocument:
+    """Return an operator state with all its parts, or raise StateNotFoundError with the names there are."""
     states = find_operator(entry, uid).operator_states
     for state in states:
         if state.name == name:
-            return state
+            return whole_state(storage, uid, state)
     raise StateNotFoundError(name, [state.name for state in states], uid, entry.checkpoint_id)

@@ -28,6 +28,7 @@ from arrowstate.errors import (
     StorageError,
 )
 from arrowstate.schema.versions import RunSchemas
+from arrowstate.snapshot.subtasks import read_states, subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.posix import storage_errors
@@ -37,16 +38,12 @@ from arrowstate_formats.directory import read_directory
 from arrowstate_formats.documents import (
     DeletionVectorDocument,
     LogEntryDocument,
-    ManifestDocument,
-    ManifestHandle,
     OperatorDocument,
     RunDocument,
     StateDocument,
     SubtaskDocument,
-    decode,
     decode_inline,
 )
-from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.lance_files import LocalCopy
 from arrowstate_formats.run_files import checksum, frame_checksum, read_run
 
@@ -63,7 +60,6 @@ __all__ = [
     "open_file",
     "open_run",
     "open_state",
-    "read_manifest",
     "readable",
     "states_of",
     "store_key",
@@ -185,12 +181,7 @@ def open_state(
     CorruptDataError
         If a file is missing, truncated or altered.
     """
-    subtasks = [
-        subtask
-        for subtask in operator.subtasks
-        if hash_bounds is None
-        or _overlap(KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism), hash_bounds)
-    ]
+    subtasks = subtasks_of(storage, operator, hash_bounds)
     manifests = in_parallel(storage, partial(subtask_runs, storage, operator), subtasks, name="manifests")
     documents = [run for manifest in manifests for run in manifest.get(schemas.document.name, [])]
     opened = in_parallel(
@@ -204,28 +195,11 @@ def _overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
     return left[0] <= right[1] and right[0] <= left[1]
 
 
-def read_manifest(storage: Storage, handle: ManifestHandle, uid: str) -> ManifestDocument:
-    """Return the manifest a handle points to, after comparing its checksum."""
-    if handle.inline is not None:
-        path, data = f"the manifest of operator {uid!r}", decode_inline(handle.inline)
-    else:
-        assert handle.path is not None
-        path = handle.path
-        data = _read(storage, path)
-    if checksum(data) != handle.xxh3_128:
-        raise CorruptDataError(path, "the manifest does not match its checksum")
-    manifest = decode(data, ManifestDocument, path=path)
-    if manifest.operator != uid:
-        raise CorruptDataError(path, f"the manifest is of operator {manifest.operator!r}, expected {uid!r}")
-    return manifest
-
-
 def subtask_runs(
     storage: Storage, operator: OperatorDocument, subtask: SubtaskDocument
 ) -> dict[str, list[RunDocument]]:
     """Return the run documents of a subtask by the name of their state."""
-    manifest = read_manifest(storage, subtask.manifest, operator.uid)
-    return {state.name: state.runs for state in manifest.states}
+    return {state.name: state.runs for state in read_states(storage, subtask.manifest, operator.uid)}
 
 
 def open_run(
@@ -534,7 +508,7 @@ def forget_open_files() -> None:
 
 def whole_state_rows(entry: LogEntryDocument, uid: str, state: str) -> int:
     """Return the live rows of a state, as the log entry counts them."""
-    return sum(subtask.live_rows.get(state, 0) for subtask in find_operator(entry, uid).subtasks)
+    return find_operator(entry, uid).live_rows(state)
 
 
 def states_of(entry: LogEntryDocument) -> Sequence[tuple[str, str]]:

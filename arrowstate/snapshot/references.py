@@ -7,20 +7,31 @@ overlooked. Specification: formats/spec/collection.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from arrowstate.errors import CorruptDataError
-from arrowstate.snapshot.reading import read_manifest
+from arrowstate.snapshot.subtasks import list_files, parts_in, read_states, subtasks_in
 from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import ManifestDocument, OperatorDocument, OperatorStateDocument, RunDocument
+from arrowstate_formats.documents import (
+    ManifestHandle,
+    OperatorDocument,
+    OperatorPartDocument,
+    OperatorStateDocument,
+    PartFileDocument,
+    RunDocument,
+    StateRunsDocument,
+    SubtaskDocument,
+    SubtaskFileDocument,
+)
 
 __all__ = ["ReferenceReader", "manifest_files", "operator_state_files", "run_files"]
 
 
-def manifest_files(manifest: ManifestDocument) -> dict[str, int]:
-    """Return the files that a manifest refers to, with their sizes in bytes."""
+def manifest_files(states: Iterable[StateRunsDocument]) -> dict[str, int]:
+    """Return the files that a manifest with these states refers to, with their sizes in bytes."""
     files: dict[str, int] = {}
-    for state in manifest.states:
+    for state in states:
         for run in state.runs:
             files.update(run_files(run))
     return files
@@ -33,16 +44,20 @@ def run_files(run: RunDocument) -> dict[str, int]:
 
 
 def operator_state_files(states: Iterable[OperatorStateDocument]) -> dict[str, int]:
-    """Return the files of operator states, with their sizes in bytes."""
-    return {part.path: part.bytes for state in states for part in state.parts if part.path is not None}
+    """Return the files of operator states whose parts are all in these documents, with their sizes in bytes."""
+    return _part_files(part for state in states for part in state.parts)
+
+
+def _part_files(parts: Iterable[OperatorPartDocument]) -> dict[str, int]:
+    return {part.path: part.bytes for part in parts if part.path is not None}
 
 
 class ReferenceReader:
-    """Reads references; a manifest that several entries share is read once."""
+    """Reads references; a manifest, or a list of subtasks, that several entries share is read once."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._manifests: dict[tuple[str | None, str], dict[str, int]] = {}
+        self._known: dict[tuple[str, str], dict[str, int]] = {}
 
     def files(self, operators: Iterable[OperatorDocument], unreadable: list[Exception] | None = None) -> dict[str, int]:
         """Return every file that these operators need, manifests too, with their sizes in bytes.
@@ -64,20 +79,60 @@ class ReferenceReader:
         """
         files: dict[str, int] = {}
         for operator in operators:
-            files.update(operator_state_files(operator.operator_states))
-            for subtask in operator.subtasks:
-                handle = subtask.manifest
-                if handle.path is not None:
-                    files[handle.path] = handle.bytes
-                key = (handle.path, handle.xxh3_128)
-                if key not in self._manifests:
-                    try:
-                        manifest = read_manifest(self._storage, handle, operator.uid)
-                    except CorruptDataError as error:
-                        if unreadable is None:
-                            raise
-                        unreadable.append(error)
-                        continue
-                    self._manifests[key] = manifest_files(manifest)
-                files.update(self._manifests[key])
+            files.update(list_files(operator))
+            files.update(self._of_subtasks(operator.uid, operator.subtasks, unreadable))
+            for subtasks in operator.subtask_files:
+                read = partial(self._of_subtask_file, operator.uid, subtasks, unreadable)
+                files.update(self._once((subtasks.path, subtasks.xxh3_128), read, unreadable))
+            for state in operator.operator_states:
+                files.update(_part_files(state.parts))
+                for parts in state.part_files:
+                    read = partial(self._of_part_file, operator.uid, state.name, parts)
+                    files.update(self._once((parts.path, parts.xxh3_128), read, unreadable))
         return files
+
+    def _of_subtasks(
+        self, uid: str, subtasks: Iterable[SubtaskDocument], unreadable: list[Exception] | None
+    ) -> dict[str, int]:
+        files: dict[str, int] = {}
+        for subtask in subtasks:
+            handle = subtask.manifest
+            if handle.inline is not None:
+                files.update(manifest_files(handle.inline))
+                continue
+            assert handle.path is not None
+            files[handle.path] = handle.bytes
+            files.update(
+                self._once((handle.path, str(handle.xxh3_128)), partial(self._of_manifest, uid, handle), unreadable)
+            )
+        return files
+
+    def _of_manifest(self, uid: str, handle: ManifestHandle) -> dict[str, int]:
+        return manifest_files(read_states(self._storage, handle, uid))
+
+    def _of_subtask_file(
+        self, uid: str, file: SubtaskFileDocument, unreadable: list[Exception] | None
+    ) -> dict[str, int]:
+        return self._of_subtasks(uid, subtasks_in(self._storage, uid, file), unreadable)
+
+    def _of_part_file(self, uid: str, state: str, file: PartFileDocument) -> dict[str, int]:
+        return _part_files(parts_in(self._storage, uid, state, file))
+
+    def _once(
+        self, key: tuple[str, str], read: Callable[[], dict[str, int]], unreadable: list[Exception] | None
+    ) -> dict[str, int]:
+        """Return what a document refers to, read once; nothing of one that cannot be read, if that is borne."""
+        if key not in self._known:
+            found = 0 if unreadable is None else len(unreadable)
+            try:
+                files = read()
+            except CorruptDataError as error:
+                if unreadable is None:
+                    raise
+                unreadable.append(error)
+                return {}
+            if unreadable and len(unreadable) > found:
+                # Something in it could not be read; whoever asks again is to hear of it too.
+                return files
+            self._known[key] = files
+        return self._known[key]

@@ -25,14 +25,14 @@ from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.log import HINT_PATH, STORE_PATH, CommitLog, open_store_document, path_of, put_store_document
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part, write_operator_states
 from arrowstate.snapshot.reading import open_run, subtask_runs, validated_savepoint
-from arrowstate.snapshot.writing import FrozenSubtask, RunWriter, delete_quietly, write_manifest
+from arrowstate.snapshot.subtasks import fitted, subtask_of, whole_operator
+from arrowstate.snapshot.writing import FrozenSubtask, RunWriter, delete_quietly, schema_versions, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MemorySink, MergePolicy, SpillSink, merge_runs
 from arrowstate.table.run import Run
 from arrowstate_formats.documents import (
     FieldDocument,
     LogEntryDocument,
-    ManifestDocument,
     OperatorDocument,
     StateDocument,
     StateRunsDocument,
@@ -198,7 +198,7 @@ def write_frozen_savepoint(
 
 def _committed(storage: Storage, store_id: str, operator: OperatorDocument) -> _Operator:
     def subtask(number: int) -> _Subtask:
-        document = operator.subtasks[number]
+        document = subtask_of(storage, operator, number)
         stored = subtask_runs(storage, operator, document)
 
         def runs(schemas: RunSchemas) -> list[Run]:
@@ -208,13 +208,10 @@ def _committed(storage: Storage, store_id: str, operator: OperatorDocument) -> _
         return _Subtask(document.key_groups, document.watermark, runs)
 
     def operator_states() -> list[list[FrozenOperatorState]]:
-        parts = len(operator.operator_states[0].parts) if operator.operator_states else 0
+        states = whole_operator(storage, operator).operator_states
         return [
-            [
-                FrozenOperatorState(operator_descriptor_of(state), read_part(storage, state, part))
-                for state in operator.operator_states
-            ]
-            for part in range(parts)
+            [FrozenOperatorState(operator_descriptor_of(state), read_part(storage, state, part)) for state in states]
+            for part in range(states[0].part_count if states else 0)
         ]
 
     return _Operator(
@@ -222,7 +219,7 @@ def _committed(storage: Storage, store_id: str, operator: OperatorDocument) -> _
         operator.key,
         operator.max_parallelism,
         operator.states,
-        len(operator.subtasks),
+        operator.parallelism,
         subtask,
         operator_states,
     )
@@ -288,6 +285,7 @@ def _write(
     commit_id, store_id = new_id(), new_id()
     try:
         documents = [document for operator in operators if (document := writing.operator(operator)) is not None]
+        documents = fitted(target, documents, new_id=new_id, paths=writing.paths)
         savepoint = LogEntryDocument(
             # In a store of its own the number is the id, so that ids go on rising from here.
             number=checkpoint_id,
@@ -350,15 +348,17 @@ class _Writing:
                 runs, own_rows[name] = self._state(operator, subtask, state, or_no_rows=last_chance)
                 live_rows[name] += own_rows[name]
                 states.append(runs)
-            manifest = ManifestDocument(operator=operator.uid, key_groups=subtask.key_groups, states=states)
             self.ask()
             subtasks.append(
                 SubtaskDocument(
                     subtask=number,
                     key_groups=subtask.key_groups,
-                    manifest=write_manifest(self.target, manifest, self.new_id, self.paths),
+                    manifest=write_manifest(
+                        self.target, operator.uid, subtask.key_groups, states, self.new_id, self.paths
+                    ),
                     live_rows=own_rows,
                     watermark=subtask.watermark,
+                    schema_versions=schema_versions(states),
                 )
             )
         self.ask()

@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.references import operator_state_files, run_files
+from arrowstate.snapshot.subtasks import list_files, subtasks_of, whole_operators
 from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, encode
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, pack
 
 __all__ = [
     "SMALL_FILE_BYTES",
@@ -120,7 +121,6 @@ class RunFile(Generic[Item]):
 def stored_slice(subtask: int, run: RunDocument, item: Item, *, live_rows: int) -> RunSlice[Item]:
     """Return what a subtask has of a run file that is stored."""
     vector = run.deletion_vector
-    document = encode(run)
     return RunSlice(
         subtask=subtask,
         item=item,
@@ -129,8 +129,7 @@ def stored_slice(subtask: int, run: RunDocument, item: Item, *, live_rows: int) 
         data_bytes=run.bytes,
         directory_bytes=run.directory.bytes if run.directory is not None else 0,
         dead_bytes=vector.bytes if vector is not None and vector.path is not None else 0,
-        # In a manifest its lines stand eight places further in.
-        document_bytes=len(document) + 8 * document.count(b"\n"),
+        document_bytes=len(pack(run)),
         rows=run.rows,
         live_rows=live_rows,
     )
@@ -153,7 +152,7 @@ def slices_by_state(storage: Storage, operator: OperatorDocument) -> dict[str, l
         If a manifest is missing or damaged.
     """
     found: dict[str, list[RunSlice[RunDocument]]] = {state.name: [] for state in operator.states}
-    for number, subtask in enumerate(operator.subtasks):
+    for number, subtask in enumerate(subtasks_of(storage, operator)):
         for name, runs in subtask_runs(storage, operator, subtask).items():
             found.setdefault(name, []).extend(stored_slice(number, run, run, live_rows=run.live_rows) for run in runs)
     return found
@@ -161,9 +160,9 @@ def slices_by_state(storage: Storage, operator: OperatorDocument) -> dict[str, l
 
 def storage_use(storage: Storage, entry: LogEntryDocument, *, small_file_bytes: int = SMALL_FILE_BYTES) -> StorageUse:
     """Return how much of what a checkpoint refers to is live; see `Snapshot.storage_use`."""
-    files: dict[str, int] = {}
+    files = {path: size for operator in entry.operators for path, size in list_files(operator).items()}
     inline_bytes = live_bytes = small_files = 0
-    for operator in entry.operators:
+    for operator in whole_operators(storage, entry.operators):
         files.update(operator_state_files(operator.operator_states))
         parts = [part for state in operator.operator_states for part in state.parts]
         inline_bytes += sum(part.bytes for part in parts if part.path is None)

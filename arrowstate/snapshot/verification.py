@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from arrowstate.errors import (
     ArrowStateError,
@@ -30,6 +31,7 @@ from arrowstate.snapshot.log import HINT_PATH, CommitLog, CommittedEntry, hinted
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
 from arrowstate.snapshot.reading import forget_open_files, open_file, open_run, subtask_runs, validated
+from arrowstate.snapshot.subtasks import list_files, parts_in, subtasks_in
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
@@ -192,7 +194,8 @@ def verify_checkpoint(
         # Otherwise what this process has read before would not be read again.
         forget_open_files()
     seen: set[str] = set()
-    for operator in entry.operators:
+    for stored in entry.operators:
+        operator = _whole(storage, entry, stored, found)
         for task in _tasks(storage, entry, operator, found):
             name = task.run.path or task.run.id
             with noting(found.problems, name, found.failures), reading_checkpoint(storage, entry):
@@ -210,6 +213,32 @@ def verify_checkpoint(
                     if deep or part.path is None:
                         found.rows += read_part(storage, state, number).num_rows
     return found
+
+
+def _whole(
+    storage: Storage, entry: LogEntryDocument, operator: OperatorDocument, found: Verification
+) -> OperatorDocument:
+    """Return an operator with what it has in files of lists; what cannot be read is a problem, and left out."""
+    files = list_files(operator)
+    found.files += len(files)
+    found.bytes += sum(files.values())
+    subtasks = list(operator.subtasks)
+    for file in operator.subtask_files:
+        with noting(found.problems, file.path, found.failures), reading_checkpoint(storage, entry):
+            subtasks += subtasks_in(storage, operator.uid, file)
+    states = []
+    for state in operator.operator_states:
+        parts = list(state.parts)
+        for part_file in state.part_files:
+            with noting(found.problems, part_file.path, found.failures), reading_checkpoint(storage, entry):
+                parts += parts_in(storage, operator.uid, state.name, part_file)
+        if parts:
+            states.append(replace(state, parts=parts, part_files=[]))
+    try:
+        return replace(operator, subtasks=subtasks, subtask_files=[], operator_states=states)
+    except ValueError:
+        # Some could not be read, so that states differ in their number of subtasks.
+        return replace(operator, subtasks=[], subtask_files=[], operator_states=states)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ it leaves files that no log entry names. Specification: formats/spec/manifests-a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from typing import BinaryIO
 import pyarrow as pa
 from msgspec.structs import replace
 
+from arrowstate.errors import CheckpointCancelledError
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import manifest_files
 from arrowstate.snapshot.streams import CheckpointStreamFactory, StreamStateHandle, never
@@ -39,6 +40,7 @@ from arrowstate_formats.documents import (
     SubtaskDocument,
     SubtaskStatisticsDocument,
     encode,
+    pack,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.run_files import (
@@ -59,6 +61,8 @@ __all__ = [
     "WrittenSubtask",
     "delete_quietly",
     "operator_document",
+    "schema_versions",
+    "subtask_bytes",
     "write_manifest",
     "write_subtask",
 ]
@@ -344,9 +348,15 @@ def write_subtask(
             states.append(StateRunsDocument(name=state.document.name, runs=[item.document for item in written]))
             bytes_written += sum(item.bytes_written for item in written)
         key_groups = (frozen.key_groups.start, frozen.key_groups.end)
-        manifest = ManifestDocument(operator=uid, key_groups=key_groups, states=states)
         handle = write_manifest(
-            storage, manifest, new_id, paths, previous.manifest if previous else None, cancelled=cancelled
+            storage,
+            uid,
+            key_groups,
+            states,
+            new_id,
+            paths,
+            previous.manifest if previous else None,
+            cancelled=cancelled,
         )
         if previous is None or handle is not previous.manifest:
             bytes_written += handle.bytes
@@ -359,17 +369,23 @@ def write_subtask(
         manifest=handle,
         live_rows={state.document.name: state.table.live_rows for state in frozen.states},
         watermark=frozen.watermark,
+        schema_versions=schema_versions(states),
     )
-    references = frozenset(manifest_files(manifest)) | ({handle.path} if handle.path is not None else frozenset())
-    bytes_total = subtask_bytes(handle, manifest)
+    references = frozenset(manifest_files(states)) | ({handle.path} if handle.path is not None else frozenset())
+    bytes_total = subtask_bytes(handle, states)
     return WrittenSubtask(
         document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written, references, bytes_total
     )
 
 
-def subtask_bytes(handle: ManifestHandle, manifest: ManifestDocument) -> int:
-    """Return the size of all that a subtask refers to, the manifest too, in bytes."""
-    return handle.bytes + sum(_run_bytes(run) for state in manifest.states for run in state.runs)
+def subtask_bytes(handle: ManifestHandle, states: Iterable[StateRunsDocument]) -> int:
+    """Return the size of all that a subtask with these states refers to, the manifest too, in bytes."""
+    return handle.bytes + sum(_run_bytes(run) for state in states for run in state.runs)
+
+
+def schema_versions(states: Iterable[StateRunsDocument]) -> dict[str, list[int]]:
+    """Return the schema versions that runs have, by state; one without runs is left out."""
+    return {state.name: sorted({run.schema_version for run in state.runs}) for state in states if state.runs}
 
 
 def _run_bytes(run: RunDocument) -> int:
@@ -378,7 +394,9 @@ def _run_bytes(run: RunDocument) -> int:
 
 def write_manifest(
     storage: Storage,
-    manifest: ManifestDocument,
+    uid: str,
+    key_groups: tuple[int, int],
+    states: list[StateRunsDocument],
     new_id: Callable[[], str],
     paths: list[str],
     previous: ManifestHandle | None = None,
@@ -386,15 +404,20 @@ def write_manifest(
     cancelled: Callable[[], bool] = never,
 ) -> ManifestHandle:
     """Write a manifest, inline if it is small, and add its path to `paths`; an equal previous one is used again."""
-    data = encode(manifest)
+    if previous is not None and previous.inline == states:
+        return previous
+    if cancelled():
+        raise CheckpointCancelledError
+    size = len(pack(states))
+    if size < INLINE_BYTES:
+        return ManifestHandle(inline=states, bytes=size)
+    data = encode(ManifestDocument(operator=uid, key_groups=key_groups, states=states))
     digest = checksum(data)
     if previous is not None and (previous.bytes, previous.xxh3_128) == (len(data), digest):
         return previous
-    streams = CheckpointStreamFactory(
-        storage, inline_bytes=INLINE_BYTES, new_id=new_id, cancelled=cancelled, paths=paths
-    )
+    streams = CheckpointStreamFactory(storage, inline_bytes=0, new_id=new_id, cancelled=cancelled, paths=paths)
     written = streams.put("manifests", "json", data, xxh3_128=digest)
-    return ManifestHandle(path=written.path, inline=written.inline, bytes=written.size_bytes, xxh3_128=digest)
+    return ManifestHandle(path=written.path, bytes=written.size_bytes, xxh3_128=digest)
 
 
 def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from arrowstate.errors import FencedError, InvalidInputError
 from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import CommitLog, CommittedEntry, next_checkpoint, next_fence, refuse_loss
 from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.snapshot.subtasks import fitted
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.metrics import BatchMetrics
@@ -152,9 +153,11 @@ def commit_batch(
             return None
         assert newest is not None, "the fence of this run is in the log"
         record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics)
+        before = () if stored.checkpoint is None else stored.checkpoint.operators
+        lists: list[str] = []
         entry = next_checkpoint(
             newest,
-            work.operators,
+            fitted(storage, work.operators, before=before, new_id=new_id, paths=lists),
             commit_id=new_id(),
             started_at_ms=started_at_ms,
             now_ms=clock_ms(),
@@ -165,10 +168,12 @@ def commit_batch(
         everything = partial(ReferenceReader(storage).files, entry.operators)
         # Within a run the checkpoint before is known to be acknowledged. The fence of the run says nothing of what it
         # repeats, and what a compaction refers to no more may be gone.
-        reused = set(everything()) - work.paths if newest.document.kind != "checkpoint" else ()
+        written = work.paths.union(lists)
+        reused = set(everything()) - written if newest.document.kind != "checkpoint" else ()
         base = min((number or 0 for number in work.bases), default=0)
-        if log.append(entry, NewReferences(work.paths, base, reused, everything)) is not None:
+        if log.append(entry, NewReferences(written, base, reused, everything)) is not None:
             return entry
+        delete_quietly(storage, lists)
         # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
 
 

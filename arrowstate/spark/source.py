@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -29,6 +28,7 @@ from arrowstate.spark.sink.fold import SubtaskResult, fold_micro_batch
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.workers import spare_collector
 from arrowstate.store import new_id, now_ms
+from arrowstate_formats.documents import pack, unpack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,11 +43,11 @@ class SubtaskMessage(WriterCommitMessage):
     """A `SubtaskResult` on its way from a task to the commit."""
 
     def __init__(self, result: SubtaskResult) -> None:
-        self.text = msgspec.json.encode(result)
+        self.text = pack(result)
 
     @property
     def result(self) -> SubtaskResult:
-        return msgspec.json.decode(self.text, type=SubtaskResult)
+        return unpack(self.text, SubtaskResult)
 
 
 class KeyedStateWriter(DataSourceStreamArrowWriter):

@@ -61,7 +61,8 @@ def new_id() -> str:
 
 
 def _time_of(clock_ms: Callable[[], int]) -> int:
-    return check_integer("the time that clock_ms returns", clock_ms(), -LARGEST_EXACT, LARGEST_EXACT)
+    # It is a date for people: one that documents have no room for becomes the last one that they have.
+    return min(max(check_integer("the time that clock_ms returns", clock_ms()), -LARGEST_EXACT), LARGEST_EXACT)
 
 
 class StateStore:

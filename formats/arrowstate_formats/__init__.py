@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import FORMAT_VERSION
-from arrowstate_formats.errors import ArrowStateError, CorruptDataError, FormatVersionError, InvalidInputError
+from arrowstate_formats.errors import (
+    ArrowStateError,
+    CorruptDataError,
+    FormatVersionError,
+    InvalidInputError,
+    UnknownFeatureError,
+)
 from arrowstate_formats.key_groups import (
     MAX_PARALLELISM,
     KeyGroupRange,
@@ -26,6 +32,7 @@ __all__ = [
     "CorruptDataError",
     "FormatVersionError",
     "InvalidInputError",
+    "UnknownFeatureError",
     "KeyGroupRange",
     "default_max_parallelism",
     "hash_columns",

@@ -9,29 +9,55 @@ formats/spec/collection.md.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import math
-import re
-from itertools import count
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-import xxhash
 
-from arrowstate_formats.errors import CorruptDataError, FormatVersionError, InvalidInputError
-from arrowstate_formats.integers import INT64_MAX, INT64_MIN, LARGEST_EXACT
+from arrowstate_formats.document_base import (
+    FORMAT_VERSION,
+    Checksum,
+    Count,
+    Document,
+    Int64,
+    KeyGroup,
+    Milliseconds,
+    PinnedDocument,
+    Statistic,
+    Text,
+    TypeForm,
+    Version,
+    VersionedDocument,
+    check_key_groups,
+    check_nesting,
+    check_place,
+    plain_json,
+    wide,
+)
+from arrowstate_formats.document_text import decode, decode_inline, encode, encode_inline, pack, unpack
 from arrowstate_formats.key_groups import MAX_PARALLELISM
 from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name, check_tag_name
+from arrowstate_formats.run_documents import (
+    BatchDocument,
+    ColumnStatistics,
+    DeletionVectorDocument,
+    DirectoryDocument,
+    ManifestDocument,
+    ManifestHandle,
+    RunDocument,
+    StateRunsDocument,
+)
 
 __all__ = [
     "FORMAT_VERSION",
+    "MAX_ENTRY_BYTES",
     "AggregateDocument",
     "BatchDocument",
     "BoundaryDocument",
     "ColumnStatistics",
     "DeletionVectorDocument",
     "DirectoryDocument",
+    "Document",
     "FieldDocument",
     "KeyHashDocument",
     "LeaseDocument",
@@ -41,59 +67,35 @@ __all__ = [
     "NestedFieldDocument",
     "OperatorDocument",
     "OperatorPartDocument",
+    "OperatorPartsDocument",
     "OperatorStateDocument",
     "ParentDocument",
+    "PartFileDocument",
     "PinnedDocument",
     "RunDocument",
     "SchemaDocument",
     "StateDocument",
     "StateRunsDocument",
+    "Statistic",
+    "StatisticsDocument",
     "StoreDocument",
     "SubtaskDocument",
+    "SubtaskFileDocument",
     "SubtaskStatisticsDocument",
+    "SubtasksDocument",
     "TagDocument",
     "TimeToLiveDocument",
-    "check_json",
     "decode",
     "decode_inline",
     "encode",
     "encode_inline",
+    "pack",
+    "plain_json",
+    "unpack",
 ]
 
-FORMAT_VERSION = 1
-"""The version that this package writes, and the newest it reads."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_EXACT)]
-Version = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_EXACT)]
-Milliseconds = Annotated[int, msgspec.Meta(ge=-LARGEST_EXACT, le=LARGEST_EXACT)]
-Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
-Duration = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
-Checksum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", description="xxh3_128, 32 hexadecimal digits")]
-KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM)]
-Text = Annotated[str, msgspec.Meta(min_length=1)]
-TypeForm = str | dict[str, Any]
-Statistic = str | int | float | bool | None
-
-
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
-    """What every document and every part of one has in common: frozen, strict, keyword-only."""
-
-
-NO_CHECKSUM = "0" * 32
-"""What stands for the checksum of a document while that checksum is computed."""
-
-_OWN_CHECKSUM = re.compile(rb'"document_xxh3_128"\s*:\s*"([0-9a-f]{32})"')
-
-
-class PinnedDocument(Document, frozen=True, kw_only=True):
-    """A document that nothing else pins, so it carries the checksum of its own bytes.
-
-    `encode` fills `document_xxh3_128` in and `decode` compares it; in memory it is always zeros. The fields before it
-    hold no free text, so the first place in the file that looks like it is the field.
-    """
-
-    format_version: Version = FORMAT_VERSION
-    document_xxh3_128: Checksum = NO_CHECKSUM
+MAX_ENTRY_BYTES = 4 << 20
+"""The largest log entry. What grows with the subtasks of an operator goes to files before it gets there."""
 
 
 class KeyHashDocument(Document, frozen=True, kw_only=True):
@@ -141,14 +143,23 @@ class FieldDocument(Document, frozen=True, kw_only=True):
     default: str | None = None
     fields: list[NestedFieldDocument] = []
 
+    def __post_init__(self) -> None:
+        if type(self.type) is dict:
+            check_nesting(f"the type of {self.name!r}", self.type)
+
 
 class TimeToLiveDocument(Document, frozen=True, kw_only=True):
     """When the rows of a state expire: `ttl_ms` after `_updated_at`, by the clock named."""
 
-    ttl_ms: Duration
+    ttl_ms: Int64
     update: Literal["on_create_and_write", "on_read_and_write"]
     visibility: Literal["never_return_expired", "return_until_cleaned_up"]
     clock: Literal["processing_time", "event_time"]
+
+    def __post_init__(self) -> None:
+        wide(self, "ttl_ms")
+        if self.ttl_ms < 1:
+            raise ValueError(f"ttl_ms is {self.ttl_ms}, it must be at least 1")
 
 
 class AggregateDocument(Document, frozen=True, kw_only=True):
@@ -160,6 +171,9 @@ class AggregateDocument(Document, frozen=True, kw_only=True):
     name: Text
     parameters: dict[str, Any]
     accumulator_type: TypeForm
+
+    def __post_init__(self) -> None:
+        check_nesting(f"aggregate {self.name!r}", [self.parameters, self.accumulator_type])
 
 
 class SchemaDocument(Document, frozen=True, kw_only=True):
@@ -174,7 +188,11 @@ class SchemaDocument(Document, frozen=True, kw_only=True):
 
 
 class StateDocument(Document, frozen=True, kw_only=True):
-    """A state as its descriptor declared it, and the columns its values are stored in."""
+    """A state as its descriptor declared it, and the columns its values are stored in.
+
+    `earlier_schemas` are those that runs of the checkpoint still have, ascending; `last_field_id` is the highest id
+    that a version had which is gone, or 0.
+    """
 
     name: str
     kind: Literal["value", "reducing", "list", "map", "timer", "aggregating"]
@@ -189,160 +207,64 @@ class StateDocument(Document, frozen=True, kw_only=True):
     aggregate: AggregateDocument | None = None
     reduce_callable: str | None = None
     earlier_schemas: list[SchemaDocument] = []
+    last_field_id: Count = 0
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
         versions = [schema.version for schema in self.earlier_schemas]
-        if len(versions) != self.schema_version - 1 or any(map(int.__ne__, versions, count(1))):
+        if sorted({*versions, self.schema_version}) != [*versions, self.schema_version]:
             raise ValueError(f"schema version {self.schema_version} with the earlier versions {versions}")
 
 
-class BatchDocument(Document, frozen=True, kw_only=True):
-    """Consecutive rows of a run file: a byte range of the file, and what is in it.
-
-    `min_time` and `max_time` are of the timestamps of timers or the ends of windows, `max_seq` is of the elements of a
-    list; None where the state has no such column, or a writer did not note it.
-    """
-
-    offset: Count
-    bytes: Version
-    rows: Version
-    xxh3_128: Checksum
-    min_hash: Int64
-    max_hash: Int64
-    min_time: Int64 | None = None
-    max_time: Int64 | None = None
-    max_seq: Int64 | None = None
-
-    def __post_init__(self) -> None:
-        if self.min_hash > self.max_hash:
-            raise ValueError(f"min_hash {self.min_hash} is above max_hash {self.max_hash}")
-        if (self.min_time is None) != (self.max_time is None):
-            raise ValueError(f"min_time {self.min_time} with max_time {self.max_time}")
-        if self.min_time is not None and self.max_time is not None and self.min_time > self.max_time:
-            raise ValueError(f"min_time {self.min_time} is above max_time {self.max_time}")
-
-
-class ColumnStatistics(Document, frozen=True, kw_only=True):
-    """Nulls and bounds of one column of a run; a bound is null where it is not known.
-
-    `has_nan` says whether a float in it is NaN, at any depth; None where it has no floats, or a writer did not look.
-    """
-
-    column: Text
-    null_count: Count
-    min: Statistic = None
-    max: Statistic = None
-    has_nan: bool | None = None
-
-
-class DeletionVectorDocument(Document, frozen=True, kw_only=True):
-    """The dead rows of a run file, as a Roaring bitmap of row numbers of the file."""
-
-    path: str | None = None
-    inline: str | None = None
-    bytes: Version
-    dead_rows: Count
-    xxh3_128: Checksum
-
-    def __post_init__(self) -> None:
-        _check_place(self.path, self.inline)
-
-
-class DirectoryDocument(Document, frozen=True, kw_only=True):
-    """The bucket directory beside a run file."""
-
-    path: str
-    bytes: Version
-    xxh3_128: Checksum
-
-    def __post_init__(self) -> None:
-        check_relative_path(self.path)
-
-
-class RunDocument(Document, frozen=True, kw_only=True):
-    """A run: a file of sorted rows, and the half-open range of its rows that this subtask owns."""
-
-    id: Text
-    format: Literal["arrow", "parquet", "lance"]
-    path: str | None = None
-    inline: str | None = None
-    bytes: Version
-    rows: Count
-    first_row: Count
-    last_row: Count
-    live_rows: Count
-    xxh3_128: Checksum
-    frame_xxh3_128: Checksum
-    batches: list[BatchDocument]
-    statistics: list[ColumnStatistics]
-    schema_version: Version = 1
-    deletion_vector: DeletionVectorDocument | None = None
-    directory: DirectoryDocument | None = None
-
-    def __post_init__(self) -> None:
-        _check_place(self.path, self.inline)
-        if not self.first_row <= self.last_row <= self.rows:
-            raise ValueError(f"rows {self.first_row} to {self.last_row} are outside a file of {self.rows} rows")
-        if self.live_rows > self.last_row - self.first_row:
-            raise ValueError(f"{self.live_rows} live rows in {self.last_row - self.first_row} rows")
-        if sum(batch.rows for batch in self.batches) != self.rows:
-            raise ValueError(f"the batches do not add up to {self.rows} rows")
-        end = 0
-        for batch in self.batches:
-            if batch.offset < end:
-                raise ValueError(f"the batch at byte {batch.offset} begins inside the one before it")
-            end = batch.offset + batch.bytes
-        if end > self.bytes:
-            raise ValueError(f"the batches end at byte {end} of a file of {self.bytes} bytes")
-
-
-class StateRunsDocument(Document, frozen=True, kw_only=True):
-    """The runs of one state, oldest first."""
-
-    name: str
-    runs: list[RunDocument]
-
-    def __post_init__(self) -> None:
-        check_state_name(self.name)
-
-
-class ManifestDocument(Document, frozen=True, kw_only=True):
-    """`manifests/<uuid>.json`: everything one subtask of an operator has stored."""
-
-    format_version: Version = FORMAT_VERSION
-    operator: str
-    key_groups: tuple[KeyGroup, KeyGroup]
-    states: list[StateRunsDocument]
-
-    def __post_init__(self) -> None:
-        check_operator_uid(self.operator)
-        _check_key_groups(self.key_groups)
-
-
-class ManifestHandle(Document, frozen=True, kw_only=True):
-    """Where a manifest is: its path, or its text inline; never both."""
-
-    path: str | None = None
-    inline: str | None = None
-    bytes: Version
-    xxh3_128: Checksum
-
-    def __post_init__(self) -> None:
-        _check_place(self.path, self.inline)
-
-
 class SubtaskDocument(Document, frozen=True, kw_only=True):
-    """One subtask of an operator: its key groups, its manifest, and the live rows of each state."""
+    """One subtask of an operator: its key groups, its manifest, and the live rows of each state.
+
+    `schema_versions` are the versions that its runs have, by state; null where nobody noted them.
+    """
 
     subtask: Count
     key_groups: tuple[KeyGroup, KeyGroup]
     manifest: ManifestHandle
     live_rows: dict[str, Count]
     watermark: Int64 | None = None
+    schema_versions: dict[str, list[Version]] | None = None
 
     def __post_init__(self) -> None:
-        _check_key_groups(self.key_groups)
+        wide(self, "watermark")
+        check_key_groups(self.key_groups)
+
+
+class SubtasksDocument(VersionedDocument, frozen=True, kw_only=True):
+    """`manifests/<uuid>.json` of several subtasks: neighbours of one operator, where an entry has no room for them."""
+
+    what: ClassVar[str] = "list of subtasks"
+
+    operator: str
+    first: Count
+    subtasks: Annotated[list[SubtaskDocument], msgspec.Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        check_operator_uid(self.operator)
+        numbers = [subtask.subtask for subtask in self.subtasks]
+        if numbers != list(range(self.first, self.first + len(numbers))):
+            raise ValueError(f"the subtasks from {self.first} on are numbered {numbers[:3]}...")
+
+
+class SubtaskFileDocument(Document, frozen=True, kw_only=True):
+    """Where neighbouring subtasks are, and what they have in sum."""
+
+    path: str
+    bytes: Version
+    xxh3_128: Checksum
+    first: Count
+    count: Version
+    key_groups: tuple[KeyGroup, KeyGroup]
+    live_rows: dict[str, Count]
+    schema_versions: dict[str, list[Version]] | None = None
+
+    def __post_init__(self) -> None:
+        check_relative_path(self.path)
+        check_key_groups(self.key_groups)
 
 
 class OperatorPartDocument(Document, frozen=True, kw_only=True):
@@ -359,9 +281,38 @@ class OperatorPartDocument(Document, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.rows:
-            _check_place(self.path, self.inline)
+            check_place(self.path, self.inline)
         elif self.path is not None or self.inline is not None or self.bytes:
             raise ValueError("a part without rows has a file")
+
+
+class OperatorPartsDocument(VersionedDocument, frozen=True, kw_only=True):
+    """`manifests/<uuid>.json` of several parts of an operator state, where an entry has no room for them."""
+
+    what: ClassVar[str] = "list of parts"
+
+    operator: str
+    state: str
+    first: Count
+    parts: Annotated[list[OperatorPartDocument], msgspec.Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        check_operator_uid(self.operator)
+        check_state_name(self.state)
+
+
+class PartFileDocument(Document, frozen=True, kw_only=True):
+    """Where neighbouring parts of an operator state are, and how many rows they have."""
+
+    path: str
+    bytes: Version
+    xxh3_128: Checksum
+    first: Count
+    count: Version
+    rows: Count
+
+    def __post_init__(self) -> None:
+        check_relative_path(self.path)
 
 
 class OperatorStateDocument(Document, frozen=True, kw_only=True):
@@ -371,12 +322,21 @@ class OperatorStateDocument(Document, frozen=True, kw_only=True):
     kind: Literal["list", "union", "broadcast"]
     value_type: TypeForm
     key_type: TypeForm | None = None
-    parts: Annotated[list[OperatorPartDocument], msgspec.Meta(min_length=1)]
+    parts: list[OperatorPartDocument]
+    part_files: list[PartFileDocument] = []
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
+        if bool(self.parts) == bool(self.part_files):
+            raise ValueError(f"operator state {self.name!r} must have either parts or files of parts")
+        _check_consecutive(self.part_files)
         if (self.key_type is None) == (self.kind == "broadcast"):
             raise ValueError(f"a {self.kind} state with key type {self.key_type}")
+
+    @property
+    def part_count(self) -> int:
+        """How many parts it has, in the entry or in files."""
+        return len(self.parts) + sum(file.count for file in self.part_files)
 
 
 class OperatorDocument(Document, frozen=True, kw_only=True):
@@ -388,19 +348,42 @@ class OperatorDocument(Document, frozen=True, kw_only=True):
     states: list[StateDocument]
     subtasks: list[SubtaskDocument]
     operator_states: list[OperatorStateDocument] = []
+    subtask_files: list[SubtaskFileDocument] = []
 
     def __post_init__(self) -> None:
         check_operator_uid(self.uid)
-        if not self.key and (self.states or self.subtasks or not self.operator_states):
+        if self.subtasks and self.subtask_files:
+            raise ValueError(f"operator {self.uid!r} has subtasks and files of subtasks; it must have one of both")
+        _check_consecutive(self.subtask_files)
+        if not self.key and (self.states or self.parallelism or not self.operator_states):
             raise ValueError(f"operator {self.uid!r} has no key; only an operator without keyed state may")
-        counts = {len(state.parts) for state in self.operator_states}
-        if self.subtasks:
-            counts.add(len(self.subtasks))
+        counts = {state.part_count for state in self.operator_states}
+        if self.parallelism:
+            counts.add(self.parallelism)
         if len(counts) > 1:
             raise ValueError(f"the states of operator {self.uid!r} are of {sorted(counts)} subtasks")
-        for subtask in self.subtasks:
+        held: list[SubtaskDocument | SubtaskFileDocument] = [*self.subtasks, *self.subtask_files]
+        for subtask in held:
             if subtask.key_groups[1] >= self.max_parallelism:
                 raise ValueError(f"key group {subtask.key_groups[1]} at max parallelism {self.max_parallelism}")
+
+    @property
+    def parallelism(self) -> int:
+        """How many subtasks have keyed state, in the entry or in files."""
+        return len(self.subtasks) + sum(file.count for file in self.subtask_files)
+
+    def live_rows(self, state: str) -> int:
+        """Return the live rows of a state in all subtasks."""
+        held: list[SubtaskDocument | SubtaskFileDocument] = [*self.subtasks, *self.subtask_files]
+        return sum(item.live_rows.get(state, 0) for item in held)
+
+
+def _check_consecutive(files: Iterable[SubtaskFileDocument | PartFileDocument]) -> None:
+    following = 0
+    for file in files:
+        if file.first != following:
+            raise ValueError(f"a file begins with number {file.first}, expected {following}")
+        following += file.count
 
 
 class ParentDocument(Document, frozen=True, kw_only=True):
@@ -430,8 +413,63 @@ class SubtaskStatisticsDocument(Document, frozen=True, kw_only=True):
         check_operator_uid(self.operator)
 
 
+class StatisticsDocument(Document, frozen=True, kw_only=True):
+    """What it took to write each part of one operator, number by number; see `SubtaskStatisticsDocument`.
+
+    Item i of each list is of the part `subtasks[i]`.
+    """
+
+    operator: str
+    subtasks: list[Count | None]
+    sync_us: list[Count | None]
+    async_us: list[Count | None]
+    alignment_us: list[Count | None]
+    bytes_written: list[Count]
+    bytes_total: list[Count]
+    files_written: list[Count]
+
+    def __post_init__(self) -> None:
+        check_operator_uid(self.operator)
+        if len({len(getattr(self, name)) for name in ("subtasks", *_MEASURED)}) > 1:
+            raise ValueError(f"the statistics of operator {self.operator!r} are lists of different lengths")
+
+    @classmethod
+    def of(cls, items: Iterable[SubtaskStatisticsDocument]) -> list[StatisticsDocument]:
+        """Return the statistics of parts, operator by operator."""
+        by_operator: dict[str, list[SubtaskStatisticsDocument]] = {}
+        for item in items:
+            by_operator.setdefault(item.operator, []).append(item)
+        return [
+            cls(
+                operator=operator,
+                subtasks=[item.subtask for item in parts],
+                **{name: [getattr(item, name) for item in parts] for name in _MEASURED},
+            )
+            for operator, parts in by_operator.items()
+        ]
+
+    def rows(self) -> Iterator[SubtaskStatisticsDocument]:
+        """Yield what it took to write each part."""
+        columns = [getattr(self, name) for name in _MEASURED]
+        for subtask, *values in zip(self.subtasks, *columns, strict=True):
+            yield SubtaskStatisticsDocument(
+                operator=self.operator, subtask=subtask, **dict(zip(_MEASURED, values, strict=True))
+            )
+
+
+_MEASURED = ("sync_us", "async_us", "alignment_us", "bytes_written", "bytes_total", "files_written")
+
+
 class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
-    """`log/<20 digits>.json`: one commit. The newest entry alone tells the state of the store."""
+    """`log/<20 digits>.json`: one commit.
+
+    The newest entry tells the state of the store: by its `operators`, or as a fence by those of the entry that
+    `content` names. `statistics` are measurements without a meaning for readers.
+    """
+
+    what: ClassVar[str] = "log entry"
+    max_bytes: ClassVar[int | None] = MAX_ENTRY_BYTES
+    free_form: ClassVar[tuple[str, ...]] = ("properties", "extensions")
 
     number: Count
     parent: ParentDocument | None
@@ -444,14 +482,20 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
     watermark: Int64 | None = None
     properties: dict[str, Any] = {}
     operators: list[OperatorDocument]
+    content: ParentDocument | None = None
     last_checkpoint_id: Count | None = None
-    statistics: list[SubtaskStatisticsDocument] = []
+    statistics: list[StatisticsDocument] = []
 
     def __post_init__(self) -> None:
+        wide(self, "watermark")
         if self.parent is not None and self.parent.number != self.number - 1:
             raise ValueError(f"entry {self.number} has parent {self.parent.number}")
         if (self.checkpoint_id is None) != (self.kind == "fence"):
             raise ValueError(f"a {self.kind} entry with checkpoint id {self.checkpoint_id}")
+        if self.operators if self.kind == "fence" else self.content is not None:
+            raise ValueError(f"a {self.kind} entry with {len(self.operators)} operators and content {self.content}")
+        if self.content is not None and self.content.number >= self.number:
+            raise ValueError(f"entry {self.number} has the content of entry {self.content.number}")
 
 
 class TagDocument(PinnedDocument, frozen=True, kw_only=True):
@@ -486,6 +530,9 @@ class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
     that was there then: a later one that refers to them was never acknowledged.
     """
 
+    what: ClassVar[str] = "boundary"
+    max_bytes: ClassVar[int | None] = 256 << 20
+
     boundary: Count
     swept: Count
     collection_id: Text
@@ -497,164 +544,3 @@ class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for path in (*self.condemned, *self.waiting, *self.taken):
             check_relative_path(path)
-
-
-D = TypeVar("D", bound=Document)
-
-
-class _Versioned(msgspec.Struct):
-    format_version: Version = FORMAT_VERSION
-
-
-def encode(document: Document) -> bytes:
-    """Return the UTF-8 JSON text of a document: two-space indent, declared field order, newline at the end.
-
-    Equal documents give equal bytes; members of free-form objects are sorted by name.
-
-    Raises
-    ------
-    InvalidInputError
-        If a reader would refuse the result, or `properties` holds something that JSON cannot keep exactly (NaN, an
-        integer outside 64 bits, bytes, a date, a name that is no text).
-
-    Examples
-    --------
-    >>> encode(ParentDocument(number=3, xxh3_128="0" * 32))[:17]
-    b'{\\n  "number": 3,\\n'
-    """
-    if isinstance(document, LogEntryDocument):
-        check_json("properties", document.properties)
-    try:
-        text = msgspec.json.encode(document, order="deterministic")
-        # By the rules of the reader: what it would refuse must never be committed.
-        msgspec.json.decode(text, type=type(document))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInputError(
-            f"the {_name_of(document)} cannot be written, no reader would take it: {error}"
-        ) from error
-    data = msgspec.json.format(text, indent=2) + b"\n"
-    if isinstance(document, PinnedDocument):
-        start, end = _own_checksum(data)
-        digest = xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:])
-        data = data[:start] + digest.encode() + data[end:]
-    return data
-
-
-def decode(data: bytes, document_type: type[D], *, path: str = "") -> D:
-    """Return the document that `encode` wrote.
-
-    Parameters
-    ----------
-    data
-        The JSON text.
-    document_type
-        The struct to read it as.
-    path
-        Where the text comes from, for messages.
-
-    Raises
-    ------
-    FormatVersionError
-        If `format_version` is newer than `FORMAT_VERSION`, whatever the rest of the document looks like.
-    CorruptDataError
-        If the text is no JSON, or has a missing, unknown or ill-formed field.
-
-    Examples
-    --------
-    >>> decode(b'{"number": 3, "xxh3_128": "00000000000000000000000000000000"}', ParentDocument).number
-    3
-    """
-    try:
-        version = msgspec.json.decode(data, type=_Versioned).format_version
-        if version > FORMAT_VERSION:
-            raise FormatVersionError(path, version, FORMAT_VERSION)
-        document = msgspec.json.decode(data, type=document_type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptDataError(path, str(error)) from error
-    if not isinstance(document, PinnedDocument):
-        return document
-    try:
-        start, end = _own_checksum(data)
-    except LookupError:
-        raise CorruptDataError(path, "the document has no document_xxh3_128") from None
-    if xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:]) != document.document_xxh3_128:
-        raise CorruptDataError(path, "the document does not match its checksum")
-    return msgspec.structs.replace(document, document_xxh3_128=NO_CHECKSUM)
-
-
-def _name_of(document: Document) -> str:
-    return re.sub("(?<!^)(?=[A-Z])", " ", type(document).__name__).lower()
-
-
-def _own_checksum(data: bytes) -> tuple[int, int]:
-    """Return where in a pinned document the digits of its checksum begin and end."""
-    match = _OWN_CHECKSUM.search(data)
-    if match is None:
-        raise LookupError("document_xxh3_128")
-    return match.span(1)
-
-
-def encode_inline(data: bytes) -> str:
-    """Return bytes as the text of an `inline` field (base64).
-
-    Examples
-    --------
-    >>> encode_inline(b"abc")
-    'YWJj'
-    """
-    return base64.b64encode(data).decode("ascii")
-
-
-def decode_inline(text: str, *, path: str = "") -> bytes:
-    """Return the bytes of an `inline` field.
-
-    Raises
-    ------
-    CorruptDataError
-        If the text is no base64.
-
-    Examples
-    --------
-    >>> decode_inline("YWJj")
-    b'abc'
-    """
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise CorruptDataError(path, f"an inline field is no base64: {error}") from error
-
-
-def _check_place(path: str | None, inline: str | None) -> None:
-    if (path is None) == (inline is None):
-        raise ValueError("exactly one of path and inline must be given")
-    if path is not None:
-        check_relative_path(path)
-
-
-def _check_key_groups(key_groups: tuple[int, int]) -> None:
-    if key_groups[0] > key_groups[1]:
-        raise ValueError(f"key groups {key_groups[0]} to {key_groups[1]} are empty")
-
-
-def check_json(where: str, value: object) -> None:
-    """Refuse what the JSON encoder would quietly change: NaN to null, dates and bytes to text."""
-    if value is None or isinstance(value, (str, bool)):
-        return
-    if isinstance(value, int) and INT64_MIN <= value < 1 << 64:
-        return
-    if isinstance(value, float) and math.isfinite(value):
-        return
-    if isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            check_json(f"{where}[{index}]", item)
-        return
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if not isinstance(name, str):
-                raise InvalidInputError(f"{where} must have text as names, got {name!r}")
-            check_json(f"{where}.{name}", item)
-        return
-    raise InvalidInputError(
-        f"{where} must be null, a boolean, a text, a 64-bit integer, a finite number, a list or an object, "
-        f"got {value!r} ({type(value).__name__})"
-    )

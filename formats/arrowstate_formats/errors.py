@@ -12,6 +12,7 @@ __all__ = [
     "FormatVersionError",
     "InvalidInputError",
     "MissingDependencyError",
+    "UnknownFeatureError",
 ]
 
 
@@ -88,6 +89,34 @@ class FormatVersionError(ArrowStateError, RuntimeError):
         return (
             f"{self.path or 'the document'} has format version {self.found}, this arrowstate reads versions up to "
             f"{self.supported}; install a newer arrowstate"
+        )
+
+
+class UnknownFeatureError(FormatVersionError):
+    """A document needs a feature that this package does not know, though its format version is known.
+
+    Attributes
+    ----------
+    path : str
+        The object inside the store, empty where the bytes have no path.
+    feature : str
+        The name of the feature.
+
+    Examples
+    --------
+    >>> UnknownFeatureError("log/00000000000000000001.json", "encrypted-runs").feature
+    'encrypted-runs'
+    """
+
+    def __init__(self, path: str, feature: str) -> None:
+        super(FormatVersionError, self).__init__(path, feature)
+        self.path = path
+        self.feature = feature
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path or 'the document'} needs the feature {self.feature!r}, which this arrowstate does not know; "
+            "install a newer arrowstate"
         )
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate_formats.documents import ColumnStatistics, Statistic
-from arrowstate_formats.errors import InvalidInputError
+from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 from arrowstate_formats.state_columns import HASH_COLUMN, inner_fields
 from arrowstate_formats.stored_types import elements_of
 
-__all__ = ["MAX_STATISTIC_CHARACTERS", "column_statistics", "has_floats", "paths_with_nan"]
+__all__ = ["MAX_STATISTIC_CHARACTERS", "bound_of", "column_statistics", "has_floats", "paths_with_nan"]
 
 MAX_STATISTIC_CHARACTERS = 64
 """A text longer than this is no bound; the column then has none."""
@@ -28,9 +29,9 @@ def column_statistics(batches: Sequence[pa.RecordBatch]) -> list[ColumnStatistic
 
     `_key_hash` is left out: its bounds are recorded per batch.
 
-    Integers, booleans, floats and texts of at most 64 characters are given as they are; dates, times, timestamps
-    and durations as the integer they are stored as. Both bounds are None where a type has no such form, where there
-    is no value, where a text is longer, and where a float is NaN or infinite.
+    Booleans, floats and texts of at most 64 characters are given as they are; integers, and dates, times, timestamps
+    and durations as the integer they are stored as, in decimal digits: `bound_of` turns them back. Both bounds are None
+    where a type has no such form, there is no value, a text is longer, or a float is NaN or infinite.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def column_statistics(batches: Sequence[pa.RecordBatch]) -> list[ColumnStatistic
     --------
     >>> statistics = column_statistics([pa.record_batch({"n": pa.array([3, None, 1])})])[0]
     >>> statistics.null_count, statistics.min, statistics.max
-    (1, 1, 3)
+    (1, '1', '3')
     """
     if not batches:
         raise InvalidInputError("statistics need at least one batch")
@@ -105,8 +106,8 @@ def _add_nan_paths(path: str, array: pa.Array, found: set[str]) -> None:
 
 def _statistics(name: str, column: pa.ChunkedArray, nan: set[str]) -> ColumnStatistics:
     storage = _storage_type(column.type)
-    minimum: Statistic = None
-    maximum: Statistic = None
+    minimum: Any = None
+    maximum: Any = None
     has_nan = any(path == name or path.startswith(f"{name}.") for path in nan) if has_floats(column.type) else None
     if storage is not None and column.null_count < len(column) and not has_nan:
         # The view keeps the bits: a timestamp becomes the integer that it is stored as.
@@ -116,7 +117,8 @@ def _statistics(name: str, column: pa.ChunkedArray, nan: set[str]) -> ColumnStat
         minimum, maximum = bounds["min"].as_py(), bounds["max"].as_py()
         if not (_is_exact(minimum) and _is_exact(maximum)):
             minimum = maximum = None
-    return ColumnStatistics(column=name, null_count=column.null_count, min=minimum, max=maximum, has_nan=has_nan)
+    low, high = (str(bound) if type(bound) is int else bound for bound in (minimum, maximum))
+    return ColumnStatistics(column=name, null_count=column.null_count, min=low, max=high, has_nan=has_nan)
 
 
 def _storage_type(arrow_type: pa.DataType) -> pa.DataType | None:
@@ -132,7 +134,28 @@ def _storage_type(arrow_type: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _is_exact(bound: Statistic) -> bool:
+def _is_exact(bound: Any) -> bool:
     if isinstance(bound, str):
         return len(bound) <= MAX_STATISTIC_CHARACTERS
     return not isinstance(bound, float) or math.isfinite(bound)
+
+
+def bound_of(bound: Statistic, kind: pa.DataType) -> Any:
+    """Return a bound of a column of this type as Python has it: an integer that a document has as text as an `int`.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is no bound of this type.
+    """
+    if not isinstance(bound, str) or _is_text(kind):
+        return bound
+    try:
+        return int(bound)
+    except ValueError:
+        raise CorruptDataError("", f"a bound of a column of type {kind} is no integer: {bound!r}") from None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)

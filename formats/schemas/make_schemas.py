@@ -13,13 +13,16 @@ from typing import Any
 
 import msgspec
 
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import (
     BoundaryDocument,
     Document,
     LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
+    OperatorPartsDocument,
     StoreDocument,
+    SubtasksDocument,
     TagDocument,
 )
 
@@ -27,6 +30,8 @@ SCHEMAS: dict[str, type[Document]] = {
     "store.json": StoreDocument,
     "log-entry.json": LogEntryDocument,
     "manifest.json": ManifestDocument,
+    "subtasks.json": SubtasksDocument,
+    "parts.json": OperatorPartsDocument,
     "tag.json": TagDocument,
     "lease.json": LeaseDocument,
     "boundary.json": BoundaryDocument,
@@ -35,8 +40,16 @@ SCHEMAS: dict[str, type[Document]] = {
 
 def schema_text(document_type: type[Document]) -> str:
     """Return the JSON schema of a document, indented, with a newline at the end."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(document_type)}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **msgspec.json.schema(document_type, schema_hook=_of_other_type),
+    }
     return json.dumps(_first_paragraphs(schema), indent=2) + "\n"
+
+
+def _of_other_type(kind: type[Any]) -> dict[str, Any]:
+    assert kind is Int64, kind
+    return {"type": "string", "pattern": "^(0|-?[1-9][0-9]{0,18})$", "description": "an integer of 64 bits"}
 
 
 def _first_paragraphs(value: Any) -> Any:

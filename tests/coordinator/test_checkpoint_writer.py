@@ -68,15 +68,18 @@ def test_opening_a_store_for_writing_commits_a_fence_with_a_higher_epoch(store):
     assert [entry.properties for entry in entries] == [{"who": number} for number in range(3)]
 
 
-def test_a_fence_repeats_the_operators_so_that_the_newest_entry_alone_tells_the_state(store):
+def test_a_fence_names_the_entry_whose_operators_are_the_state(store):
     with store.writer() as writer:
         snapshot = writer.checkpoint({"op": [backend_of()]}, watermark=77)
 
     store.writer()
 
-    newest = CommitLog(store.storage).latest().document
+    log = CommitLog(store.storage)
+    newest = log.latest().document
     assert newest.kind == "fence"
-    assert newest.operators == snapshot.entry.operators
+    assert newest.operators == []
+    assert newest.content == log.read(snapshot.entry.number).as_parent
+    assert log.content(log.latest()) == snapshot.entry
     assert newest.watermark == 77
     assert store.latest().checkpoint_id == snapshot.checkpoint_id
 

@@ -1102,7 +1102,7 @@ def put(world, path, data=b"{}"):
 
 def newer(world, path):
     def act():
-        data = world.storage.read(path).replace(b'"format_version": 1', b'"format_version": 2')
+        data = world.storage.read(path).replace(b'"format_version": 2', b'"format_version": 3')
         world.storage.delete(path)
         with world.storage.write_file(path) as file:
             file.write(data)
@@ -1270,7 +1270,11 @@ def test_a_statement_that_is_out_stays_until_none_of_its_files_is_there(filled):
 def test_every_field_of_a_document_that_names_a_file_is_followed():
     """Whoever adds a field with a path must make `ReferenceReader` follow it, and this list longer."""
     parts = {name: part for name, part in vars(documents).items() if isinstance(part, type)}
-    seen, waiting, found = set(), {"LogEntryDocument", "ManifestDocument"}, set()
+    seen, waiting, found = (
+        set(),
+        {"LogEntryDocument", "ManifestDocument", "SubtasksDocument", "OperatorPartsDocument"},
+        set(),
+    )
     while waiting - seen:
         name = (waiting - seen).pop()
         seen.add(name)
@@ -1280,4 +1284,5 @@ def test_every_field_of_a_document_that_names_a_file_is_followed():
             waiting |= {part for part in re.findall(r"documents\.(\w+)", str(field.type)) if part in parts}
 
     names = ("DeletionVectorDocument", "DirectoryDocument", "ManifestHandle", "OperatorPartDocument", "RunDocument")
+    names += ("PartFileDocument", "SubtaskFileDocument")
     assert found == {(name, "path") for name in names}

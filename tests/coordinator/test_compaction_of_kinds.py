@@ -161,4 +161,4 @@ def test_rows_of_earlier_schemas_are_merged_in_the_current_one(merges):
         assert item.verify(deep=True).problems == []
         assert item.restore("op").state(second).get_batch(range(100)).to_pylist() == before
     versions = {v["version"]: v["runs"] for v in after.show()["operators"][0]["states"][0]["schema_versions"]}
-    assert versions == {1: 0, 2: 1}
+    assert versions == {2: 1}

@@ -56,13 +56,20 @@ def optional(value: Any) -> int | None:
 
 
 def document(data: bytes) -> Json:
-    found = json.loads(data)
+    found: Json = json.loads(data, object_pairs_hook=members)
     must(found.get("format_version") in (1, 2), f"format version {found.get('format_version')}")
+    for feature in found.get("features", []):
+        must(False, f"the feature {feature} is not known")
     return found
 
 
+def members(pairs: list[tuple[str, Any]]) -> Json:
+    must(len(dict(pairs)) == len(pairs), "a member occurs twice")
+    return dict(pairs)
+
+
 DEFAULTS: dict[str, Json] = {
-    "operator": {"operator_states": []},
+    "operator": {"operator_states": [], "subtask_files": []},
     "state": {
         "schema_version": 1,
         "earlier_schemas": [],
@@ -397,6 +404,7 @@ class Reader:
         """The newest checkpoint, or the newest entry of this id, with the chain of entries looked at."""
         numbers = sorted(int(path.stem) for path in (self.folder / "log").glob("*.json"))
         found, parent = None, None
+        entries: dict[int, tuple[str, Json]] = {}
         for number in reversed(numbers):
             data = self.read(f"log/{number:020}.json")
             own_checksum(data)
@@ -404,10 +412,16 @@ class Reader:
             must(entry["number"] == number, "the number of an entry")
             must(parent is None or parent == {"number": number, "xxh3_128": checksum(data)}, "the chain of entries")
             parent = entry["parent"]
+            entries[number] = (checksum(data), entry)
             fits = checkpoint_id is None or entry["checkpoint_id"] == checkpoint_id
             if found is None and entry["kind"] != "fence" and fits:
                 found = entry
         must(found, f"no checkpoint {checkpoint_id}")
+        for _, entry in entries.values():
+            if entry["format_version"] == 2 and entry["kind"] == "fence" and entry["content"] is not None:
+                named = entry["content"]
+                must(not entry["operators"], "a fence with operators")
+                must(named["number"] not in entries or entries[named["number"]][0] == named["xxh3_128"], "a fence")
         assert found is not None
         return found
 
@@ -415,6 +429,7 @@ class Reader:
         """Every live row of every state by `<uid>.<state>`: the columns of key, namespace, user key and value."""
         found: dict[str, list[Row]] = {}
         for operator in (filled("operator", item) for item in self.entry["operators"]):
+            operator["subtasks"] = self.listed(operator, operator, "subtasks", "subtask_files")
             groups = [tuple(subtask["key_groups"]) for subtask in operator["subtasks"]]
             covered = [group for first, last in groups for group in range(first, last + 1)]
             must(not groups or covered == list(range(operator["max_parallelism"])), "key groups are not covered once")
@@ -438,11 +453,30 @@ class Reader:
                 ]
             for state in operator["operator_states"]:
                 found[f"{operator['uid']}.{state['name']}"] = [
-                    row for part in state["parts"] for row in self.part(state, part)
+                    row
+                    for part in self.listed(operator, state, "parts", "part_files")
+                    for row in self.part(state, part)
                 ]
         return found
 
+    def listed(self, operator: Json, holder: Json, name: str, files: str) -> list[Json]:
+        """The subtasks of an operator, or the parts of a state, in the entry or in lists."""
+        must(not holder[name] or not holder.get(files), f"{name} in the entry and in lists")
+        found = list(holder[name])
+        for file in holder.get(files, []):
+            data = self.read(file["path"])
+            must(len(data) == file["bytes"] and checksum(data) == file["xxh3_128"], "the checksum of a list")
+            listed = document(data)
+            must((listed["operator"], listed["first"]) == (operator["uid"], file["first"]), "another list")
+            must(file["first"] == len(found) and len(listed[name]) == file["count"], "the numbers of a list")
+            found += listed[name]
+        return found
+
     def manifest(self, operator: Json, subtask: Json) -> dict[str, list[Json]]:
+        handle = filled("handle", subtask["manifest"])
+        if isinstance(handle["inline"], list):
+            must(handle["path"] is None and handle["xxh3_128"] is None, "an inline manifest with a path or a checksum")
+            return {state["name"]: [filled("run", run) for run in state["runs"]] for state in handle["inline"]}
         manifest = document(self.bytes_of(subtask["manifest"]))
         must(manifest["operator"] == operator["uid"], "the operator of a manifest")
         must(manifest["key_groups"] == subtask["key_groups"], "the key groups of a manifest")
@@ -461,6 +495,7 @@ class Reader:
         version = run["schema_version"]
         current = {**state, "key": operator["key"]}
         earlier = {schema["version"]: filled("schema", schema) for schema in state["earlier_schemas"]}
+        must(version == state["schema_version"] or version in earlier, f"a run of version {version}")
         schema = current if version == state["schema_version"] else earlier[version]
         declared = declared_columns(schema)
         columns = [*sort_columns(state), *declared]

@@ -164,6 +164,26 @@ def test_every_kind_of_state_is_read_by_the_text_alone(tmp_path: Path, run_forma
     check(other.import_savepoint(tmp_path / "point"), tmp_path / "other")
 
 
+def test_lists_of_subtasks_and_parts_are_read_by_the_text_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arrowstate.snapshot.subtasks._ENTRY_BYTES", 0)
+    monkeypatch.setattr("arrowstate.snapshot.subtasks._NEIGHBOURS", 2)
+    store = open_store(tmp_path, create=True)
+    with store.writer() as writer:
+        backend = KeyedStateBackend(key=KEY, max_parallelism=12)
+        fill(backend, 0, 20)
+        first = writer.checkpoint({"op": [backend]}, operator_states={"op": [operator_states()]})
+        parts = [first.restore("op", parallelism=3, subtask=number) for number in range(3)]
+        shared = [first.restore_operator_state("op", parallelism=3, subtask=number) for number in range(3)]
+        last = writer.checkpoint({"op": parts}, operator_states={"op": shared})
+    store.writer()
+
+    assert [file.count for file in last.entry.operators[0].subtask_files] == [2, 1]
+    assert last.entry.operators[0].operator_states[0].part_files
+    check(last, tmp_path)
+
+
 @pytest.mark.parametrize("run_format", ["arrow", "parquet"])
 def test_files_with_many_batches_dead_rows_and_a_directory_are_read_by_the_text_alone(
     tmp_path: Path, run_format: str

@@ -14,7 +14,7 @@ from arrowstate import (
     ReducingStateDescriptor,
 )
 from arrowstate.snapshot.operator import write_operator_states
-from arrowstate.snapshot.reading import read_manifest
+from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import write_subtask
 from arrowstate.store import new_id
 
@@ -58,7 +58,7 @@ def test_a_write_is_asked_at_each_file_and_between_the_batches_of_a_run_whether_
 
     written = write(cancelled)
 
-    (run,) = read_manifest(store.storage, written.document.manifest, "op").states[0].runs
+    (run,) = read_states(store.storage, written.document.manifest, "op")[0].runs
     assert len(run.batches) > 5
     assert cancelled.asked > len(run.batches) + written.files_written
 

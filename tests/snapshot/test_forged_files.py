@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from arrowstate import KeyedStateBackend, StateStore, ValueStateDescriptor, open_store
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.snapshot.log import CommitLog, path_of
-from arrowstate.snapshot.reading import read_manifest
+from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import write_manifest
 from arrowstate.spark.read.changes import ChangePlan
 from arrowstate.spark.read.plans import plan_from_options
@@ -78,8 +78,7 @@ def forge(store: StateStore, change: Callable[[bytearray], None]) -> None:
     assert entry is not None
     (operator,) = entry.operators
     (subtask,) = operator.subtasks
-    manifest = read_manifest(store.storage, subtask.manifest, "op")
-    (state,) = manifest.states
+    (state,) = read_states(store.storage, subtask.manifest, "op")
     (run,) = state.runs
     data = bytearray(store.storage.read(str(run.path)) if run.inline is None else decode_inline(run.inline))
     change(data)
@@ -88,8 +87,8 @@ def forge(store: StateStore, change: Callable[[bytearray], None]) -> None:
         (Path(store.url.removeprefix("file://")) / run.path).write_bytes(bytes(data))
     else:
         new = replace(new, inline=encode_inline(bytes(data)))
-    forged = replace(manifest, states=[replace(state, runs=[new])])
-    handle = write_manifest(store.storage, forged, lambda: "f" * 32, [])
+    forged = [replace(state, runs=[new])]
+    handle = write_manifest(store.storage, "op", subtask.key_groups, forged, lambda: "f" * 32, [])
     altered = replace(entry, operators=[replace(operator, subtasks=[replace(subtask, manifest=handle)])])
     (Path(store.url.removeprefix("file://")) / path_of(entry.number)).write_bytes(encode(altered))
 

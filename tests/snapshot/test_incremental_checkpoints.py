@@ -11,7 +11,8 @@ import pytest
 
 from arrowstate import FencedError, KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, open_store
 from arrowstate.snapshot import writing
-from arrowstate.snapshot.reading import forget_open_files, read_manifest
+from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import RunWriter, operator_document, write_subtask
 from arrowstate.store import new_id
 from arrowstate.table.merging import MergePolicy
@@ -39,7 +40,7 @@ def runs_of(snapshot, state=0):
     return [
         run
         for subtask in operator.subtasks
-        for run in read_manifest(snapshot.storage, subtask.manifest, "op").states[state].runs
+        for run in read_states(snapshot.storage, subtask.manifest, "op")[state].runs
     ]
 
 

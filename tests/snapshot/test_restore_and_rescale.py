@@ -22,7 +22,8 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import find_operator, find_state, forget_open_files, open_state, read_manifest
+from arrowstate.snapshot.reading import find_operator, find_state, forget_open_files, open_state
+from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import operator_document, write_subtask
 from arrowstate.store import new_id
 
@@ -194,8 +195,8 @@ def test_a_slice_of_a_large_run_is_written_to_another_store_with_a_directory_of_
 
         again = _restore_groups(other.latest(), groups)
 
-        (manifest,) = [read_manifest(other.storage, written.document.manifest, "op")]
-        assert manifest.states[0].runs[0].directory is not None
+        (states,) = [read_states(other.storage, written.document.manifest, "op")]
+        assert states[0].runs[0].directory is not None
         assert again.state(TOTAL).get_batch(expected).to_pylist() == [key % 1000 for key in expected.to_pylist()]
 
 

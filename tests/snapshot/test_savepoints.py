@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import shutil
@@ -125,8 +124,8 @@ def test_json_and_pyarrow_alone_read_a_savepoint(store, model):
     rows = {}
     for subtask in operator["subtasks"]:
         handle = subtask["manifest"]
-        text = base64.b64decode(handle["inline"]) if handle["path"] is None else (folder / handle["path"]).read_bytes()
-        runs = {state["name"]: state["runs"] for state in json.loads(text)["states"]}
+        states = handle["inline"] or json.loads((folder / handle["path"]).read_bytes())["states"]
+        runs = {state["name"]: state["runs"] for state in states}
         for run in runs["total"]:
             assert run["deletion_vector"] is None
             table = pq.read_table(folder / run["path"])
@@ -381,9 +380,7 @@ def runs_of(folder):
     for operator in json.loads(log.read_text())["operators"]:
         for subtask in operator["subtasks"]:
             handle = subtask["manifest"]
-            inline = handle["path"] is None
-            text = base64.b64decode(handle["inline"]) if inline else (Path(folder) / handle["path"]).read_bytes()
-            for state in json.loads(text)["states"]:
+            for state in handle["inline"] or json.loads((Path(folder) / handle["path"]).read_bytes())["states"]:
                 yield from state["runs"]
 
 

@@ -25,8 +25,16 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.snapshot.reading import forget_open_files, read_manifest
-from arrowstate_formats.documents import LogEntryDocument, ManifestDocument, decode, encode, encode_inline
+from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.subtasks import read_states
+from arrowstate_formats.documents import (
+    FORMAT_VERSION,
+    LogEntryDocument,
+    ManifestDocument,
+    ManifestHandle,
+    decode,
+    encode,
+)
 from arrowstate_formats.run_files import checksum
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
@@ -184,7 +192,7 @@ def test_what_is_not_found_is_one_kind_of_error(store):
 def newer(data):
     """The document of a future version: another number, and a field that this version does not know."""
     document = json.loads(data)
-    document["format_version"] = 2
+    document["format_version"] = FORMAT_VERSION + 1
     document["a field of the future"] = {"x": 1}
     return json.dumps(document).encode()
 
@@ -197,9 +205,15 @@ def test_a_newer_document_is_refused_with_both_versions_and_a_way_out(store, doc
     before = {each: each.read_bytes() for each in Path(store.url).rglob("*") if each.is_file()}
 
     for read in (lambda: open_store(store.url).latest(), lambda: open_store(store.url).writer()):
-        with pytest.raises(FormatVersionError, match="version 2.*up to 1.*newer arrowstate") as caught:
+        with pytest.raises(
+            FormatVersionError, match=f"version {FORMAT_VERSION + 1}.*up to {FORMAT_VERSION}.*newer arrowstate"
+        ) as caught:
             read()
-        assert (caught.value.path, caught.value.found, caught.value.supported) == (document, 2, 1)
+        assert (caught.value.path, caught.value.found, caught.value.supported) == (
+            document,
+            FORMAT_VERSION + 1,
+            FORMAT_VERSION,
+        )
 
     assert {each: each.read_bytes() for each in Path(store.url).rglob("*") if each.is_file()} == before
 
@@ -210,10 +224,10 @@ def test_a_newer_manifest_is_refused_with_both_versions(store):
     entry = decode(log.read_bytes(), LogEntryDocument)
     (operator,) = entry.operators
     (subtask,) = operator.subtasks
-    manifest = read_manifest(store.storage, subtask.manifest, "counter")
-    assert isinstance(manifest, ManifestDocument)
-    data = newer(encode(manifest))
-    handle = replace(subtask.manifest, inline=encode_inline(data), bytes=len(data), xxh3_128=checksum(data))
+    states = read_states(store.storage, subtask.manifest, "counter")
+    data = newer(encode(ManifestDocument(operator="counter", key_groups=subtask.key_groups, states=states)))
+    store.storage.put_if_absent("manifests/newer.json", data, "counter")
+    handle = ManifestHandle(path="manifests/newer.json", bytes=len(data), xxh3_128=checksum(data))
     operator = replace(operator, subtasks=[replace(subtask, manifest=handle)])
     log.write_bytes(encode(replace(entry, operators=[operator])))
     forget_open_files()
@@ -223,7 +237,7 @@ def test_a_newer_manifest_is_refused_with_both_versions(store):
         lambda: store.latest().to_arrow("counter.total"),
         lambda: store.savepoint("copy"),
     ):
-        with pytest.raises(FormatVersionError, match="version 2.*up to 1"):
+        with pytest.raises(FormatVersionError, match=f"version {FORMAT_VERSION + 1}.*up to {FORMAT_VERSION}"):
             read()
 
 

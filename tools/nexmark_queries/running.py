@@ -90,10 +90,10 @@ def read_store(folder: Path) -> Kept:
     snapshot = store.latest()
     rows = snapshot.operator_state(OUTPUT, "rows")["rows"].combine_chunks()
     fields = [field.name for field in rows.type]
-    subtasks = [subtask for operator in snapshot.entry.operators for subtask in operator.subtasks]
+    states = [(operator, state.name) for operator in snapshot.entry.operators for state in operator.states]
     return Kept(
         checkpoints=len(store.checkpoints()),
-        state_rows=sum(sum(subtask.live_rows.values()) for subtask in subtasks),
+        state_rows=sum(operator.live_rows(state) for operator, state in states),
         output=pa.Table.from_arrays(rows.flatten(), names=fields),
     )
 

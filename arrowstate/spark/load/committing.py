@@ -18,6 +18,7 @@ from arrowstate.errors import CommitUnknownError, FencedError, InvalidInputError
 from arrowstate.snapshot.boundary import NewReferences
 from arrowstate.snapshot.log import CommitLog, next_checkpoint, next_fence, refuse_loss
 from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.snapshot.subtasks import fitted, whole_operators
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.load.filling import FilledSubtask, FillPlan
 from arrowstate.storage.base import Storage
@@ -94,9 +95,14 @@ def _commit(
     for operator in operators:
         kept[operator.plan.uid] = _operator(operator, kept.get(operator.plan.uid))
     watermarks = [operator.plan.watermark for operator in operators if operator.plan.watermark is not None]
+    # Under the names of the fill, so that they are found where it fails.
+    lists: list[str] = []
+    id_of_fill = operators[0].plan.id_maker(new_id)
+    whole = whole_operators(storage, kept.values())
+    before = () if checkpoint is None else checkpoint.operators
     entry = next_checkpoint(
         fence,
-        list(kept.values()),
+        fitted(storage, whole, before=before, new_id=id_of_fill, paths=lists),
         commit_id=new_id(),
         started_at_ms=started_at_ms,
         now_ms=clock_ms(),
@@ -104,11 +110,12 @@ def _commit(
         properties={**_of_stopped_query(checkpoint, new_id), **properties},
         statistics=[item.statistics for operator in operators for item in operator.subtasks],
     )
-    written = {path for operator in operators for item in operator.subtasks for path in item.paths}
+    written = {path for operator in operators for item in operator.subtasks for path in item.paths}.union(lists)
     everything = partial(ReferenceReader(storage).files, entry.operators)
     # After a fence nobody knows whether the entry before it was acknowledged.
     references = NewReferences(written, base or 0, set(everything()) - written, everything)
     if log.append(entry, references) is None:
+        delete_quietly(storage, lists)
         raise FencedError(fence.document.writer_epoch, fence.document.writer_epoch + 1)
     return entry
 

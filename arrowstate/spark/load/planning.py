@@ -157,13 +157,13 @@ def plan_fill(
     ):
         raise KeyTypeError(_text(key_schema), _text(given_key))
     if parallelism is None:
-        parallelism = 1 if operator is None else len(operator.subtasks)
+        parallelism = 1 if operator is None else operator.parallelism
     if max_parallelism is None:
         max_parallelism = default_max_parallelism(parallelism) if operator is None else operator.max_parallelism
     key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
-    if operator is not None and operator.operator_states and parallelism != len(operator.operator_states[0].parts):
+    if operator is not None and operator.operator_states and parallelism != operator.operator_states[0].part_count:
         raise InvalidInputError(
-            f"operator {uid!r} in {opened.url} has operator state of {len(operator.operator_states[0].parts)} "
+            f"operator {uid!r} in {opened.url} has operator state of {operator.operator_states[0].part_count} "
             f"subtasks, so its parallelism must stay, got {parallelism}"
         )
     return FillPlan(

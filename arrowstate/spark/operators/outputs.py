@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import IncompatibleStateError
 from arrowstate.snapshot.operator import read_part, write_part
 from arrowstate.snapshot.streams import CheckpointStreamFactory
+from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.spark.schemas import schema_for_spark, spark_schema
 from arrowstate.spark.workers import own_python
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.arrow_types import type_to_json
-from arrowstate_formats.documents import OperatorDocument, OperatorPartDocument, OperatorStateDocument
+from arrowstate_formats.documents import OperatorDocument, OperatorPartDocument, OperatorStateDocument, pack, unpack
 from arrowstate_formats.run_files import INLINE_BYTES
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class OutputTable:
             uid=self.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=[state]
         )
 
-    def parts_before(self, operators: Iterable[OperatorDocument]) -> list[OperatorPartDocument]:
+    def parts_before(self, storage: Storage, operators: Iterable[OperatorDocument]) -> list[OperatorPartDocument]:
         """Return the parts that stay from the entry before.
 
         Raises
@@ -79,7 +79,7 @@ class OutputTable:
         IncompatibleStateError
             If the table has other columns.
         """
-        state = rows_state(operators, self.uid)
+        state = rows_state(storage, operators, self.uid)
         if state is None or not self.is_kept:
             return []
         if state.value_type != type_to_json(self.row_type):
@@ -92,11 +92,12 @@ class OutputTable:
         return [part for part in state.parts if part.rows]
 
 
-def rows_state(operators: Iterable[OperatorDocument], uid: str) -> OperatorStateDocument | None:
+def rows_state(storage: Storage, operators: Iterable[OperatorDocument], uid: str) -> OperatorStateDocument | None:
     """Return the rows of an output in a log entry, None if it has no such output."""
     for operator in operators:
         if operator.uid == uid:
-            return next((state for state in operator.operator_states if state.name == STATE), None)
+            found = next((state for state in operator.operator_states if state.name == STATE), None)
+            return None if found is None else whole_state(storage, uid, found)
     return None
 
 
@@ -193,13 +194,13 @@ def frame_of(
         rows = pa.Table.from_batches(batches, table.columns).cast(target)
         return session.createDataFrame(rows, table.spark_schema)
     # One task per part: the text of the document goes with the function, and each task reads what is its own.
-    text = msgspec.json.encode(document)
+    text = pack(document)
     starts = [sum(counts[:number]) for number in range(len(counts))]
     columns = table.columns
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         storage = open_storage(store, storage_options=storage_options)
-        whole = msgspec.json.decode(text, type=OperatorStateDocument)
+        whole = unpack(text, OperatorStateDocument)
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 low = max(first, starts[number])

@@ -39,6 +39,8 @@ from arrowstate_formats.documents import (
     OperatorDocument,
     OperatorPartDocument,
     OperatorStateDocument,
+    pack,
+    unpack,
 )
 
 if TYPE_CHECKING:
@@ -206,7 +208,7 @@ class StatefulQuery:
                     f"the output of operator {item.plan.uid!r} in micro-batch {batch_id} is not in the store any more, "
                     "which has a later one; start the query with the checkpoint folder that it was stopped with"
                 )
-            state = rows_state(entry.operators, output.uid)
+            state = rows_state(open_storage(self._store, storage_options=self._options), entry.operators, output.uid)
             parts = [] if state is None else state.parts
             first = record.outputs[output.uid]
             function(frame_of(frame.sparkSession, output, parts, first, self._store, self._options), batch_id)
@@ -253,11 +255,11 @@ def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: 
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         result = run_subtask(plan, step, context.partitionId(), batches, new_id)
-        yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(result)], pa.binary())], schema=_RESULT_SCHEMA)
+        yield pa.RecordBatch.from_arrays([pa.array([pack(result)], pa.binary())], schema=_RESULT_SCHEMA)
 
     with own_python(session):
         collected = rows.mapInArrow(task, _RESULT).collect()
-    results = [msgspec.json.decode(row["result"], type=OperatorResult) for row in collected]
+    results = [unpack(row["result"], OperatorResult) for row in collected]
     return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
 
 
@@ -275,7 +277,7 @@ def _appended(
     paths: list[str],
 ) -> OperatorDocument:
     """Return the output with the rows of a micro-batch, and note the number of the first of them."""
-    parts = output.parts_before(before)
+    parts = output.parts_before(storage, before)
     firsts[output.uid] = sum(part.rows for part in parts)
     new: list[OperatorPartDocument] = [result.output for result in results if result.output is not None]
     written = [part for part in new if part.rows]

@@ -277,7 +277,7 @@ def stateful(
     if stored is not None and not stored.key:
         raise InvalidInputError(f"{uid!r} is no operator with keyed state in the store {opened.url}; use another uid")
     if table is not None and checkpoint is not None:
-        table.parts_before(checkpoint.operators)
+        table.parts_before(opened.storage, checkpoint.operators)
     key_schema = given_key if stored is None else key_schema_of(stored.key)
     if list(key) != key_schema.names or not all(widens(types[item.name], spark_type(item.type)) for item in key_schema):
         raise KeyTypeError(_text(key_schema), _text(given_key))

@@ -118,7 +118,7 @@ def run_subtask(
     frozen = backend.freeze()
     sync_us = (time.perf_counter_ns() - began) // 1000
     began = time.perf_counter_ns()
-    previous = same_subtask(stored, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
+    previous = same_subtask(storage, stored, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
     written = write_subtask(
         storage, step.store_id, plan.uid, subtask, frozen, format="arrow", new_id=new_id, previous=previous
     )

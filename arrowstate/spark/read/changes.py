@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -43,7 +42,7 @@ from arrowstate.spark.read.options import (
 from arrowstate.spark.read.states import check_schema, split_key_groups
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.documents import LogEntryDocument, pack, unpack
 from arrowstate_formats.key_groups import KeyGroupRange
 
 __all__ = ["ChangePartition", "ChangePlan", "ChangeReader", "ChangeStreamReader"]
@@ -125,12 +124,12 @@ class ChangePlan:
         ]
         maximum = operator.max_parallelism
         groups = key_group_option(options, maximum) or KeyGroupRange(0, maximum - 1)
-        partitions = whole_number(options, "partitions", at_least=1) or len(operator.subtasks)
+        partitions = whole_number(options, "partitions", at_least=1) or operator.parallelism
         kept = replace(operator, states=[state.document], subtasks=[], operator_states=[])
         assert entry.checkpoint_id is not None, "a fence is never read"
         return cls(
             store=storage.url,
-            entry=msgspec.json.encode(replace(entry, operators=[kept], statistics=[], properties={})),
+            entry=pack(replace(entry, operators=[kept], statistics=[], properties={})),
             operator=uid,
             state=state.layout.name,
             columns=tuple(columns),
@@ -181,7 +180,7 @@ class ChangePlan:
         assert isinstance(partition, ChangePartition)
         storage = readable(open_storage(self.store), self.validate)
         log = CommitLog(storage)
-        state = StateReader(storage, msgspec.json.decode(self.entry, type=LogEntryDocument), self.operator, self.state)
+        state = StateReader(storage, unpack(self.entry, LogEntryDocument), self.operator, self.state)
         target = schema_for_spark(self.schema)
         for step in partition.steps:
             before = None if step.before is None else log.read(step.before).document

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
+from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.spark.batches import BATCH_SUFFIX
 from arrowstate.spark.operators.outputs import STATE, output_rows
 from arrowstate.spark.read.options import (
@@ -86,7 +87,7 @@ class OutputPlan:
             await_checkpoint(open_read_storage(options), options)
         storage, entry = open_checkpoint(options)
         name = options["output"]
-        columns = pa.schema(list(type_from_json(_find(entry, name).value_type)))
+        columns = pa.schema(list(type_from_json(_find(storage, entry, name).value_type)))
         chosen = choose_columns(options, columns.names, f"output table {name!r}")
         starting = options.get("startingPosition")
         assert entry.checkpoint_id is not None, "a fence is never read"
@@ -129,7 +130,8 @@ class OutputReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return ranges of rows that begin and end with a part."""
-        parts = _find(self._entry(open_storage(self.plan.store)), self.plan.output).parts
+        storage = open_storage(self.plan.store)
+        parts = _find(storage, self._entry(storage), self.plan.output).parts
         # Spark makes a partition of its own where it is given none.
         return _ranges(parts, 0, sum(part.rows for part in parts)) or [RowsPartition(0, 0)]
 
@@ -137,7 +139,7 @@ class OutputReader(DataSourceReader):
         """Yield rows in their order."""
         assert isinstance(partition, RowsPartition)
         storage = open_storage(self.plan.store)
-        yield from _rows(storage, _find(self._entry(storage), self.plan.output), self.plan, partition)
+        yield from _rows(storage, _find(storage, self._entry(storage), self.plan.output), self.plan, partition)
 
     def _entry(self, storage: Storage) -> LogEntryDocument:
         return find_checkpoint(storage, str(self.plan.checkpoint_id))
@@ -192,13 +194,13 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from _rows(storage, self._newest(storage), self.plan, partition)
 
     def _newest(self, storage: Storage) -> OperatorStateDocument:
-        return _find(find_checkpoint(storage), self.plan.output)
+        return _find(storage, find_checkpoint(storage), self.plan.output)
 
     def _newest_row(self) -> int:
         return sum(part.rows for part in self._newest(open_storage(self.plan.store)).parts)
 
 
-def _find(entry: LogEntryDocument, name: str) -> OperatorStateDocument:
+def _find(storage: Storage, entry: LogEntryDocument, name: str) -> OperatorStateDocument:
     # What an operator emitted without a table is there for one micro-batch, so its rows have no numbers that last.
     outputs = {
         operator.uid: state
@@ -211,7 +213,7 @@ def _find(entry: LogEntryDocument, name: str) -> OperatorStateDocument:
             f"no output table {name!r} in checkpoint {entry.checkpoint_id}; it has "
             f"{', '.join(map(repr, outputs)) or 'none'}"
         )
-    return outputs[name]
+    return whole_state(storage, name, outputs[name])
 
 
 def _holds_rows(state: OperatorStateDocument) -> bool:

@@ -155,8 +155,7 @@ class TableReader(DataSourceReader):
 
 def _partitions(operator: OperatorDocument, state: str) -> int:
     """One per subtask, and more where that would keep one core of a cluster busy for long."""
-    rows = sum(subtask.live_rows.get(state, 0) for subtask in operator.subtasks)
-    return max(len(operator.subtasks), -(-rows // _PARTITION_ROWS))
+    return max(operator.parallelism, -(-operator.live_rows(state) // _PARTITION_ROWS))
 
 
 def check_schema(given: StructType, planned: StructType) -> None:

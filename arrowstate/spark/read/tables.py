@@ -62,7 +62,7 @@ class OperatorStatePlan:
         """
         check_options(options, OPERATOR_STATE_OPTIONS, f"an operator state, as {state!r} is,")
         storage, entry = open_checkpoint(options)
-        document = find_operator_state(entry, options["operator"], state)
+        document = find_operator_state(storage, entry, options["operator"], state)
         columns = OperatorStateRows(storage, entry, document).schema
         names = choose_columns(options, columns.names, f"operator state {state!r}")
         assert entry.checkpoint_id is not None, "a fence is never read"
@@ -92,8 +92,9 @@ class OperatorStateTableReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the subtasks that had some of it."""
-        entry = CommitLog(open_storage(self.plan.store)).checkpoint(self.plan.checkpoint_id)
-        parts = find_operator_state(entry, self.plan.operator, self.plan.state).parts
+        storage = open_storage(self.plan.store)
+        entry = CommitLog(storage).checkpoint(self.plan.checkpoint_id)
+        parts = find_operator_state(storage, entry, self.plan.operator, self.plan.state).parts
         # Spark makes a partition of its own where it is given none.
         return [PartPartition(number) for number, part in enumerate(parts) if part.rows] or [PartPartition(0)]
 
@@ -103,7 +104,7 @@ class OperatorStateTableReader(DataSourceReader):
         plan = self.plan
         storage = open_storage(plan.store)
         entry = CommitLog(storage).checkpoint(plan.checkpoint_id)
-        document = find_operator_state(entry, plan.operator, plan.state)
+        document = find_operator_state(storage, entry, plan.operator, plan.state)
         target = schema_for_spark(plan.schema)
         part = OperatorStateRows(storage, entry, document).part(partition.subtask).select(target.names)
         for batch in part.to_batches(max_chunksize=_BATCH_ROWS):

@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
 from arrowstate.errors import KeyTypeError
 from arrowstate.snapshot.log import CommitLog, open_store_document
-from arrowstate.snapshot.reading import read_manifest
+from arrowstate.snapshot.subtasks import read_states, subtask_of, subtasks_of
 from arrowstate.snapshot.writing import subtask_bytes, write_subtask
 from arrowstate.spark.batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.metrics import TaskMeter, TaskMetrics
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.state_rows import StateRows, ordered
+from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import (
     FieldDocument,
@@ -83,10 +84,10 @@ def fold_micro_batch(
     operator = None
     if checkpoint is not None:
         operator = next((item for item in checkpoint.operators if item.uid == plan.uid), None)
-    previous = same_subtask(operator, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
+    previous = same_subtask(storage, operator, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
     table = pa.Table.from_batches(given) if (given := [item for item in rows if item.num_rows]) else None
     if table is None and previous is not None and operator is not None and _has_states(operator, plan):
-        size = subtask_bytes(previous.manifest, read_manifest(storage, previous.manifest, plan.uid))
+        size = subtask_bytes(previous.manifest, read_states(storage, previous.manifest, plan.uid))
         metrics = meter.unchanged(previous, size)
         return _result(batch, base, operator.key, operator.states, previous, metrics=metrics)
     clock_ms = _clock(plan, table)
@@ -110,7 +111,7 @@ def fold_micro_batch(
         )
         if not backend.key.equals(plan.key_schema):
             raise KeyTypeError(_text(backend.key), _text(plan.key_schema))
-    _fold(plan, backend, operator, table)
+    _fold(storage, plan, backend, operator, table)
     began = time.perf_counter_ns()
     frozen = backend.freeze()
     sync_us = (time.perf_counter_ns() - began) // 1000
@@ -125,12 +126,16 @@ def fold_micro_batch(
 
 
 def _fold(
-    plan: SinkPlan, backend: KeyedStateBackend, operator: OperatorDocument | None, table: pa.Table | None
+    storage: Storage,
+    plan: SinkPlan,
+    backend: KeyedStateBackend,
+    operator: OperatorDocument | None,
+    table: pa.Table | None,
 ) -> None:
     """Fold all rows into all states; a state without rows is declared all the same."""
     if plan.timestamp is not None and operator is not None:
         # Each subtask has noted how far its own rows came, and event time is that of all of them.
-        for known in operator.subtasks:
+        for known in subtasks_of(storage, operator):
             if known.watermark is not None:
                 backend.advance_watermark(known.watermark)
     # One batch, unless a column holds more text than one array can address.
@@ -155,20 +160,29 @@ def _clock(plan: SinkPlan, table: pa.Table | None) -> Callable[[], int]:
 
 
 def same_subtask(
-    operator: OperatorDocument | None, subtask: int, key_groups: tuple[int, int], max_parallelism: int
+    storage: Storage,
+    operator: OperatorDocument | None,
+    subtask: int,
+    key_groups: tuple[int, int],
+    max_parallelism: int,
 ) -> SubtaskDocument | None:
     """The subtask of the checkpoint that owned exactly these keys, if there is one."""
-    if operator is None or operator.max_parallelism != max_parallelism or subtask >= len(operator.subtasks):
+    if operator is None or operator.max_parallelism != max_parallelism or subtask >= operator.parallelism:
         return None
-    found = operator.subtasks[subtask]
+    found = subtask_of(storage, operator, subtask)
     return found if (found.subtask, found.key_groups) == (subtask, key_groups) else None
 
 
 def _has_states(operator: OperatorDocument, plan: SinkPlan) -> bool:
     """Whether a subtask without rows can be taken over as it is."""
-    stored = {state.name: state for state in operator.states}
-    declared = {item.state.name: item.state for item in plan.states}
+    stored = {state.name: _columns(state) for state in operator.states}
+    declared = {item.state.name: _columns(item.state) for item in plan.states}
     return operator.key == plan.key and stored == declared
+
+
+def _columns(state: StateDocument) -> StateDocument:
+    """A state apart from the versions before: the checkpoints of the query drop those that no run has any more."""
+    return msgspec.structs.replace(state, earlier_schemas=[], last_field_id=0)
 
 
 def _result(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import descriptor_of, key_schema_of
-from arrowstate_formats.documents import FieldDocument, StateDocument
+from arrowstate_formats.documents import FieldDocument, StateDocument, pack, unpack
 
 __all__ = ["SinkPlan", "StateInput"]
 
@@ -70,7 +70,7 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "uid": self.uid,
             "parallelism": str(self.parallelism),
             "maxParallelism": str(self.max_parallelism),
-            _OPTION: msgspec.json.encode(self).decode(),
+            _OPTION: pack(self).decode(),
         }
 
     @classmethod
@@ -85,4 +85,4 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         text = options.get(_OPTION)
         if text is None:
             raise InvalidInputError("a stream is written to a store by arrowstate.spark.keyed_sink(stream, ...)")
-        return msgspec.json.decode(text, type=cls)
+        return unpack(text, cls)

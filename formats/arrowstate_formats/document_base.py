@@ -1,0 +1,201 @@
+"""What the JSON documents of a store have in common: how a struct, a number and an extension may look.
+
+Specification: formats/spec/documents.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from arrowstate_formats.errors import InvalidInputError
+from arrowstate_formats.integers import INT64_MAX, INT64_MIN, LARGEST_EXACT
+from arrowstate_formats.key_groups import MAX_PARALLELISM
+from arrowstate_formats.names import check_relative_path
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MAX_NESTING",
+    "MAX_PROPERTIES_BYTES",
+    "NO_CHECKSUM",
+    "Checksum",
+    "Count",
+    "Document",
+    "Feature",
+    "Int64",
+    "KeyGroup",
+    "Milliseconds",
+    "PinnedDocument",
+    "Statistic",
+    "Text",
+    "TypeForm",
+    "Version",
+    "VersionedDocument",
+    "check_key_groups",
+    "check_nesting",
+    "check_place",
+    "plain_json",
+    "wide",
+]
+
+FORMAT_VERSION = 2
+"""The version that this package writes, and the newest it reads; version 1 are the drafts, see `drafts`."""
+
+MAX_NESTING = 64
+"""How many objects and lists may stand in each other in what is free-form: properties, extensions, types."""
+
+MAX_PROPERTIES_BYTES = 1 << 20
+"""The largest text of `properties`, and of `extensions`, without white space between its parts."""
+
+if TYPE_CHECKING:
+    Int64 = int
+else:
+
+    class Int64(int):
+        """An integer that may be any of 64 bits; documents have its decimal digits as text."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_EXACT)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_EXACT)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=-LARGEST_EXACT, le=LARGEST_EXACT)]
+Checksum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", description="xxh3_128, 32 hexadecimal digits")]
+Feature = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_.-]{0,63}$")]
+KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+TypeForm = str | dict[str, Any]
+Statistic = str | float | bool | None
+
+NO_CHECKSUM = "0" * 32
+"""What stands for the checksum of a document while that checksum is computed."""
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
+    """What every document and every part of one has in common: frozen, strict, keyword-only."""
+
+    what: ClassVar[str] = "document"
+    """Its name, for messages."""
+    max_bytes: ClassVar[int | None] = None
+    """The longest text of a document of this kind; None for a part of one."""
+    free_form: ClassVar[tuple[str, ...]] = ()
+    """Members that hold JSON of any shape."""
+
+
+class VersionedDocument(Document, frozen=True, kw_only=True):
+    """A document that is an object of its own, pinned by the checksum in what refers to it.
+
+    `features` are what a reader must know to read it rightly, `extensions` what a reader may pass over.
+    """
+
+    max_bytes: ClassVar[int | None] = 64 << 20
+    free_form: ClassVar[tuple[str, ...]] = ("extensions",)
+
+    format_version: Version = FORMAT_VERSION
+    features: list[Feature] = []
+    extensions: dict[str, Any] = {}
+
+
+class PinnedDocument(Document, frozen=True, kw_only=True):
+    """A document that nothing else pins, so it carries the checksum of its own bytes.
+
+    `encode` fills `document_xxh3_128` in and `decode` compares it; in memory it is always zeros. The fields before it
+    hold no free text, so the first place in the file that looks like it is the field.
+    """
+
+    max_bytes: ClassVar[int | None] = 1 << 20
+    free_form: ClassVar[tuple[str, ...]] = ("extensions",)
+
+    format_version: Version = FORMAT_VERSION
+    document_xxh3_128: Checksum = NO_CHECKSUM
+    features: list[Feature] = []
+    extensions: dict[str, Any] = {}
+
+
+def wide(document: Document, *names: str) -> None:
+    """Make fields of a document that is being made `Int64`, so that they are written as text."""
+    for name in names:
+        value = getattr(document, name)
+        # A boolean, or what is no integer at all, is left for `encode` to refuse.
+        if type(value) is int:
+            if not INT64_MIN <= value <= INT64_MAX:
+                raise ValueError(f"{name} is {value}, outside 64 bits")
+            msgspec.structs.force_setattr(document, name, Int64(value))
+
+
+def check_place(path: str | None, inline: object) -> None:
+    """Refuse a handle with both a path and the object, or with neither."""
+    if (path is None) == (inline is None):
+        raise ValueError("exactly one of path and inline must be given")
+    if path is not None:
+        check_relative_path(path)
+
+
+def check_key_groups(key_groups: tuple[int, int]) -> None:
+    """Refuse a range of key groups that is empty."""
+    if key_groups[0] > key_groups[1]:
+        raise ValueError(f"key groups {key_groups[0]} to {key_groups[1]} are empty")
+
+
+def check_nesting(where: str, value: object) -> None:
+    """Refuse free-form JSON whose objects and lists stand deeper in each other than any reader must bear."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, (list, tuple)):
+                inner.extend(item)
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"{where} is nested more than {MAX_NESTING} levels deep")
+
+
+def plain_json(where: str, value: Any, depth: int = 0) -> Any:
+    """Return JSON of a caller as plain values, and refuse what the encoder would quietly change.
+
+    Integers of NumPy become those of Python, tuples become lists.
+
+    Raises
+    ------
+    InvalidInputError
+        If a value is NaN, an integer outside 64 bits, bytes, a date, or anything else that JSON cannot keep exactly; if
+        a name is no text; or if values are nested more than 64 levels deep.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> plain_json("properties", {"offset": np.int64(5), "parts": (1, 2)})
+    {'offset': 5, 'parts': [1, 2]}
+    """
+    if value is None or type(value) in (str, bool):
+        return value
+    if depth > MAX_NESTING:
+        raise InvalidInputError(f"{where} is nested more than {MAX_NESTING} levels deep; keep it flatter")
+    if isinstance(value, (list, tuple)):
+        return [plain_json(f"{where}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise InvalidInputError(f"{where} must have text as names, got {name!r}")
+        return {name: plain_json(f"{where}.{name}", item, depth + 1) for name, item in value.items()}
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    number = _integer(value)
+    if number is not None and INT64_MIN <= number < 1 << 64:
+        return number
+    raise InvalidInputError(
+        f"{where} must be null, a boolean, a text, a 64-bit integer, a finite number, a list or an object, "
+        f"got {value!r} ({type(value).__name__})"
+    )
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return int(value.__index__()) if getattr(value, "ndim", 0) == 0 else None
+    except (AttributeError, TypeError):
+        return None

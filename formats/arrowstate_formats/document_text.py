@@ -1,0 +1,279 @@
+"""Documents as text: written in one stable form, and read strictly.
+
+Every document is read back by the rules of the reader before it is written, so that nothing is committed that no reader
+takes. Specification: formats/spec/documents.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from arrowstate_formats.document_base import (
+    FORMAT_VERSION,
+    MAX_PROPERTIES_BYTES,
+    NO_CHECKSUM,
+    Document,
+    Int64,
+    PinnedDocument,
+    Version,
+    VersionedDocument,
+    check_nesting,
+    plain_json,
+)
+from arrowstate_formats.drafts import upgraded
+from arrowstate_formats.errors import (
+    CorruptDataError,
+    FormatVersionError,
+    InvalidInputError,
+    UnknownFeatureError,
+)
+from arrowstate_formats.integers import INT64_MAX, INT64_MIN
+
+__all__ = ["FEATURES", "decode", "decode_inline", "encode", "encode_inline", "pack", "unpack"]
+
+FEATURES: frozenset[str] = frozenset()
+"""The features that this package knows; there are none yet."""
+
+_INDENTED_BYTES = 64 << 10
+"""A longer text is for programs alone: indented it would be several times as long."""
+
+_OWN_CHECKSUM = re.compile(rb'"document_xxh3_128"[ \t\n\r]*:[ \t\n\r]*"([0-9a-f]{32})"')
+_DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
+D = TypeVar("D", bound=msgspec.Struct)
+V = TypeVar("V", bound=Document)
+
+
+class _Head(msgspec.Struct):
+    """What is looked at before the shape of a document."""
+
+    format_version: Version
+    features: list[str] = []
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+
+
+def _to_text(value: Any) -> str:
+    if type(value) is Int64:
+        return str(int(value))
+    raise TypeError(f"{value!r} ({type(value).__name__}) has no form in JSON")
+
+
+def _from_text(kind: type[Any], value: Any) -> Any:
+    if kind is not Int64:
+        raise TypeError(f"no {kind.__name__} is read from JSON")
+    if type(value) is not str or _DECIMAL.fullmatch(value) is None:
+        raise ValueError(f"an integer of 64 bits is a text of decimal digits, got {value!r}")
+    number = Int64(value)
+    if not INT64_MIN <= number <= INT64_MAX:
+        raise ValueError(f"{value} is outside 64 bits")
+    return number
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_to_text, order="deterministic")
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+
+def pack(value: msgspec.Struct | list[Any]) -> bytes:
+    """Return the JSON text of a struct that holds documents, or of a list of them, without looking at what is in it."""
+    return _ENCODER.encode(value)
+
+
+def unpack(data: bytes | str, struct_type: type[D]) -> D:
+    """Return what `pack` was given."""
+    found = _DECODERS.get(struct_type)
+    if found is None:
+        found = _DECODERS[struct_type] = msgspec.json.Decoder(struct_type, dec_hook=_from_text)
+    decoded: D = found.decode(data)
+    return decoded
+
+
+def encode(document: Document) -> bytes:
+    """Return the UTF-8 JSON text of a document: fields in declared order, a newline at the end.
+
+    Up to 64 KiB it is indented by two spaces, a longer one has no white space. Equal documents give equal bytes;
+    members of free-form objects are sorted by name.
+
+    Raises
+    ------
+    InvalidInputError
+        If a reader would refuse the result: a field has another type or is out of range, the text is longer than a
+        document of this kind may be, or `properties` or `extensions` hold something that JSON cannot keep exactly (NaN,
+        an integer outside 64 bits, bytes, a date, a name that is no text).
+
+    Examples
+    --------
+    >>> from arrowstate_formats.documents import ParentDocument
+    >>> encode(ParentDocument(number=3, xxh3_128="0" * 32))[:17]
+    b'{\\n  "number": 3,\\n'
+    """
+    kind = type(document)
+    free_form = {name: value for name in kind.free_form if (value := getattr(document, name))}
+    if free_form:
+        plain = {name: plain_json(name, value) for name, value in free_form.items()}
+        document = msgspec.structs.replace(document, **plain)
+    try:
+        text = pack(document)
+        # By the rules of the reader: what it would refuse must never be committed.
+        _check_limits(text, unpack(text, kind))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInputError(f"the {kind.what} cannot be written, no reader would take it: {error}") from error
+    data = _laid_out(text)
+    if isinstance(document, PinnedDocument):
+        start, end = _own_checksum(data)
+        digest = xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:])
+        data = data[:start] + digest.encode() + data[end:]
+    return data
+
+
+def _laid_out(text: bytes) -> bytes:
+    return (msgspec.json.format(text, indent=2) if len(text) <= _INDENTED_BYTES else text) + b"\n"
+
+
+def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
+    """Return the document that `encode` wrote, or an implementation of another hand.
+
+    One of version 1, the drafts of this format, is brought to the form of today.
+
+    Parameters
+    ----------
+    data
+        The JSON text.
+    document_type
+        The struct to read it as.
+    path
+        Where the text comes from, for messages.
+
+    Raises
+    ------
+    FormatVersionError
+        If `format_version` is newer than `FORMAT_VERSION`, whatever the rest of the document looks like.
+    UnknownFeatureError
+        If it needs a feature that this package does not know.
+    CorruptDataError
+        If the text is no JSON, has a missing, unknown, repeated or ill-formed member, or is larger than it may be.
+
+    Examples
+    --------
+    >>> from arrowstate_formats.documents import ParentDocument
+    >>> decode(b'{"number": 3, "xxh3_128": "00000000000000000000000000000000"}', ParentDocument).number
+    3
+    """
+    try:
+        version = FORMAT_VERSION
+        if issubclass(document_type, (VersionedDocument, PinnedDocument)):
+            head = _HEAD.decode(data)
+            version = head.format_version
+            if version > FORMAT_VERSION:
+                raise FormatVersionError(path, version, FORMAT_VERSION)
+            unknown = [feature for feature in head.features if feature not in FEATURES]
+            if unknown:
+                raise UnknownFeatureError(path, unknown[0])
+        is_pinned = issubclass(document_type, PinnedDocument)
+        if version < FORMAT_VERSION:
+            if is_pinned:
+                _check_own(data, path)
+            fields = upgraded(_members(data), document_type.__name__)
+            return msgspec.convert(fields, document_type, dec_hook=_from_text)
+        document = unpack(data, document_type)
+        if is_pinned:
+            _check_own(data, path)
+        _check_limits(data, document)
+        _check_members(data, document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error, CorruptDataError):
+            raise
+        raise CorruptDataError(path, str(error)) from error
+    if isinstance(document, PinnedDocument):
+        return msgspec.structs.replace(document, document_xxh3_128=NO_CHECKSUM)
+    return document
+
+
+def _check_limits(data: bytes, document: Document) -> None:
+    """Refuse a document that is too long, or whose free-form parts are too large or too deep."""
+    most = document.max_bytes
+    if most is not None and len(data) > most:
+        raise ValueError(f"it has {len(data):,} bytes, a {document.what} has at most {most:,}")
+    for name in document.free_form:
+        value = getattr(document, name)
+        if value:
+            check_nesting(name, value)
+            size = len(_ENCODER.encode(value))
+            if size > MAX_PROPERTIES_BYTES:
+                raise ValueError(f"{name} take {size:,} bytes, at most {MAX_PROPERTIES_BYTES:,} are allowed")
+
+
+def _check_members(data: bytes, document: Document) -> None:
+    """Refuse an object with two members of one name; what this package wrote has none."""
+    if data != _laid_out(pack(document)):
+        _members(data)
+
+
+def _members(data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(data, object_pairs_hook=_unique)
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the member {twice!r} occurs twice in one object")
+    return members
+
+
+def _check_own(data: bytes, path: str) -> None:
+    """Compare the checksum that a pinned document carries with that of its bytes."""
+    try:
+        start, end = _own_checksum(data)
+    except LookupError:
+        raise CorruptDataError(path, "the document has no document_xxh3_128") from None
+    if xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:]) != data[start:end].decode():
+        raise CorruptDataError(path, "the document does not match its checksum")
+
+
+def _own_checksum(data: bytes) -> tuple[int, int]:
+    """Return where in a pinned document the digits of its checksum begin and end."""
+    match = _OWN_CHECKSUM.search(data)
+    if match is None:
+        raise LookupError("document_xxh3_128")
+    return match.span(1)
+
+
+def encode_inline(data: bytes) -> str:
+    """Return bytes as the text of an `inline` field (base64).
+
+    Examples
+    --------
+    >>> encode_inline(b"abc")
+    'YWJj'
+    """
+    return base64.b64encode(data).decode("ascii")
+
+
+def decode_inline(text: str, *, path: str = "") -> bytes:
+    """Return the bytes of an `inline` field.
+
+    Raises
+    ------
+    CorruptDataError
+        If the text is no base64.
+
+    Examples
+    --------
+    >>> decode_inline("YWJj")
+    b'abc'
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CorruptDataError(path, f"an inline field is no base64: {error}") from error
