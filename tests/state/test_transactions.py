@@ -151,7 +151,8 @@ def test_windows_fire_again_after_a_function_that_raises(backend, lateness):
             process.advance_watermark(15)
         assert backend.watermark is None
 
-    assert process.advance_watermark(15)["total"].to_pylist() == [5]
+    # Also by a lower watermark than that which failed.
+    assert process.advance_watermark(12)["total"].to_pylist() == [5]
     assert process.advance_watermark(25)["total"].to_pylist() == [6]
     process.advance_watermark(1000)
     assert not any(map(len, backend.states.values()))
