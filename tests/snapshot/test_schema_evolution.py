@@ -541,3 +541,31 @@ def test_converted_columns_count_to_the_memory_budget_and_spill(store):
     assert restored.memory_bytes < 200_000
     assert state.get_batch(keys).equals(before)
     assert {item["n"] for item in before.to_pylist()} <= set(range(ROWS))
+
+
+def test_a_version_that_no_run_has_is_forgotten_and_its_ids_stay_taken():
+    store = open_store("memory://forgotten-versions", create=True)
+    shapes = [
+        ({"x": pa.int64()}, {}),
+        ({"x": pa.int64(), "y": pa.int64()}, {}),
+        ({"x": pa.int64()}, {"dropped": ["y"]}),
+        ({"x": pa.int64(), "z": pa.string()}, {}),
+    ]
+    ids = []
+    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    for number, (fields, changes) in enumerate(shapes):
+        backend = store.latest().restore("shop") if number else backend
+        kind = pa.struct(list(fields.items()))
+        evolution = arrowstate.SchemaEvolution(**changes) if changes else None
+        state = backend.state(ValueStateDescriptor("order", kind, evolution=evolution))
+        if number != 1:
+            state.update_batch([1], [dict.fromkeys(fields)])
+            state.clear_batch([1])
+        document = checkpoint(store, backend).entry.operators[0].states[0]
+        ids.append({column.name: column.id for column in document.columns})
+
+    assert document.schema_version == 4
+    assert document.earlier_schemas == []
+    assert document.last_field_id == ids[1]["y"]
+    assert len({ids[0]["x"], ids[1]["y"], ids[3]["z"]}) == 3
+    assert ids[3]["x"] == ids[0]["x"]
