@@ -25,6 +25,7 @@ EXAMPLES = [
     errors.ValueTypeError("clicks", "int64", "string"),
     errors.ValueOverflowError("clicks", "sum", "int32"),
     errors.ProcessElementError(17, "ZeroDivisionError: division by zero"),
+    errors.ConcurrentUseError("a verb of another thread is running"),
     errors.UserFunctionError("totals", "KeyError: 'x'", "row 7 with key 'ann'", 'File "job.py", line 12'),
     errors.UnsupportedStorageError("s3://bucket/x", "s3", ["a local path"], "not safe"),
     errors.IncompatibleStateError("clicks", "sum of int64", "sum of int32", "declare int64"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -77,7 +78,9 @@ _KINDS: dict[str, Any] = {
 class KeyedStateBackend(Iteration):
     """The keyed state of one subtask.
 
-    Not safe for use by several threads at once; a snapshot of it may be written by another thread.
+    One thread uses it at a time. A verb that meets one of another thread is refused with `ConcurrentUseError`, as is a
+    scalar verb with a current key that another running thread has set. Between two batches it may be handed over, and a
+    snapshot of it may be written by another thread.
 
     Parameters
     ----------
@@ -191,7 +194,8 @@ class KeyedStateBackend(Iteration):
 
     @current_key.setter
     def current_key(self, value: Any) -> None:
-        self._context.set_current(value)
+        with self._context.transactions.owned():
+            self._context.set_current(value, thread=threading.current_thread())
 
     @overload
     def state(self, descriptor: ValueStateDescriptor) -> ValueState: ...
@@ -365,12 +369,14 @@ class KeyedStateBackend(Iteration):
 
         No row is copied and nothing is written; the cost grows with the live bits alone (one bit per row).
         """
-        states = tuple(
-            FrozenState(
-                state_document(state.descriptor, state.layout, self._key_fields, self._stored.get(name)), state.freeze()
+        with self._context.transactions.owned():
+            states = tuple(
+                FrozenState(
+                    state_document(state.descriptor, state.layout, self._key_fields, self._stored.get(name)),
+                    state.freeze(),
+                )
+                for name, state in self._states.items()
             )
-            for name, state in self._states.items()
-        )
         return FrozenSubtask(tuple(self._key_fields), self.max_parallelism, self.key_groups, states, self.watermark)
 
     def take_up(self, key: Sequence[FieldDocument], states: Iterable[tuple[StateDocument, tuple[Run, ...]]]) -> None:

@@ -10,6 +10,7 @@ What to do                                Errors
 choose another name, id or place          `NotFoundError` and its kinds
 mend the argument or the data given       `InvalidInputError` and its kinds
 mend the function, start the query again  `UserFunctionError`
+use a backend from one thread at a time   `ConcurrentUseError`
 migrate the state, or declare it as it is `IncompatibleStateError`
 stop this writer                          `FencedError`, `QueryConflictError`
 wait for the next checkpoint              `CheckpointAbortedError`, `CheckpointCancelledError`
@@ -26,6 +27,7 @@ install something                         `FormatVersionError` and its kind, `Mi
 from __future__ import annotations
 
 from arrowstate.errors.arguments import (
+    ConcurrentUseError,
     IncompatibleStateError,
     KeyOutOfRangeError,
     KeyTypeError,
@@ -80,6 +82,7 @@ __all__ = [
     "CollectedError",
     "CommitUnknownError",
     "CompactionConflictError",
+    "ConcurrentUseError",
     "CorruptDataError",
     "FencedError",
     "FileTooLargeError",

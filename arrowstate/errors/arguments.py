@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from arrowstate_formats.errors import ArrowStateError, InvalidInputError
 
 __all__ = [
+    "ConcurrentUseError",
     "IncompatibleStateError",
     "KeyOutOfRangeError",
     "KeyTypeError",
@@ -283,3 +284,29 @@ class IncompatibleStateError(ArrowStateError, TypeError):
 
     def __str__(self) -> str:
         return f"state {self.state!r} is {self.stored} but is declared as {self.declared}; {self.remedy}"
+
+
+class ConcurrentUseError(ArrowStateError, RuntimeError):
+    """Two threads used one backend at once; what this thread asked for was not done.
+
+    Attributes
+    ----------
+    what : str
+        What was used, and by whom.
+
+    Examples
+    --------
+    >>> print(ConcurrentUseError("a verb of another thread is running"))
+    a backend is used by one thread at a time, and a verb of another thread is running; give each thread a backend of \
+its own key groups, or hand the backend over between two batches
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"a backend is used by one thread at a time, and {self.what}; give each thread a backend of its own key "
+            "groups, or hand the backend over between two batches"
+        )

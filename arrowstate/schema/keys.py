@@ -14,7 +14,7 @@ from arrowstate.schema.types import CONVERSION_ERRORS, check_type, check_values,
 from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
-__all__ = ["check_key_schema", "key_columns", "to_type", "value_array"]
+__all__ = ["check_key_schema", "described", "key_columns", "to_type", "value_array"]
 
 
 def check_key_schema(key: pa.Schema) -> pa.Schema:
@@ -68,14 +68,15 @@ def _columns(keys: Any, key: pa.Schema) -> list[Any]:
         keys = pa.RecordBatch.from_struct_array(keys)
     if isinstance(keys, (pa.RecordBatch, pa.Table)):
         if set(keys.schema.names) != set(key.names) or keys.num_columns != len(key):
-            raise KeyTypeError(_described(key), _described(keys.schema))
+            raise KeyTypeError(described(key), described(keys.schema))
         return [keys.column(name) for name in key.names]
     if len(key) > 1:
-        raise KeyTypeError(_described(key), str(keys.type) if hasattr(keys, "type") else type(keys).__name__)
+        raise KeyTypeError(described(key), str(keys.type) if hasattr(keys, "type") else type(keys).__name__)
     return [keys]
 
 
-def _described(schema: pa.Schema) -> str:
+def described(schema: pa.Schema) -> str:
+    """Return names and types of columns for a message."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from arrowstate.schema.plain import plain_value
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.context import KeyContext, identity_of
-from arrowstate.state.transaction import Pending, Transactions
+from arrowstate.state.transaction import Pending, Transactions, one_owner
 from arrowstate.table.background import BackgroundMerge
 from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats, take
@@ -35,6 +36,9 @@ __all__ = ["KeyedState", "MergePlan"]
 
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=StateDescriptor)
+
+# What a transaction calls, within verbs and around them, and what goes on after its call.
+_NO_VERBS = frozenset({"begin", "keep", "go_back", "kept_namespace", "live_batches"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,16 @@ class KeyedState(Generic[D]):
         self._namespace: tuple[Any, list[pa.Array]] | None = None
         self._pending: Pending[Any, Any] = Pending()
         "What scalar verbs have written and the table does not have yet."
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in dir(cls):
+            verb = getattr(cls, name)
+            is_verb = isfunction(verb) and (not name.startswith("_") or name == "__len__") and name not in _NO_VERBS
+            if is_verb and not hasattr(verb, "has_one_owner"):
+                owned: Any = one_owner(verb)
+                owned.has_one_owner = True
+                setattr(cls, name, owned)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.descriptor.name!r}: {self.descriptor.type}, {len(self)} rows>"
@@ -154,12 +168,20 @@ class KeyedState(Generic[D]):
         What `key_batch` has grouped, for a state with the same namespaces, is that already.
         """
         if isinstance(keys, KeyBatch):
+            self._context.check_grouped(keys)
             grouped_by_key = keys.seconds is None
             if user_keys is not None or namespace is not None or grouped_by_key != (self.descriptor.namespace is None):
                 raise InvalidInputError(
                     f"state {self.descriptor.name!r} tells rows apart by namespaces or user keys, and was given keys "
                     "that are grouped without them; give it the key columns"
                 )
+            if not grouped_by_key:
+                have = [column.type for column in keys.columns[len(self.layout.key) :]]
+                if have != [field.type for field in self.layout.namespace_fields]:
+                    raise InvalidInputError(
+                        f"state {self.descriptor.name!r} was given keys that are grouped with namespaces of "
+                        f"{', '.join(map(str, have))}; give it the key columns"
+                    )
             return keys
         columns = self._context.columns(keys)
         entry = self.namespace_columns(namespace, len(columns[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
-from arrowstate.schema.keys import check_key_schema, key_columns
+from arrowstate.errors import ConcurrentUseError, InvalidInputError, KeyOutOfRangeError, KeyTypeError
+from arrowstate.schema.keys import check_key_schema, described, key_columns
 from arrowstate.schema.plain import plain_value
 from arrowstate.state.transaction import Transactions
 from arrowstate.table.batch import KeyBatch
@@ -36,6 +37,8 @@ class CurrentKey:
     "The key columns, one row each."
     value: Any
     "As the caller gave it."
+    thread: threading.Thread | None = None
+    "The thread that set it for its own scalar verbs."
 
 
 class KeyContext:
@@ -101,18 +104,36 @@ class KeyContext:
         """
         hashes = self.hashes(columns)
         if not entry:
-            return KeyBatch.of(hashes, columns, one_to_one=self._one_to_one)
+            return KeyBatch.of(hashes, columns, one_to_one=self._one_to_one, schema=self.key)
         one_to_one = self._one_to_one and len(entry) == 1 and _up_to_8_bytes(entry[0].type)
-        return KeyBatch.of(hashes, [*columns, *entry], seconds=hash_columns(entry), one_to_one=one_to_one)
+        seconds = hash_columns(entry)
+        return KeyBatch.of(hashes, [*columns, *entry], seconds=seconds, one_to_one=one_to_one, schema=self.key)
+
+    def check_grouped(self, keys: KeyBatch) -> None:
+        """Refuse keys that a backend of another key, or of other key groups, has grouped.
+
+        Raises
+        ------
+        KeyTypeError, KeyOutOfRangeError
+            If a key would not be one of this subtask.
+        """
+        if keys.schema is not self.key and keys.schema != self.key:
+            raise KeyTypeError(described(self.key), described(keys.schema or pa.schema([])))
+        if len(keys):
+            # They ascend.
+            self._check_range(keys.hashes[[0, -1]])
 
     def hashes(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
         """Hash keys after checking that they belong to this subtask."""
         hashes = hash_columns(columns)
+        self._check_range(hashes)
+        return hashes
+
+    def _check_range(self, hashes: npt.NDArray[np.int64]) -> None:
         if hashes.size and (hashes.min() < self._low or hashes.max() > self._high):
             row = int(np.flatnonzero((hashes < self._low) | (hashes > self._high))[0])
             group = int(key_groups_of_hashes(hashes[row : row + 1], self.max_parallelism)[0])
             raise KeyOutOfRangeError(group, self.key_groups.start, self.key_groups.end)
-        return hashes
 
     def now(self, clock: str) -> int | None:
         """Return the time now in milliseconds; by event time the watermark, None before the first one."""
@@ -155,6 +176,9 @@ class KeyContext:
         """
         if self._current is None:
             raise InvalidInputError("no current key is set; set backend.current_key before a scalar verb")
+        thread = self._current.thread
+        if thread is not None and thread.ident != threading.get_ident() and thread.is_alive():
+            raise ConcurrentUseError("the current key was set by another thread, which still runs")
         return self._current
 
     @property
@@ -182,8 +206,11 @@ class KeyContext:
         """Set the current key to one that was the current key before, or a key of a row of this subtask."""
         self._current = current
 
-    def set_current(self, value: Any) -> None:
-        """Set the current key: a plain value, or for several key columns a tuple or a mapping by name."""
+    def set_current(self, value: Any, *, thread: threading.Thread | None = None) -> None:
+        """Set the current key: a plain value, or for several key columns a tuple or a mapping by name.
+
+        With a thread, for the scalar verbs of this one.
+        """
         if len(self.key) == 1:
             keys: Any = [value]
         else:
@@ -201,7 +228,8 @@ class KeyContext:
             keys = _one_row(row, self.key)
         columns = self.columns(keys)
         self.hashes(columns)
-        self._current = CurrentKey(tuple(identity_of(column) for column in columns), tuple(columns), value)
+        identity = tuple(identity_of(column) for column in columns)
+        self._current = CurrentKey(identity, tuple(columns), value, thread)
 
 
 def _up_to_8_bytes(kind: pa.DataType) -> bool:

@@ -76,7 +76,7 @@ class OneRowState(KeyedState[D]):
     def read_keys(self, keys: KeyBatch) -> pa.Array:
         """Return one value per distinct key of a batch that is grouped already; null where there is none."""
         self.flush()
-        return self._read_found(keys)
+        return self._read_found(self._keys(keys, None))
 
     def values_of(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Return what a read gives for rows with these value columns."""

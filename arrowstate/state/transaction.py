@@ -8,15 +8,17 @@ Transactions nest: an inner one that fails leaves the outer one as it was when t
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from arrowstate.errors import ConcurrentUseError
 from arrowstate.table.journal import Journal
 
-__all__ = ["Participant", "Pending", "Transactions", "atomic"]
+__all__ = ["Participant", "Pending", "Transactions", "atomic", "one_owner"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +59,21 @@ def atomic(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], 
     return run
 
 
+def one_owner(verb: Callable[P, R]) -> Callable[P, R]:
+    """Make a verb of a state one that two threads cannot be in at once."""
+
+    @wraps(verb)
+    def run(*arguments: P.args, **named: P.kwargs) -> R:
+        state: Any = arguments[0]
+        owner = state.transactions.own()
+        try:
+            return verb(*arguments, **named)
+        finally:
+            owner.release()
+
+    return run
+
+
 class Transactions:
     """All that takes part in the transactions of a backend."""
 
@@ -64,6 +81,21 @@ class Transactions:
         self._members: list[weakref.ref[Any]] = []
         # The innermost is the last: its participants with their marks.
         self._open: list[list[tuple[Participant, Any]]] = []
+        # Taken by every verb and asked for in turn, but never waited for.
+        self._owner = threading.RLock()
+
+    def own(self) -> threading.RLock:
+        """Take the backend for this thread, which may have it already; the caller releases what is returned.
+
+        Raises
+        ------
+        ConcurrentUseError
+            If another thread is using it.
+        """
+        owner = self._owner
+        if not owner.acquire(False):
+            raise ConcurrentUseError("a verb of another thread is running")
+        return owner
 
     def join(self, participant: Participant) -> None:
         """Let something take part from now on, for as long as it lives; it goes back to what it is now at most."""
@@ -75,6 +107,19 @@ class Transactions:
     @contextmanager
     def begun(self, others: Iterable[Participant] = ()) -> Iterator[None]:
         """Keep what is done in the block if it ends, and go back to what was before it if it raises."""
+        with self.owned():
+            yield from self._begun(others)
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Keep other threads out of the backend; errors are those of `own`."""
+        owner = self.own()
+        try:
+            yield
+        finally:
+            owner.release()
+
+    def _begun(self, others: Iterable[Participant]) -> Iterator[None]:
         members = [found for member in self._members if (found := member()) is not None]
         marks = [(each, each.begin()) for each in (*members, *others)]
         self._open.append(marks)

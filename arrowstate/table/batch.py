@@ -34,6 +34,8 @@ class KeyBatch:
     "Whether different keys always have different hashes, so that equal hashes mean equal keys."
     seconds: Ints | None = None
     "One per distinct key where rows of a key are told apart by more than the key: the hash of the rest."
+    schema: pa.Schema | None = None
+    "The key columns, where a backend has grouped them."
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class KeyBatch:
         *,
         one_to_one: bool = False,
         seconds: Ints | None = None,
+        schema: pa.Schema | None = None,
     ) -> KeyBatch:
         """Sort and group the rows of the key columns by their hashes, and by `seconds` where they are given."""
         if seconds is None:
@@ -60,7 +63,7 @@ class KeyBatch:
             seconds = None if seconds is None else seconds[first]
         picked = order[first]
         taken = tuple(take(column, picked) for column in columns)
-        return cls(sorted_hashes, taken, order, starts, one_to_one, seconds)
+        return cls(sorted_hashes, taken, order, starts, one_to_one, seconds, schema)
 
     def equal(self, numbers: Ints, segment: Segment, places: Ints) -> npt.NDArray[np.bool_]:
         """Compare keys with rows of a run's segment, given as places in its batch."""
@@ -83,7 +86,7 @@ class KeyBatch:
         rows = np.arange(numbers.size + 1, dtype=np.int64)
         seconds = None if self.seconds is None else self.seconds[numbers]
         columns = tuple(take(column, numbers) for column in self.columns)
-        return KeyBatch(self.hashes[numbers], columns, rows[:-1], rows, self.one_to_one, seconds)
+        return KeyBatch(self.hashes[numbers], columns, rows[:-1], rows, self.one_to_one, seconds, self.schema)
 
     def of_rows(self, kept: npt.NDArray[np.bool_]) -> KeyBatch:
         """Return some rows of the batch, numbered anew, with the keys that they have."""
