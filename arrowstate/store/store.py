@@ -643,7 +643,8 @@ def open_store(
         What is compared when rows are read. "checksums": bytes with their checksums, which finds damage; whoever can
         write to the store is trusted. "full": every offset and text besides, so that files that somebody forged, with
         checksums made right, raise `CorruptDataError` in the place of ending this process; it takes a pass over the
-        offsets and texts of what is read. Savepoints, imports and deep looks are always read in full.
+        offsets and texts of what is read. Savepoints, imports and deep looks are always read in full. The library that
+        reads Lance may still end the process, where a forged file asks for more memory than there is.
 
     Raises
     ------
