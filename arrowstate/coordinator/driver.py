@@ -457,7 +457,13 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         error = future.exception()
         if error is None:
             assert flight.target is not None
-            flight.committed = self._store.savepoint_of(flight.target, future.result())
+            try:
+                flight.committed = self._store.savepoint_of(flight.target, future.result())
+            except BaseException as unread:  # noqa: BLE001
+                # An error that left this callback would reach nobody, and the savepoint would never end.
+                error = unread
+                self._finisher.submit(self._discard, flight.target)
+        if error is None:
             self._feed(Acknowledge(self._clock_ms(), id, first, flight.target))
             for part in others:
                 self._feed(Acknowledge(self._clock_ms(), id, part, None))

@@ -23,6 +23,7 @@ from arrowstate import (
     OperatorStateBackend,
     ReducingStateDescriptor,
     StateStore,
+    StorageError,
     StorageFullError,
     key_group_range,
     key_groups,
@@ -471,6 +472,24 @@ def test_a_savepoint_where_files_are_fails_alone_and_leaves_them(store, tmp_path
         assert isinstance(caught.value.__cause__, InvalidInputError)
         assert total(checkpoints.trigger().result()) == ROWS
     assert [path.name for path in (tmp_path / "full").rglob("*")] == ["letter.txt"]
+
+
+def test_a_savepoint_that_cannot_be_read_back_fails_at_once_and_is_disposed_of(store, tmp_path, monkeypatch):
+    backend = backend_of()
+    add(backend)
+
+    def refuse(storage):
+        raise StorageError("arrowstate.json", "Input/output error", storage.url)
+
+    with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr("arrowstate.store.store.open_store_document", refuse)
+            savepoint = checkpoints.trigger_savepoint(tmp_path / "saved")
+            with pytest.raises(CheckpointAbortedError, match="Input/output error"):
+                savepoint.result(timeout_ms=20_000)
+        assert total(checkpoints.trigger().result()) == ROWS
+
+    assert [path for path in (tmp_path / "saved").rglob("*") if path.is_file()] == []
 
 
 def test_a_savepoint_that_was_whole_when_it_was_given_up_is_disposed_of(store, tmp_path, monkeypatch):
