@@ -315,7 +315,7 @@ def _collect(process: Process) -> None:
             # A tag that was removed came back with a request that was late; it is to be removed again. Or a lease that
             # holds nothing stands in the way until it ends.
             if error.path not in (*oracle.strange_tags(), *oracle.lost_leases()):
-                process.explained(error)
+                oracle.violated(f"{process.name} found damage, and nothing but collections took files: {error}")
         except ArrowStateError as error:
             process.explained(error)
 
