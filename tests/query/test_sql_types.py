@@ -139,6 +139,19 @@ def test_a_filter_on_a_column_in_another_form_finds_what_sql_shows(new_store):
     assert snapshot.scans[-1].keys == 1
 
 
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
+def test_a_filter_on_digits_does_not_go_by_the_bounds_of_the_numbers(new_store, format):
+    kind = pa.decimal256(50, 2)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    # As numbers all are from 9 to 10, as text none is.
+    numbers = pa.array([Decimal(number) for number in ("9.00", "9.50", "10.00")], kind)
+    backend.state(arrowstate.ValueStateDescriptor("v", kind)).update_batch([1, 2, 3], numbers)
+    snapshot = new_store().writer().checkpoint({"op": [backend]}, format=format)
+
+    assert snapshot.sql("select k from op.v where v = '9.50'").fetchall() == [(2,)]
+    assert snapshot.sql("select k from op.v where v < '9'").fetchall() == [(3,)]
+
+
 def test_one_type_that_duckdb_has_not_leaves_all_other_tables_alone(new_store):
     keyed = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.decimal256(60, 2))]), max_parallelism=128)
     keyed.state(arrowstate.ValueStateDescriptor("n", pa.int64())).update_batch([Decimal("1.50")], [1])
