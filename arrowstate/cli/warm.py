@@ -22,6 +22,7 @@ __all__ = ["KERNEL_MODULES", "warm"]
 KERNEL_MODULES = (
     "arrowstate_formats._xxh64",
     "arrowstate.query.compaction",
+    "arrowstate.state.aggregates.numbers",
     "arrowstate.state.decimals",
     "arrowstate.state.due",
     "arrowstate.state.reducers",
