@@ -205,7 +205,8 @@ class BatchProcess:
     """Runs a batch function over Arrow batches.
 
     If the function raises, or emits rows that do not fit, or the disk is full, all is as before the call: states and
-    timers, the watermark and the processing time, and broadcast states if they were changed meanwhile.
+    timers, the watermark and the processing time, and broadcast states if they were changed meanwhile. Only what the
+    function keeps in attributes of its own stays.
 
     Parameters
     ----------

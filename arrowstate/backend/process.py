@@ -236,8 +236,9 @@ class KeyedProcess:
     """Runs a process function over Arrow batches.
 
     Within a batch the function's reads see its writes. If it raises, or writes a value that does not fit its state, or
-    the disk is full, all is as before the batch, and the same batch may be given again. A read of a state with a time
-    to live counts once for all keys of a batch, in all their namespaces.
+    the disk is full, all is as before the batch, and the same batch may be given again; only what the function keeps in
+    attributes of its own stays. A read of a state with a time to live counts once for all keys of a batch, in all their
+    namespaces.
 
     Parameters
     ----------

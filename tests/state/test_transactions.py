@@ -478,3 +478,24 @@ def test_rows_that_were_dropped_are_remembered_while_a_mark_is_held_and_no_longe
     table.kill(run, np.arange(30))
     assert len(table._killed._changes) == 0
     assert table.live_rows == 70
+
+
+def test_a_merge_that_finds_no_room_has_removed_no_row_that_expired(full_disk):
+    now = [0]
+    ttl = TimeToLive(10, visibility="return_until_cleaned_up")
+    backend = backend_of(memory_budget_bytes=0, merge_policy=TINY_RUNS, clock_ms=lambda: now[0])
+    city = backend.state(ValueStateDescriptor("city", pa.string(), ttl=ttl))
+    city.update_batch(["ann", "bob"], ["Rome", "Oslo"])
+    city.update_batch(["eve"], ["Bonn"])
+    now[0] = 10
+    backend.current_key = "eve"
+    city.update("Lima")
+    full_disk.append(0)
+
+    with pytest.raises(StorageFullError):
+        len(city)
+
+    full_disk.clear()
+    assert city.table.live_rows == 3
+    backend.states["city"].table._policy = MergePolicy()
+    assert city.get_batch(["ann", "bob", "eve"]).to_pylist() == ["Rome", "Oslo", "Lima"]
