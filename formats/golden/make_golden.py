@@ -1,5 +1,7 @@
 """Make the golden stores: small stores of this format version, which every later version must read.
 
+The committed store is of version 1, the drafts, which this code reads and does not write any more.
+
 Run once per format version, `tools/python formats/golden/make_golden.py`, and commit what it writes; a committed
 golden store is never made anew. Times and names are fixed, so a second run writes the same bytes.
 """

@@ -1,5 +1,7 @@
 """Make the golden store of every kind of state, with namespaces, times to live, and rows of two schema versions.
 
+The committed store is of version 1, the drafts, which this code reads and does not write any more.
+
 Run once per format version, `tools/python formats/golden/make_golden_kinds.py`, and commit what it writes; a
 committed golden store is never made anew. Times and names are fixed, so a second run writes the same bytes.
 """

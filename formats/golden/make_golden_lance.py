@@ -1,5 +1,7 @@
 """Make the golden store of Lance runs: that of `make_golden`, and a state of the types that Lance itself does not have.
 
+The committed store is of version 1, the drafts, which this code reads and does not write any more.
+
 Run once per format version, `tools/python formats/golden/make_golden_lance.py`, and commit what it writes; a
 committed golden store is never made anew. Times and names are fixed, so a second run writes the same bytes.
 """

@@ -403,6 +403,12 @@ class Reader:
     def find(self, checkpoint_id: int | None) -> Json:
         """The newest checkpoint, or the newest entry of this id, with the chain of entries looked at."""
         numbers = sorted(int(path.stem) for path in (self.folder / "log").glob("*.json"))
+        boundary = max([0, *(int(path.name.split("-")[1]) for path in (self.folder / "gc").glob("*-*.json"))])
+        held = []
+        for path in (*(self.folder / "tags").glob("*.json"), *(self.folder / "leases").glob("*.json")):
+            own_checksum(path.read_bytes())
+            held.append(document(path.read_bytes())["entry"])
+        must(not boundary or boundary in numbers, "the entry at the boundary")
         found, parent = None, None
         entries: dict[int, tuple[str, Json]] = {}
         for number in reversed(numbers):
@@ -410,8 +416,14 @@ class Reader:
             own_checksum(data)
             entry = document(data)
             must(entry["number"] == number, "the number of an entry")
-            must(parent is None or parent == {"number": number, "xxh3_128": checksum(data)}, "the chain of entries")
-            parent = entry["parent"]
+            own = {"number": number, "xxh3_128": checksum(data)}
+            if number < boundary:
+                # Collected, unless something holds it.
+                if own not in held and entry["kind"] != "savepoint":
+                    continue
+            else:
+                must(parent is None or parent == own, "the chain of entries")
+                parent = entry["parent"]
             entries[number] = (checksum(data), entry)
             fits = checkpoint_id is None or entry["checkpoint_id"] == checkpoint_id
             if found is None and entry["kind"] != "fence" and fits:
