@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -461,7 +463,7 @@ class OddNames(arrowstate.BatchFunction):
 
     def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
         self.total.add_batch(batch["k.1"], batch["a`b"])
-        return batch.select(["k.1", "a`b", ".x,y"])
+        return batch
 
 
 class OddElements(arrowstate.KeyedProcessFunction):
@@ -475,10 +477,20 @@ class OddElements(arrowstate.KeyedProcessFunction):
 
 
 def test_columns_may_have_any_name_in_operators_outputs_and_reads(job: Job, stream: Any) -> None:
-    from arrowstate.spark import read_state, write_stream
+    from pyspark.sql.types import StructType
 
-    stream.schema = "`k.1` string, `a``b` long, `.x,y` long"
-    stream.add(pa.table({"k.1": ["a", "b", "a"], "a`b": [1, 2, 3], ".x,y": [3, 2, 1]}))
+    from arrowstate.spark import read_state, write_stream
+    from arrowstate.spark.schemas import arrow_type
+
+    stream.schema = (
+        "`k.1` string, `a``b` long, `.x,y` long, exact decimal(38, 10), at timestamp_ntz, "
+        "nested array<struct<a: tinyint, b: map<string, date>>>"
+    )
+    kinds = pa.schema([(field.name, arrow_type(field.dataType)) for field in StructType.fromDDL(stream.schema)])
+    odd = {"exact": decimal.Decimal("-1.0000000001"), "at": datetime.datetime(1500, 1, 1, microsecond=1)}
+    odd["nested"] = [None, {"a": None, "b": [("x", None), ("y", datetime.date(1, 1, 1))]}]
+    given = [{"k.1": k, "a`b": n, ".x,y": 4 - n, **(odd if n < 3 else {})} for k, n in (("a", 1), ("b", 2), ("a", 3))]
+    stream.add(pa.Table.from_pylist(given, schema=kinds))
     first = job.operator(
         key=["k.1"], operator=OddNames(), order_by=[".x,y"], output_schema=stream.schema, output="out", parallelism=1
     )
@@ -495,6 +507,8 @@ def test_columns_may_have_any_name_in_operators_outputs_and_reads(job: Job, stre
     )
     assert rows.toArrow().to_pylist() == [{".x,y": n, "k.1": k} for n, k in ((1, "a"), (2, "b"), (3, "a"))]
     feed = {"operator": "totals", "state": "total", "readChangeFeed": "true", "columns": '["k.1"]'}
+    whole = stream.spark.read.format("arrowstate").option("output", "out").load(str(stream.store))
+    assert whole.toArrow().sort_by("a`b").to_pylist() == stream.rows[0].to_pylist()
     changes = stream.spark.read.format("arrowstate").options(**feed).load(str(stream.store))
     assert sorted(changes.toArrow()["k.1"].to_pylist()) == ["a", "b"]
     state = read_state(stream.spark, stream.store, operator="totals", columns=["k.1"])
