@@ -95,6 +95,27 @@ def test_rows_at_the_very_ends_of_a_range_go_to_its_owner(store, parallelism, ma
     check(backends, keys, dict(zip(keys.to_pylist(), [1, 2, 3, 4], strict=True)))
 
 
+@pytest.mark.parametrize(
+    ("watermarks", "expected"), [((20, 10), 10), ((10, 20), 10), ((20, None), None)], ids=["second", "first", "none"]
+)
+def test_a_subtask_of_several_goes_on_at_the_lowest_of_their_watermarks(store, watermarks, expected):
+    backends = []
+    for subtask, watermark in enumerate(watermarks):
+        groups = key_group_range(128, parallelism=2, subtask=subtask)
+        backend = KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
+        backend.state(TOTAL)
+        if watermark is not None:
+            backend.advance_watermark(watermark)
+        backends.append(backend)
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"op": backends})
+
+    one, two = restore_all(snapshot, 1), restore_all(snapshot, 2)
+
+    assert [backend.watermark for backend in one] == [expected]
+    assert [backend.watermark for backend in two] == list(watermarks)
+
+
 @pytest.fixture
 def history(store):
     """A store whose last checkpoint has several runs with dead rows, and what it holds."""

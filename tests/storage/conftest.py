@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,31 @@ from typing import Any
 import pytest
 
 from arrowstate.storage import Storage, clear_memory_storage, open_storage, options_beside
+from long_form import LONG, every_nth
 from object_servers import S3_OPTIONS, azure_options, azure_server, google_options, google_server, s3_server
 
-KINDS = ["local", "memory", "s3", "gs", "abfs"]
+REMOTE = ["s3", "gs", "abfs"]
+KINDS = ["local", "memory", *REMOTE]
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with several cases the short form takes each on one remote storage, by turns, and on all others."""
+    if LONG:
+        return
+    left_out = set()
+    cases: Counter[tuple[str, int]] = Counter()
+    parametrized = [item for item in items if item.path.is_relative_to(FOLDER) and hasattr(item, "callspec")]
+    for item in parametrized:
+        indices = item.callspec.indices
+        if "storage" in indices and len(indices) > 1 and KINDS[indices["storage"]] in REMOTE:
+            test = item.nodeid.partition("[")[0], indices["storage"]
+            cases[test] += 1
+            if not every_nth(len(REMOTE), cases[test] + indices["storage"]):
+                left_out.add(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -760,7 +760,7 @@ def test_an_upload_takes_little_memory(s3_endpoint, tmp_path):
     assert int(ran.stdout) < 100, "MiB more for a file of 160 MiB"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_processes_that_race_on_s3_one_wins_each_number():
     script = Path(__file__).with_name("commit_racers.py")
     shape = ["--rounds", "25", "--processes", "2", "--threads", "4"]
