@@ -19,7 +19,7 @@ from arrowstate.snapshot.log import CommitLog, open_store_document
 from arrowstate.storage.base import Storage
 from arrowstate.storage.memory import MemoryStorage
 from arrowstate.testing.simulation.content import Content, content_of
-from arrowstate_formats.documents import LogEntryDocument, decode_inline
+from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.run_files import checksum
 
 __all__ = ["Commit", "Oracle"]
@@ -207,15 +207,19 @@ class Oracle:
         )
         if kind != "fence":
             self._check_history(number, token, kind)
+        elif (content := entry["content"]) is not None and (named := self.commit(content["number"])) is not None:
+            # A fence repeats nothing, so it needs what it names.
+            files |= named.files
         self.chain.append(Commit(number, entry["commit_id"], epoch, kind, entry["checkpoint_id"], token, digest, files))
 
     def _files(self, manifest: Mapping[str, Any]) -> frozenset[str]:
         """Return the files that a manifest refers to."""
+        if manifest["inline"] is not None:
+            return frozenset(_paths(manifest["inline"]))
         digest = manifest["xxh3_128"]
         if digest not in self.manifests:
             try:
-                inline = manifest["inline"]
-                data = self.storage.read(manifest["path"]) if inline is None else decode_inline(inline)
+                data = self.storage.read(manifest["path"])
             except OSError:
                 # Gone before the commit: what it held is unknown, and its own path is accounted for.
                 return frozenset()
