@@ -35,10 +35,12 @@ COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")
 OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 
 
-def step(writer, start):
-    """Commit a checkpoint that shares no file with the one before."""
+def step(writer, start, more_states=0):
+    """Commit a checkpoint that shares no file with the one before; with many states its manifest is a file."""
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
     backend.state(COUNTS).add_batch(range(start, start + ROWS), [1] * ROWS)
+    for number in range(more_states):
+        backend.state(arrowstate.ReducingStateDescriptor(f"more{number}", pa.int64(), reduce="sum")).add_batch([1], [1])
     operator = arrowstate.OperatorStateBackend()
     operator.state(OFFSETS).update(list(range(start, start + ROWS)))
     return writer.checkpoint({"op": [backend]}, operator_states={"op": [operator]}, properties={"start": start})
@@ -335,7 +337,7 @@ class LateEntry:
         return self._storage.put_if_absent(path, data, commit_id)
 
 
-def commit_late(at):
+def commit_late(at, more_states=0):
     """Return a store, what became of a commit whose entry appeared before a call of a collection, and its storage."""
     store = make(tag=None)
     late = LateEntry(store, at)
@@ -343,7 +345,7 @@ def commit_late(at):
     late.outcome = None
     error = None
     try:
-        step(writer, 50 * ROWS)
+        step(writer, 50 * ROWS, more_states)
     except CommitUnknownError as failed:
         error = failed
     return StateStore(store.storage, store.store_id), error, late
@@ -397,10 +399,22 @@ def test_what_a_collection_took_is_remembered_for_one_more_entry_and_no_longer()
     assert store.collect().plan.taken == {}
 
 
-def in_doubt():
+def test_a_manifest_that_a_collection_took_stops_no_collection():
+    store = in_doubt(more_states=40)
+    (last,) = boundaries(store.storage)
+    assert [path for path in read_boundary(store.storage, last).taken if path.startswith("manifests/")]
+    assert "manifests/" in "".join(store.verify().problems)
+
+    store.collect().apply()
+
+    with pytest.warns(RuntimeWarning, match="never acknowledged"):
+        assert store.latest_whole().restore("op").state(COUNTS).get_batch([ROWS]).to_pylist() == [1]
+
+
+def in_doubt(more_states=0):
     """A store whose newest checkpoint was never acknowledged, since a collection took its files."""
-    for at in range(1, 40):
-        store, error, _ = commit_late(at)
+    for at in range(1, 60):
+        store, error, _ = commit_late(at, more_states)
         if error is not None and not store.latest().verify().ok:
             return store
     raise AssertionError("there is such a moment")
