@@ -43,13 +43,38 @@ _CODES = {
 }
 
 
-def _fold(
-    code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, lowest: Any, highest: Any
+def _add(
+    _code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, lowest: Any, highest: Any
 ) -> Any:
     # result and filled hold the old values on entry and the new ones on return.
-    # Returns the first group whose sum or product leaves the range lowest to highest, or -1; an empty range means
-    # no check.
+    # Returns the first group whose sum leaves the range lowest to highest, or -1; an empty range means no check.
     check = lowest < highest
+    all_valid = valid.size == 0
+    for group in range(starts.size - 1):
+        current = result[group]
+        have = filled[group]
+        for place in range(starts[group], starts[group + 1]):
+            row = order[place]
+            if not (all_valid or valid[row]):
+                continue
+            value = values[row]
+            if have:
+                # Compared before the addition: the compiler takes for granted that no addition overflows.
+                if check and (current > highest - value if value > 0 else current < lowest - value):
+                    return group
+                current += value
+            else:
+                current = value
+                have = True
+        result[group] = current
+        filled[group] = have
+    return -1
+
+
+def _choose(
+    code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, _lowest: Any, _highest: Any
+) -> Any:
+    # As _add, for the reducers that keep one of the values.
     all_valid = valid.size == 0
     for group in range(starts.size - 1):
         current = result[group]
@@ -62,11 +87,6 @@ def _fold(
             if not have:
                 current = value
                 have = True
-            elif code == _SUM:
-                # Compared before the addition: the compiler takes for granted that no addition overflows.
-                if check and (current > highest - value if value > 0 else current < lowest - value):
-                    return group
-                current += value
             elif code == _MIN:
                 if value < current or current != current:
                     current = value
@@ -100,7 +120,7 @@ def _leaves(left: Any, right: Any, highest: Any) -> Any:
 def _multiply(
     _code: Any, values: Any, valid: Any, order: Any, starts: Any, result: Any, filled: Any, lowest: Any, highest: Any
 ) -> Any:
-    # As _fold, for products.
+    # As _add, for products.
     check = lowest < highest
     all_valid = valid.size == 0
     for group in range(starts.size - 1):
@@ -127,14 +147,16 @@ def _for_numbers(function: Callable[..., Any]) -> dict[np.dtype[Any], Kernel]:
     }
 
 
-_FOLD = _for_numbers(_fold)
+# Apart, for a script that adds need not compile how others are folded.
+_ADD = _for_numbers(_add)
+_CHOOSE = _for_numbers(_choose)
 _MULTIPLY = _for_numbers(_multiply)
 
 
 def _reduce_bits(
     is_and: bool, values: Any, valid: npt.NDArray[np.bool_], order: Ints, starts: Ints, result: Any, filled: Any
 ) -> None:
-    # result and filled as in _fold. What is not there is replaced by what changes nothing.
+    # result and filled as in _add. What is not there is replaced by what changes nothing.
     combine = np.bitwise_and if is_and else np.bitwise_or
     nothing = ~values.dtype.type(0) if is_and else values.dtype.type(0)
     if valid.size:
@@ -195,7 +217,7 @@ def reduce_column(
         return _from_numbers(result, filled, kind)
     lowest, highest = _range(kind) if reduce in ("sum", "product") else (0, 0)
     number = result.dtype.type
-    folds = _MULTIPLY if reduce == "product" else _FOLD
+    folds = {"sum": _ADD, "product": _MULTIPLY}.get(reduce, _CHOOSE)
     group = folds[result.dtype](
         _CODES[reduce], numbers, valid, order, starts, result, filled, number(lowest), number(highest)
     )
@@ -305,7 +327,7 @@ def _reduce_by_rank(
     ranks = np.empty(len(both), dtype=np.int64)
     ranks[by_rank] = np.arange(len(both), dtype=np.int64)
     result, filled = ranks[: len(old)].copy(), _filled(old)
-    _FOLD[result.dtype](_CODES[reduce], ranks[len(old) :], valid, order, starts, result, filled, 0, 0)
+    _CHOOSE[result.dtype](_CODES[reduce], ranks[len(old) :], valid, order, starts, result, filled, 0, 0)
     picked = by_rank[result]
     if not filled.all():
         return both.take(pa.array(picked, mask=~filled))
