@@ -144,12 +144,13 @@ def survives(deployment: Deployment, keys: Keys, scene: Scene, *, most: int) -> 
             trial = _Trial(deployment, keys, scene)
             trial.run(at)
             assert not trial.act.runs or trial.places() == places, f"after the failure at point {at} of {points}"
-            # To look flushes what scalar verbs wrote, so only every other trial does; the others make a checkpoint.
-            looks = at % 2 == 1
+            # To look flushes what scalar verbs wrote, so only every other trial does, that of the last point too; the
+            # others make a checkpoint.
+            looks = at % 2 == points % 2
             if trial.act.whole and looks:
                 assert trial.live() == before, f"after the failure at point {at} of {points}"
             trial.result = trial.act.step()
-            outcome = trial.outcome(checkpoint=LONG or not looks)
+            outcome = trial.outcome(checkpoint=LONG or not looks or at == 1)
             assert outcome == {name: expected[name] for name in outcome}, f"again after point {at} of {points} failed"
     return points
 

@@ -271,7 +271,9 @@ def test_timers_are_frozen_and_put_back_without_room_on_disk(full_disk):
         timers.advance_watermark(9, call)
 
     assert fired == [1, 2]
-    assert sum(state.table.live_rows for state in backend.freeze().states) == 3
+    backend.current_key = "bob"
+    timers.register_event_time_timer(60)
+    assert sum(state.table.live_rows for state in backend.freeze().states) == 4
     full_disk.clear()
     assert timers.advance_watermark(9, lambda timer: fired.append(timer.timestamp)) == 2
     assert fired == [1, 2, 2, 3]
