@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +36,14 @@ from arrowstate.schema.layout import (
     key_schema_of,
     state_document,
 )
-from arrowstate.schema.versions import RunSchemas, evolve_key, evolve_state, with_key
+from arrowstate.schema.versions import (
+    RunSchemas,
+    check_drop_and_rename,
+    evolve_key,
+    evolve_state,
+    with_key,
+    with_name,
+)
 from arrowstate.snapshot.reading import find_operator, open_state, validated_savepoint
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
@@ -143,6 +150,8 @@ class KeyedStateBackend(Iteration):
         "The states that were restored, in the schema that they have now."
         self._untouched: set[str] = set()
         "Restored states that no descriptor has taken up."
+        self._dropped: frozenset[str] = frozenset()
+        "States that the restore gave up or renamed: the next checkpoint may lack them."
 
     def __repr__(self) -> str:
         groups = self.key_groups
@@ -232,6 +241,7 @@ class KeyedStateBackend(Iteration):
                     raise InvalidInputError(
                         f"state names must differ in more than case, {name!r} exists; got {descriptor.name!r}"
                     )
+            self._check_evolution(descriptor)
             return self._add(descriptor, ())
         if descriptor.name in self._untouched:
             return self._adopt(descriptor)
@@ -252,6 +262,16 @@ class KeyedStateBackend(Iteration):
                 "use one descriptor"
             )
         return have
+
+    def _check_evolution(self, descriptor: StateDescriptor) -> None:
+        """Refuse a new state that says how stored rows become its own: it would start empty beside them."""
+        change = descriptor.evolution
+        if self._stored and change is not None and (change.renamed or change.defaults or change.dropped):
+            raise InvalidInputError(
+                f"no stored state is named {descriptor.name!r}, so its evolution has no rows to apply to; stored are "
+                f"{', '.join(map(repr, self._stored))}. An evolution renames fields of a state; the state itself is "
+                f"renamed by restore(..., rename={{'old': {descriptor.name!r}}}). For a new state leave it out"
+            )
 
     def _adopt(self, descriptor: StateDescriptor) -> KeyedState[Any]:
         """Take a restored state up with its first descriptor."""
@@ -286,6 +306,39 @@ class KeyedStateBackend(Iteration):
             If a key does not fit the key schema or belongs to another subtask.
         """
         return self._context.group(self._context.columns(keys))
+
+    def clear_key(self, keys: Any) -> None:
+        """Remove all that the backend holds of some keys: rows of every state, in all namespaces, windows and timers.
+
+        States that were restored and that nobody has asked for are cleared too. Either all is removed or, where it
+        raises, nothing. The cost is that of the rows of these keys.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key may come more
+            than once, and one without rows is passed over.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError
+            If a key does not fit the key schema or belongs to another subtask.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> pages = backend.state(arrowstate.ListStateDescriptor("pages", pa.string()))
+        >>> pages.add_batch(["ann", "bob"], ["/", "/"])
+        >>> backend.timers().register_batch(["ann"], [99])
+        >>> backend.clear_key(["ann"])
+        >>> pages.get_batch(["ann", "bob"]).to_pylist(), len(backend.timers())
+        ([[], ['/']], 0)
+        """
+        grouped = self.group_keys(keys)
+        with self.transaction():
+            for state in self._states.values():
+                state.clear_keys(grouped)
 
     @property
     def watermark(self) -> int | None:
@@ -377,11 +430,22 @@ class KeyedStateBackend(Iteration):
                 )
                 for name, state in self._states.items()
             )
-        return FrozenSubtask(tuple(self._key_fields), self.max_parallelism, self.key_groups, states, self.watermark)
+        return FrozenSubtask(
+            tuple(self._key_fields), self.max_parallelism, self.key_groups, states, self.watermark, self._dropped
+        )
 
-    def take_up(self, key: Sequence[FieldDocument], states: Iterable[tuple[StateDocument, tuple[Run, ...]]]) -> None:
-        """Hold restored states until an operator asks for them; untouched, they are part of the next snapshot."""
+    def take_up(
+        self,
+        key: Sequence[FieldDocument],
+        states: Iterable[tuple[StateDocument, tuple[Run, ...]]],
+        dropped: Iterable[str] = (),
+    ) -> None:
+        """Hold restored states until an operator asks for them; untouched, they are part of the next snapshot.
+
+        `dropped` are stored states that are not among them, on purpose.
+        """
         self._key_fields = list(key)
+        self._dropped = frozenset(dropped)
         for document, runs in states:
             self._stored[document.name] = document
             self._add(descriptor_of(document), runs)
@@ -442,6 +506,8 @@ def restore_backend(
     clock_ms: Callable[[], int] = now_ms,
     key: pa.Schema | None = None,
     evolution: SchemaEvolution | None = None,
+    drop: Collection[str] = (),
+    rename: Mapping[str, str] = MappingProxyType({}),
 ) -> KeyedStateBackend:
     """Return the backend of one subtask of a checkpoint, at any parallelism and any max parallelism.
 
@@ -452,6 +518,8 @@ def restore_backend(
     ------
     OperatorNotFoundError
         If the checkpoint has no such operator.
+    StateNotFoundError, InvalidInputError
+        If a state to be dropped or renamed is not there, or has no room under its new name.
     IncompatibleStateError
         If stored keys cannot follow a new key, or keys become equal without a rule to merge their rows.
     CorruptDataError
@@ -487,8 +555,11 @@ def restore_backend(
     storage = validated_savepoint(storage, entry)
     merge = {} if evolution is None else evolution.merge
     check_merge_rules(merge, operator.states)
+    check_drop_and_rename(uid, operator.states, drop, rename)
     states = []
     for stored in operator.states:
+        if stored.name in drop:
+            continue
         state = stored if key_fields == operator.key else with_key(stored, before, key_fields)
         schemas = RunSchemas(key_fields, state)
         if moves:
@@ -497,6 +568,11 @@ def restore_backend(
             runs = rekeyed(was.schemas, schemas, was.runs, bounds, merge.get(state.name), expired)
         else:
             runs = open_state(storage, store_id, operator, schemas, hash_bounds=bounds).runs
+        if stored.name in rename:
+            before_name, state = state, with_name(state, rename[stored.name], key_fields)
+            _, convert = RunSchemas(key_fields, state).of_version(before_name.schema_version)
+            assert convert is not None, "an older version is never the current one"
+            runs = tuple(run.with_conversion(convert) for run in runs)
         states.append((state, runs))
-    backend.take_up(key_fields, states)
+    backend.take_up(key_fields, states, [*drop, *rename])
     return backend

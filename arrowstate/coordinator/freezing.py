@@ -98,7 +98,8 @@ def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenChec
         uid = operator.uid
         if uid in keyed:
             states = {state.document.name for state in keyed[uid][0].states}
-            lost = [state.name for state in operator.states if state.name not in states]
+            given_up = frozenset.intersection(*(subtask.dropped for subtask in keyed[uid]))
+            lost = [state.name for state in operator.states if state.name not in states | given_up]
             if lost:
                 raise InvalidInputError(
                     f"the checkpoint would drop the state {', '.join(lost)} of {uid}; restore the backends from the "

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
+from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError, StateNotFoundError
 from arrowstate.schema.conversion import Conversion
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor, StateDescriptor
 from arrowstate.schema.evolution import SchemaEvolution, evolve
@@ -22,8 +22,9 @@ from arrowstate.schema.fields import Field, documents_of, fields_of, fresh_field
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout, described, descriptor_of, key_schema_of, state_document
 from arrowstate_formats.documents import FieldDocument, SchemaDocument, StateDocument
+from arrowstate_formats.names import check_state_name
 
-__all__ = ["RunSchemas", "evolve_key", "evolve_state", "with_key"]
+__all__ = ["RunSchemas", "check_drop_and_rename", "evolve_key", "evolve_state", "with_key", "with_name"]
 
 
 class RunSchemas:
@@ -157,6 +158,39 @@ def with_key(stored: StateDocument, before: Sequence[FieldDocument], after: Sequ
     ids = _ids_after(stored, [*before, *after])
     columns = fields_of(stored.columns, ids)
     return _next_version(stored, before, layout, columns, columns)
+
+
+def with_name(stored: StateDocument, name: str, key: Sequence[FieldDocument]) -> StateDocument:
+    """Return a state under another name, from which columns may have theirs."""
+    renamed = replace(stored, name=name)
+    return with_key(renamed, key, key)
+
+
+def check_drop_and_rename(
+    uid: str, states: Sequence[StateDocument], drop: Collection[str], rename: Mapping[str, str]
+) -> None:
+    """Refuse to drop or rename states that are not there, or to a name that is taken or none.
+
+    Raises
+    ------
+    StateNotFoundError, InvalidInputError
+        If it does not go.
+    """
+    if isinstance(drop, str):
+        raise InvalidInputError(f"drop is a collection of names of states, got the text {drop!r}")
+    have = [state.name for state in states]
+    for name in (*drop, *rename):
+        if name not in have:
+            raise StateNotFoundError(name, have, uid)
+    both = sorted(set(drop) & set(rename))
+    if both:
+        raise InvalidInputError(f"{', '.join(both)}: a state is dropped or renamed, not both")
+    after = [check_state_name(rename.get(name, name)) for name in have if name not in drop]
+    if len({name.lower() for name in after}) < len(after):
+        raise InvalidInputError(
+            f"after the restore operator {uid!r} would have the states {', '.join(sorted(after))}; names must differ "
+            "in more than case, so drop the one whose name is taken, or choose another"
+        )
 
 
 def _next_version(

@@ -92,6 +92,8 @@ class FrozenSubtask:
     states: tuple[FrozenState, ...]
     watermark: int | None = None
     "The event time, in milliseconds, up to which everything has come."
+    dropped: frozenset[str] = frozenset()
+    "States that were given up or renamed when it was restored."
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,15 @@ class KeyedState(Generic[D]):
         """Freeze runs of the table for a merge by another thread; what has expired by now is left out of it."""
         return self._table.begin_merge(runs, expired_up_to=None if self.descriptor.ttl is None else self._cutoff())
 
+    def clear_keys(self, keys: KeyBatch) -> None:
+        """Remove all rows of keys that the backend has grouped, in all namespaces."""
+        self.flush()
+        if self.layout.second is None:
+            self._table.remove(self._table.find(keys))
+            return
+        for run, _, rows in self._table.find_all(keys):
+            self._table.kill(run, rows)
+
     def flush(self, *, settle: bool = True) -> None:
         """Move what scalar verbs have written so far into the table, and merge before if `settle`."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -54,6 +55,8 @@ class Snapshot(SnapshotReader):
         clock_ms: Callable[[], int] = now_ms,
         key: pa.Schema | None = None,
         evolution: SchemaEvolution | None = None,
+        drop: Collection[str] = (),
+        rename: Mapping[str, str] = MappingProxyType({}),
     ) -> KeyedStateBackend:
         """Return the backend of one subtask, at any parallelism and any max parallelism.
 
@@ -73,6 +76,11 @@ class Snapshot(SnapshotReader):
             operator, keeps its own rows in memory, and the next checkpoint writes them all.
         evolution
             What the new key means for stored keys; `merge` says what is done with rows whose keys become equal.
+        drop
+            States that are given up: the backend, and the next checkpoint, are without them, and need no
+            `allow_dropped_state`. Checkpoints made before keep them.
+        rename
+            Stored name to new name of states; no file is written again. Every subtask must be restored alike.
 
         Raises
         ------
@@ -80,8 +88,11 @@ class Snapshot(SnapshotReader):
             If there is no such operator; the message lists those there are.
         IncompatibleStateError
             If stored keys cannot follow the new key, or keys become equal without a rule to merge their rows.
+        StateNotFoundError
+            If there is no state of a name to be dropped or renamed.
         InvalidInputError
-            If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
+            If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1; or if
+            two states would have one name.
         CorruptDataError
             If a file is missing, truncated or altered.
         CollectedError
@@ -116,6 +127,8 @@ class Snapshot(SnapshotReader):
                 clock_ms=clock_ms,
                 key=key,
                 evolution=evolution,
+                drop=drop,
+                rename=rename,
             )
 
     def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
