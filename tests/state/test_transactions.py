@@ -501,3 +501,28 @@ def test_a_merge_that_finds_no_room_has_removed_no_row_that_expired(full_disk):
     assert city.table.live_rows == 3
     backend.states["city"].table._policy = MergePolicy()
     assert city.get_batch(["ann", "bob", "eve"]).to_pylist() == ["Rome", "Oslo", "Lima"]
+
+
+def test_the_current_namespace_is_what_it_was_before_a_transaction_that_fails(backend):
+    space = pa.schema([("space", pa.int64())])
+    total = backend.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=space))
+    total.current_namespace = 1
+
+    with pytest.raises(RuntimeError), backend.transaction():
+        total.current_namespace = 2
+        raise RuntimeError
+
+    assert total.current_namespace == 1
+
+
+def test_windows_whose_aggregate_raises_fire_by_a_lower_watermark(backend):
+    adversary = Adversary()
+    spread = AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary))
+    windows = WindowOperator(backend, TumblingEventTimeWindows(10), spread)
+    windows.process(["ann", "ann", "bob"], [1, 2, 12], [5, 9, 6])
+
+    with adversary.watching(1), pytest.raises(RuntimeError, match="the user's code"):
+        windows.advance_watermark(25)
+
+    assert windows.advance_watermark(12)["spread"].to_pylist() == [4]
+    assert windows.advance_watermark(25)["spread"].to_pylist() == [0]
