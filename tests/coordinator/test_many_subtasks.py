@@ -17,7 +17,7 @@ from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.store import StateStore
 from arrowstate.store.store import new_id
-from arrowstate_formats.documents import MAX_ENTRY_BYTES, SubtaskStatisticsDocument
+from arrowstate_formats.documents import MAX_ENTRY_BYTES, SubtaskStatisticsDocument, encode
 
 MANY = 4096
 PARALLELISM = 160
@@ -219,3 +219,15 @@ def test_a_fence_names_the_entry_that_has_its_content(store: StateStore) -> None
     store.writer()
     assert json.loads(store.storage.read(path_of(4)))["content"] == again["content"]
     assert rows(store.latest()) == EXPECTED
+
+
+def test_a_fence_is_compared_with_the_entry_that_it_names() -> None:
+    store = arrowstate.open_store("memory://many-fence", create=True)
+    with store.writer() as writer:
+        entry = writer.checkpoint({"op": job(1, 8)}).entry
+    store.writer()
+    store.storage.delete(path_of(2))
+    store.storage.put_if_absent(path_of(2), encode(replace(entry, committed_at_ms=9)), entry.commit_id)
+
+    with pytest.raises(CorruptDataError, match="the fence after it was written after other bytes"):
+        CommitLog(store.storage).latest_with_checkpoint()
