@@ -112,7 +112,7 @@ def test_a_user_key_is_the_same_before_and_after_the_end_of_a_batch(kind, values
         (pa.float32(), lambda old, new: old + new, [0.1, 0.2]),
         (pa.int64(), lambda old, new: None if new == 2 else old + new, [1, 2, 4, 8]),
     ],
-    ids=str,
+    ids=lambda value: "callable" if callable(value) else str(value),
 )
 def test_a_fold_is_the_same_before_and_after_the_end_of_a_batch(kind, reduce, values):
     descriptor = arrowstate.ReducingStateDescriptor("s", kind, reduce=reduce)
