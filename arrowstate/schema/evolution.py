@@ -120,6 +120,14 @@ def evolve(stored: Field, declared: pa.DataType, evolution: SchemaEvolution, ids
             f"{what}: there is no field {unknown[0]!r} to have a default; "
             f"there are {', '.join(sorted(known)) or 'none'}"
         )
+    # One that was applied earlier has left its new name, in the schema or among what was dropped since.
+    names = {path.rpartition(".")[2] for path in (*known, *evolution.dropped)}
+    nowhere = [path for path, name in evolution.renamed.items() if name not in names]
+    if nowhere:
+        raise InvalidInputError(
+            f"{what}: there is no field {evolution.renamed[nowhere[0]]!r} that {nowhere[0]!r} could have become; there "
+            f"are {', '.join(sorted(known)) or 'none'}"
+        )
     return result
 
 

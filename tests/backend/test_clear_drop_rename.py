@@ -99,6 +99,15 @@ def test_an_evolution_that_no_stored_state_has_use_for_is_refused():
     assert new.state(home).get_batch(["ann"]).to_pylist() == [None]
 
 
+def test_a_rename_of_a_field_that_becomes_none_of_the_declared_is_refused():
+    store = arrowstate.open_store("memory://rename-to-nowhere", create=True)
+    restored = store.writer().checkpoint({"op": [filled()[0]]}).restore("op")
+    change = arrowstate.SchemaEvolution(renamed={"z": "w"})
+
+    with pytest.raises(InvalidInputError, match="no field 'w'"):
+        restored.state(arrowstate.ValueStateDescriptor("point", KINDS["point"].type, evolution=change))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_state_of_any_kind_is_renamed_with_its_rows_and_checkpointed_without_a_word(name):
     import dataclasses
