@@ -126,10 +126,14 @@ def rekeyed(
             raise _refused(descriptor)
         return (Run.of([_list_rows(rows)]),)
     values = [take(column, keys.order) for column in rows.columns[first:]]
+    kept = None
     if len(keys) < rows.num_rows:
-        values = _merged(descriptor, layout, keys, values, rule)
+        values, kept = _merged(descriptor, layout, keys, values, rule)
     sort_columns = [pa.array(keys.hashes), *([] if keys.seconds is None else [pa.array(keys.seconds)])]
-    return (Run.of([pa.RecordBatch.from_arrays([*sort_columns, *keys.columns, *values], schema=rows.schema)]),)
+    moved = pa.RecordBatch.from_arrays([*sort_columns, *keys.columns, *values], schema=rows.schema)
+    if kept is not None:
+        moved = moved.filter(kept)
+    return (Run.of([moved]),) if moved.num_rows else ()
 
 
 def _own(
@@ -177,13 +181,15 @@ def _meet(old: pa.RecordBatch, keys: KeyBatch) -> bool:
 
 def _merged(
     descriptor: StateDescriptor, layout: StateLayout, keys: KeyBatch, values: list[pa.Array], rule: MergeRule | None
-) -> list[pa.Array]:
-    """Return one row of values per key; the rows of a key are given side by side."""
+) -> tuple[list[pa.Array], pa.BooleanArray | None]:
+    """Return one row of values per key, and which rows stay (None: all); the rows of a key are given side by side."""
     if isinstance(descriptor, TimerStateDescriptor):
-        return values
+        return values, None
     if rule is None:
         raise _refused(descriptor)
     fields = layout.value_fields
+    kept: pa.BooleanArray | None = None
+    begins = keys.starts[:-1]
     if isinstance(descriptor, AggregatingStateDescriptor):
         accumulators = layout.join(values[: len(fields)], np.empty(0, dtype=np.int64))
         out = layout.split(_merged_accumulators(descriptor, accumulators, keys.starts))
@@ -191,7 +197,14 @@ def _merged(
         joined = layout.join(values[: len(fields)], np.empty(0, dtype=np.int64))
         absent = pa.nulls(len(keys), joined.type)
         order = np.arange(keys.row_count, dtype=np.int64)
-        out = layout.split(reduce_by_callable(rule, joined, order, keys.starts, absent, descriptor.name))
+        merged, anew = reduce_by_callable(rule, joined, order, keys.starts, absent, descriptor.name)
+        if not isinstance(descriptor, MapStateDescriptor):
+            # A value of None is no value; an entry of a map may be null.
+            kept = merged.is_valid()
+        out = layout.split(merged)
+        # What comes after a None starts anew, in time too. Where nothing does, the row goes.
+        begins = begins.copy()
+        begins[list(anew)] = [min(place, keys.starts[group + 1] - 1) for group, place in anew.items()]
     else:
         order = np.arange(keys.row_count, dtype=np.int64)
         out = [
@@ -201,8 +214,10 @@ def _merged(
             for reducer, column, field in zip(_reducers(descriptor, rule), values, fields, strict=False)
         ]
     if layout.has_ttl:
-        out.append(pa.array(np.maximum.reduceat(values[-1].to_numpy(), keys.starts[:-1])))
-    return out
+        pieces = np.stack([begins, keys.starts[1:]], axis=1).ravel()
+        # reduceat takes what is between a pair of borders at each even place; the last border is the end.
+        out.append(pa.array(np.maximum.reduceat(values[-1].to_numpy(), pieces[:-1])[::2]))
+    return out, kept
 
 
 def _merged_accumulators(

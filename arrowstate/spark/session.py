@@ -220,6 +220,7 @@ def keyed_sink(
         key=key_fields,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
+        dropped=left_out,
         **inputs.take(taken, key_fields, stored),
     )
     subtask = sf.expr(subtask_expression(key_schema.names, parallelism, max_parallelism))

@@ -91,14 +91,14 @@ def fold_micro_batch(
         metrics = meter.unchanged(previous, size)
         return _result(batch, base, operator.key, operator.states, previous, metrics=metrics)
     clock_ms = _clock(plan, table)
-    # keyed_sink refuses to start without a state that is stored, unless it may go.
-    declared = {item.state.name for item in plan.states}
     if operator is None or checkpoint is None:
         backend = KeyedStateBackend(
             key=plan.key_schema, max_parallelism=plan.max_parallelism, key_groups=key_groups, clock_ms=clock_ms
         )
     else:
-        kept = msgspec.structs.replace(operator, states=[state for state in operator.states if state.name in declared])
+        kept = msgspec.structs.replace(
+            operator, states=[state for state in operator.states if state.name not in plan.dropped]
+        )
         backend = restore_backend(
             storage,
             store_id,
@@ -177,7 +177,8 @@ def _has_states(operator: OperatorDocument, plan: SinkPlan) -> bool:
     """Whether a subtask without rows can be taken over as it is."""
     stored = {state.name: _columns(state) for state in operator.states}
     declared = {item.state.name: _columns(item.state) for item in plan.states}
-    return operator.key == plan.key and stored == declared
+    # Every declared state is stored as it is declared, and none is left that is to go.
+    return operator.key == plan.key and stored == stored | declared and stored.keys().isdisjoint(plan.dropped)
 
 
 def _columns(state: StateDocument) -> StateDocument:

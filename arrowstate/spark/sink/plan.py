@@ -58,6 +58,8 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How far the watermark is behind the highest event time."""
     batch_time: int | None = None
     """The column with the time of the micro-batch in milliseconds, None where no state needs it."""
+    dropped: list[str] = []
+    """Stored states that may go; one that neither this names nor `states` has come since the plan, and stays."""
 
     @property
     def key_schema(self) -> pa.Schema:
