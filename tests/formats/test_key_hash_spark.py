@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arrowstate_formats import hash_columns, key_groups_of_hashes
+from long_form import short_or_long
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +84,7 @@ def _column(draw: Draw, rows: int, depth: int) -> pa.Array:
     return pa.array(kept, arrow_type)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=short_or_long(20, 60), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(columns=key_columns())
 def test_composite_and_nested_keys_hash_like_in_spark(spark: SparkSession, columns: list[pa.Array]) -> None:
     names = [f"c{index}" for index in range(len(columns))]

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with several cases the short form takes each on one remote storage, by turns, and on all others."""
+    """Of the cases of a test the short form takes each on one remote storage, by turns, and on all others."""
     if LONG:
         return
     left_out = set()
@@ -29,10 +29,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in parametrized:
         indices = item.callspec.indices
         if "storage" in indices and len(indices) > 1 and KINDS[indices["storage"]] in REMOTE:
-            test = item.nodeid.partition("[")[0], indices["storage"]
-            cases[test] += 1
-            if not every_nth(len(REMOTE), cases[test] + indices["storage"]):
-                left_out.add(item)
+            storage = indices["storage"]
+        elif "place" in indices:
+            storage = indices["place"]
+        else:
+            continue
+        test = item.nodeid.partition("[")[0], storage
+        cases[test] += 1
+        if not every_nth(len(REMOTE), cases[test] + storage):
+            left_out.add(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

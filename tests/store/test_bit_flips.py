@@ -20,7 +20,7 @@ def test_a_flipped_bit_in_any_kind_of_file_is_found_or_changes_no_answer(tmp_pat
 
     # Two of three places in each kind of file, the next commit begins at the third.
     count = short_or_long(2, 9) * len(kinds())
-    trials = list(matrix.trials(count, seed=7, first=TURN * count, every=short_or_long(4, 1)))
+    trials = list(matrix.trials(count, seed=7, first=TURN * count, every=short_or_long(8, 1)))
 
     assert [trial for trial in trials if trial.bad] == []
     assert {trial.kind for trial in trials} == set(kinds())
