@@ -42,7 +42,7 @@ class Part:
     commands: tuple[Sequence[str], ...]
 
 
-def pytest(*arguments: str, processes: int = 2) -> list[str]:
+def pytest(*arguments: str, processes: int = 3) -> list[str]:
     """Return the command of tests in their long form."""
     shared = ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else []
     return [sys.executable, "-m", "pytest", "-q", *shared, *arguments]
