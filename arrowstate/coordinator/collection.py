@@ -27,11 +27,10 @@ from arrowstate.coordinator.retention import RetentionPolicy, retain
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.snapshot.boundary import (
     Boundary,
-    boundaries,
     boundary_number,
     number_of,
     put_boundary,
-    read_boundary,
+    read_boundaries,
 )
 from arrowstate.snapshot.log import (
     HINT_PATH,
@@ -132,6 +131,8 @@ class CollectionPlan:
     taken: Mapping[str, int] = field(default_factory=dict)
     """Files that collections took and that an entry may refer to all the same, without having been acknowledged; by the
     number of an entry that was there when they went."""
+    statements: frozenset[Boundary] = frozenset()
+    "The documents in `gc/` that it was made by; what others say has `taken` left out without a look at it."
 
     @property
     def bytes(self) -> int:
@@ -228,9 +229,11 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
     roots = _read_roots(storage, now_ms=now_ms, floor=boundary_number(storage))
     entries = roots.entries
     # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
-    statements = [read_boundary(storage, boundary) for boundary in boundaries(storage)]
+    read = read_boundaries(storage)
+    statements = read.values()
     seen = _first_seen(statements, now_ms)
     taken = _taken(statements)
+    risked = _risked(statements)
     if not entries:
         # All files of a store that has no entry yet are of attempts.
         waiting, deletions = _unreferenced(files, unfinished, {}, {}, seen, now_ms=now_ms, grace_ms=grace_ms)
@@ -238,10 +241,10 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
     reader = ReferenceReader(storage)
     pins = [(pin.entry.number, pin.holder) for pin in roots.held]
     documents = [entry.document for entry in entries.values()]
-    in_doubt = _in_doubt(reader, (entry for entry in documents if entry.number >= roots.floor), statements)
+    in_doubt = _in_doubt(reader, (entry for entry in documents if entry.number >= roots.floor), risked)
     retention = retain(documents, pins, policy, now_ms=now_ms, floor=roots.floor, in_doubt=in_doubt, grace_ms=grace_ms)
-    marked = _mark(reader, [entries[number] for number in retention.kept], taken)
-    _check_whole(storage, {path: found for path, found in marked.items() if path not in taken})
+    marked = _mark(storage, reader, [entries[number] for number in retention.kept], risked)
+    _check_whole(storage, {path: found for path, found in marked.items() if path not in risked})
     known = _of_dropped(reader, [entries[number] for number in retention.dropped])
     waiting, deletions = _unreferenced(files, unfinished, marked, known, seen, now_ms=now_ms, grace_ms=grace_ms)
     for number in retention.dropped:
@@ -267,6 +270,7 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
         foreign=files.foreign,
         # Whoever was committing when they went had looked for them before, so only the next entry can refer to them.
         taken={path: number for path, number in taken.items() if number >= max(entries) or path in marked},
+        statements=frozenset(read),
     )
 
 
@@ -303,8 +307,7 @@ def apply_collection(
             if deletion.kind in _NEVER_NEEDED:
                 (storage.delete if deletion.kind == "lease" else storage.delete_unfinished)(deletion.path)
                 deleted.append(deletion.path)
-    others = boundaries(storage)
-    documents = {boundary: read_boundary(storage, boundary) for boundary in others}
+    others = read_boundaries(storage)
     doomed = [deletion for deletion in plan.deletions if deletion.kind not in _NEVER_NEEDED]
     waiting = {item.path: item.first_seen_ms for item in plan.waiting}
     swept = plan.head if any(deletion.orphan for deletion in doomed) else 0
@@ -315,15 +318,18 @@ def apply_collection(
         written_at_ms=now_ms,
         condemned=[deletion.path for deletion in doomed],
         waiting=waiting,
-        taken=dict(plan.taken),
+        # What another collection has said since the plan was made, too.
+        taken={
+            **plan.taken,
+            **_taken(document for other, document in others.items() if other not in plan.statements),
+        },
     )
     spared: list[str] = []
-    taken = dict(plan.taken)
     said = None
     if doomed:
         # Durable before the roots are read again: who commits or pins after this reading finds it.
         said = put_boundary(storage, statement)
-        held = _settled(lambda: _held(storage, statement.boundary, now_ms))
+        held = _settled(lambda: _held(storage, statement, now_ms))
         with many_deletions(storage):
             for deletion in doomed:
                 if deletion.path in held:
@@ -331,12 +337,22 @@ def apply_collection(
                 else:
                     storage.delete(deletion.path)
                     deleted.append(deletion.path)
-        # An entry that is there by now, or the one after it, is the last that may refer to what has gone.
-        newest = max([plan.head, *CommitLog(storage).numbers()[-1:]])
-        gone = set(deleted)
-        taken |= {item.path: newest for item in doomed if item.kind in ("data", "manifest") and item.path in gone}
+    gone = set(deleted)
+    # A collection that died deleted some of what its document condemns, and nobody else will say so.
+    done = {
+        other: document
+        for other, document in others.items()
+        if all(path in gone or not storage.exists(path) for path in document.condemned)
+    }
+    went = [path for path in statement.condemned if path in gone]
+    went += [path for document in done.values() for path in document.condemned]
+    # Log entries say themselves that they went: they are below the boundary.
+    went = [path for path in went if number_of(path) is None]
+    # An entry that is there by now, or the one after it, is the last that may refer to what has gone.
+    newest = max([plan.head, *CommitLog(storage).numbers()[-1:]]) if went else 0
+    taken = {**statement.taken, **dict.fromkeys(went, newest)}
     last = replace(statement, collection_id=new_id(), condemned=[], taken=taken)
-    _leave_one(storage, last, documents, set(deleted), said)
+    _leave_one(storage, last, done, said)
     return CollectionReport(tuple(deleted), tuple(spared), statement.boundary)
 
 
@@ -435,9 +451,9 @@ def _check_chain(log: list[CommittedEntry], floor: int) -> None:
 
 
 def _mark(
-    reader: ReferenceReader, entries: Iterable[CommittedEntry], taken: Collection[str] = ()
+    storage: Storage, reader: ReferenceReader, entries: Iterable[CommittedEntry], risked: Collection[str]
 ) -> dict[str, tuple[int, int]]:
-    """Return (bytes, number of an entry) of every file that entries refer to, but for manifests that were taken."""
+    """Return (bytes, number of an entry) of every file that entries refer to, but for those in manifests that went."""
     marked: dict[str, tuple[int, int]] = {}
     for entry in entries:
         number = entry.document.number
@@ -445,35 +461,35 @@ def _mark(
         for path, size in reader.files(entry.document.operators, unreadable=unreadable).items():
             marked.setdefault(path, (size, number))
         for error in unreadable:
-            if not isinstance(error, CorruptDataError) or error.path not in taken:
+            if not isinstance(error, CorruptDataError) or error.path not in risked or storage.exists(error.path):
                 raise error
     return marked
 
 
-def _taken(statements: Iterable[BoundaryDocument | None]) -> dict[str, int]:
+def _taken(statements: Iterable[BoundaryDocument]) -> dict[str, int]:
     """Return the files that collections took, by the number of an entry that was there when they went."""
     found: dict[str, int] = {}
     for statement in statements:
-        for path, number in statement.taken.items() if statement is not None else ():
+        for path, number in statement.taken.items():
             found[path] = max(number, found.get(path, 0))
     return found
 
 
-def _in_doubt(
-    reader: ReferenceReader, log: Iterable[LogEntryDocument], statements: Iterable[BoundaryDocument | None]
-) -> set[int]:
-    """Return the entries that refer to files which a collection that is not known to be done may delete.
+def _risked(statements: Iterable[BoundaryDocument]) -> set[str]:
+    """Return the files that collections took, and those that one which is not known to be done may be deleting."""
+    return {path for statement in statements for path in (*statement.condemned, *statement.taken)}
+
+
+def _in_doubt(reader: ReferenceReader, log: Iterable[LogEntryDocument], risked: set[str]) -> set[int]:
+    """Return the entries that refer to files which a collection took, or may delete.
 
     Such an entry was made too late for that collection to see it, and was not acknowledged; or it was seen, and the
-    collection died before it could say so. So it is with files that a collection took. An older checkpoint must not go
-    for its sake.
+    collection died before it could say so. An older checkpoint must not go for its sake.
     """
-    found = [statement for statement in statements if statement is not None]
-    condemned = {path for statement in found for path in (*statement.condemned, *statement.taken)}
-    if not condemned:
+    if not risked:
         return set()
     # What cannot be read is found when it is marked.
-    return {entry.number for entry in log if not condemned.isdisjoint(reader.files(entry.operators, unreadable=[]))}
+    return {entry.number for entry in log if not risked.isdisjoint(reader.files(entry.operators, unreadable=[]))}
 
 
 def _check_whole(storage: Storage, marked: dict[str, tuple[int, int]]) -> None:
@@ -541,51 +557,47 @@ def _unreferenced(
     return tuple(waiting), [*orphans, *oldest_first]
 
 
-def _first_seen(statements: Iterable[BoundaryDocument | None], now_ms: int) -> dict[str, int]:
+def _first_seen(statements: Iterable[BoundaryDocument], now_ms: int) -> dict[str, int]:
     """Return when a collection first saw each file that waits."""
     seen: dict[str, int] = {}
     for statement in statements:
-        for path, first in statement.waiting.items() if statement is not None else ():
+        for path, first in statement.waiting.items():
             # A time in the future would have a file wait for a clock that was wrong.
             seen[path] = min(first, seen.get(path, now_ms), now_ms)
     return seen
 
 
-def _held(storage: Storage, boundary: int, now_ms: int) -> set[str]:
+def _held(storage: Storage, own: BoundaryDocument, now_ms: int) -> set[str]:
     """Return every file that must not be deleted now: all roots, read and marked anew, and their log entries."""
-    roots = _read_roots(storage, now_ms=now_ms, floor=boundary)
+    roots = _read_roots(storage, now_ms=now_ms, floor=own.boundary)
     pinned = {pin.entry.number for pin in roots.held}
     kept = [
         entry
         for number, entry in roots.entries.items()
         if number >= roots.floor or number in pinned or entry.document.kind == "savepoint"
     ]
-    taken = _taken(read_boundary(storage, other) for other in boundaries(storage))
-    return {*_mark(ReferenceReader(storage), kept, taken), *(path_of(entry.document.number) for entry in kept)}
+    # Nothing has gone yet by the own document.
+    statements = [other for other in read_boundaries(storage).values() if other.collection_id != own.collection_id]
+    marked = _mark(storage, ReferenceReader(storage), kept, _risked(statements))
+    return {*marked, *(path_of(entry.document.number) for entry in kept)}
 
 
 def _leave_one(
     storage: Storage,
     last: BoundaryDocument,
-    others: dict[Boundary, BoundaryDocument | None],
-    deleted: set[str],
+    done: dict[Boundary, BoundaryDocument],
     said: Boundary | None,
 ) -> None:
-    """Leave one document that says how far the store was collected, and take away those that it stands for.
+    """Leave one document that says how far the store was collected, and take away those that it stands for (`done`).
 
     A document that condemns files stays until none of them is there, for its collection may only be slow: as long as it
     may delete a file, nobody must commit a reference to that file. The own one (`said`) goes: its collection is done,
     and what it spared may be referred to again.
     """
-    done = [
-        boundary
-        for boundary, document in others.items()
-        if document is not None and all(path in deleted or not storage.exists(path) for path in document.condemned)
-    ]
     if said is None and not done and not last.boundary and not last.waiting and not last.taken:
         return
     # A collection that found nothing to do leaves nothing: what it would say may have been said already.
-    same = [boundary for boundary in done if said is None and _says(others[boundary], last)]
+    same = [boundary for boundary in done if said is None and _says(done[boundary], last)]
     own = max(same) if same else put_boundary(storage, last)
     if said is not None:
         storage.delete(said.path)
@@ -595,8 +607,6 @@ def _leave_one(
             storage.delete(boundary.path)
 
 
-def _says(document: BoundaryDocument | None, other: BoundaryDocument) -> bool:
+def _says(document: BoundaryDocument, other: BoundaryDocument) -> bool:
     """Whether a document says what another one does, whoever wrote them, and when."""
-    return document is not None and document == replace(
-        other, collection_id=document.collection_id, written_at_ms=document.written_at_ms
-    )
+    return document == replace(other, collection_id=document.collection_id, written_at_ms=document.written_at_ms)

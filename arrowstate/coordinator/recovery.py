@@ -163,12 +163,17 @@ def find_newest_whole(storage: Storage, store_id: str, *, deep: bool) -> NewestW
         for failure in check.failures:
             raise failure
         problems = [*check.problems, *check.beside]
-        for item in checked_checkpoints(storage, store_id, check.checkpoints, deep=deep):
-            if item.verification.ok:
+        looked_at = enumerate(checked_checkpoints(storage, store_id, check.checkpoints, deep=deep))
+        for position, item in looked_at:
+            if item.verification.ok and item.entry is check.checkpoints[position]:
                 return NewestWhole(item.entry.document, problems)
+            if item.verification.ok:
+                # A newer one was left out.
+                break
             for failure in item.verification.failures:
                 raise failure
             problems += [f"checkpoint {item.checkpoint_id}: {problem}" for problem in item.verification.problems]
-        if log.boundary() == boundary:
-            return NewestWhole(None, problems)
+        else:
+            if log.boundary() == boundary:
+                return NewestWhole(None, problems)
         # What was looked at has been collected meanwhile, because there are newer ones.

@@ -27,6 +27,7 @@ __all__ = [
     "number_of",
     "path_of",
     "put_boundary",
+    "read_boundaries",
     "read_boundary",
 ]
 
@@ -104,6 +105,27 @@ def read_boundary(storage: Storage, boundary: Boundary) -> BoundaryDocument | No
     if _name_of(document) != boundary:
         raise CorruptDataError(boundary.path, "the document is not the one that its name says")
     return document
+
+
+def read_boundaries(storage: Storage) -> dict[Boundary, BoundaryDocument]:
+    """Return every document of `gc/`, ascending, as they were at one moment.
+
+    One that goes in the middle of it said something that the document in its place, which the listing lacks, says now.
+
+    Raises
+    ------
+    CorruptDataError
+        If one cannot be read, or is not what its name says.
+    """
+    listed = None
+    while True:
+        found = boundaries(storage)
+        documents = {boundary: read_boundary(storage, boundary) for boundary in found}
+        there = {boundary: document for boundary, document in documents.items() if document is not None}
+        # The same listing again is of a storage that lists what has gone.
+        if len(there) == len(found) or found == listed:
+            return there
+        listed = found
 
 
 def put_boundary(storage: Storage, document: BoundaryDocument) -> Boundary:

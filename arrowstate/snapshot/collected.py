@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from arrowstate.errors import CollectedError, CorruptDataError
-from arrowstate.snapshot.boundary import boundaries, read_boundary
+from arrowstate.snapshot.boundary import read_boundaries
 from arrowstate.snapshot.log import CommitLog
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
@@ -41,8 +41,7 @@ def taken_by_a_collection(storage: Storage, entry: LogEntryDocument, error: Corr
             return None
         if not CommitLog(storage).holds(entry):
             return CollectedError([path], entry.checkpoint_id)
-        for boundary in boundaries(storage):
-            statement = read_boundary(storage, boundary)
-            if statement is not None and (path in statement.taken or path in statement.condemned):
+        for statement in read_boundaries(storage).values():
+            if path in statement.taken or path in statement.condemned:
                 return CollectedError([path], entry.checkpoint_id, acknowledged=False)
     return None

@@ -3,7 +3,7 @@
 import threading
 import uuid
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 import pytest
@@ -24,6 +24,7 @@ from arrowstate.errors import (
 )
 from arrowstate.snapshot.boundary import boundaries, read_boundary
 from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store.store import StateStore
 from arrowstate.testing.faults import VERBS
@@ -418,6 +419,132 @@ def in_doubt(more_states=0):
         if error is not None and not store.latest().verify().ok:
             return store
     raise AssertionError("there is such a moment")
+
+
+class Before:
+    """A storage where something happens once, before a call for a path that begins so."""
+
+    def __init__(self, storage, name, prefix, act):
+        self._storage = storage
+        self._when = (name, prefix)
+        self._act = act
+
+    def __getattr__(self, name):
+        real = getattr(self._storage, name)
+        if name != self._when[0]:
+            return real
+
+        def call(path, *arguments):
+            if self._act is not None and path.startswith(self._when[1]):
+                act, self._act = self._act, None
+                act()
+            return real(path, *arguments)
+
+        return call
+
+
+def late(meanwhile, more_states):
+    """Return a store whose newest entry appeared after something had taken its files, so that nobody was told of it."""
+    store = make(tag=None)
+    storage = Before(store.storage, "put_if_absent", "log/00000000000000000005", lambda: meanwhile(store))
+    writer = CheckpointWriter(storage, store.store_id, clock_ms=lambda: 1000, new_id=lambda: uuid.uuid4().hex)
+    with pytest.raises(CommitUnknownError):
+        step(writer, 50 * ROWS, more_states)
+    forget_open_files()
+    return store
+
+
+def take(store, storage=None):
+    plan = store.collect(grace_ms=0, allow_short_grace=True).plan
+    apply_collection(storage or store.storage, plan, now_ms=1000, new_id=lambda: uuid.uuid4().hex)
+
+
+def take_before_an_older_plan_is_applied(store):
+    older = store.collect()
+    take(store)
+    older.apply()
+
+
+def take_and_die(store):
+    def die():
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        take(store, Before(store.storage, "put_if_absent", "gc/boundary", die))
+
+
+def take_and_die_before_another_collection(store):
+    take_and_die(store)
+    store.collect().apply()
+
+
+@pytest.mark.parametrize("more_states", [0, 40], ids=["data", "manifests"])
+@pytest.mark.parametrize(
+    "meanwhile", [take_before_an_older_plan_is_applied, take_and_die, take_and_die_before_another_collection]
+)
+def test_what_a_collection_took_is_never_called_damage_whichever_collection_ends_last(meanwhile, more_states):
+    store = late(meanwhile, more_states)
+
+    for _ in range(3):
+        problems = "".join(store.verify(deep=True).problems)
+        assert "never acknowledged" in problems
+        assert "is damaged" not in problems
+        store.collect().apply()
+
+    with pytest.warns(RuntimeWarning, match="never acknowledged"):
+        assert store.latest_whole().properties == {"start": ROWS}
+
+
+def test_a_reader_beside_the_end_of_the_collection_that_took_its_files_is_told_so():
+    store = late(take_and_die, 0)
+    storage = Before(store.storage, "read", "gc/condemned", lambda: store.collect().apply())
+
+    with pytest.raises(CollectedError, match="never acknowledged"):
+        StateStore(storage, store.store_id).latest().restore("op")
+
+
+def test_the_newest_whole_checkpoint_is_looked_for_again_where_newer_ones_were_collected_meanwhile():
+    def tag_and_take(store):
+        store.tag("old", 2)
+        take(store)
+
+    store = late(tag_and_take, 0)
+    with pytest.warns(RuntimeWarning, match="never acknowledged"):
+        newest = store.latest_whole().entry
+    files = sorted(ReferenceReader(store.storage).files(newest.operators))
+    storage = Before(store.storage, "open_buffer", files[0], lambda: others(store))
+    forget_open_files()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert StateStore(storage, store.store_id).latest_whole().properties == {"start": 90 * ROWS}
+
+
+def test_a_manifest_that_a_collection_spared_and_that_is_damaged_ends_the_next_one():
+    store = make(tag=None)
+    plans = []
+    storage = Before(
+        store.storage,
+        "put_if_absent",
+        "log/00000000000000000005",
+        lambda: plans.append(store.collect(grace_ms=0, allow_short_grace=True).plan),
+    )
+    writer = CheckpointWriter(storage, store.store_id, clock_ms=lambda: 1000, new_id=lambda: uuid.uuid4().hex)
+    step(writer, 50 * ROWS, more_states=40)
+
+    def die():
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        dying = Before(store.storage, "put_if_absent", "gc/boundary", die)
+        apply_collection(dying, plans[0], now_ms=1000, new_id=lambda: uuid.uuid4().hex)
+    (manifest,) = store.storage.list("manifests/")
+    assert [boundary.condemns for boundary in boundaries(store.storage)] == [True]
+    store.storage.delete(manifest)
+    store.storage.put_if_absent(manifest, b'{"no": "manifest"}', "manifest")
+
+    with pytest.raises(CorruptDataError, match=manifest):
+        store.collect()
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ def test_what_was_acknowledged_outlives_any_order_of_calls_and_faults(part):
     assert failed == []
 
 
+@pytest.mark.parametrize("seed", [1021, 1195])
+def test_collections_that_overtake_each_other_find_no_damage(seed):
+    """A commit that nobody was told of refers to what one of them took, and the other one knows an older plan."""
+    assert simulate(seed).violation is None
+
+
 @pytest.mark.parametrize("control", CONTROLS)
 def test_without_a_guarantee_something_goes_wrong(control):
     assert violated(without=control) is not None
