@@ -56,6 +56,7 @@ class Sink:
     max_parallelism: int = 128
     query_id: str = "query-a"
     run_id: str = "run-1"
+    dropped: Sequence[str] = ()
 
     def but(self, **changes: Any) -> Sink:
         """The same sink after a start with other settings."""
@@ -77,6 +78,7 @@ class Sink:
             states=states,
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
+            dropped=list(self.dropped),
         )
 
     def fold(self, batch_id: int, rows: pa.Table) -> list[SubtaskResult]:

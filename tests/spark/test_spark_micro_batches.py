@@ -344,7 +344,7 @@ def test_a_state_that_may_go_is_gone_from_every_subtask(sink: Any, make_rows: An
 
     # One of the subtasks has no rows.
     rows = make_rows(1).slice(0, 1)
-    sink.run(1, rows)
+    sink.but(dropped=["v"]).run(1, rows)
 
     latest = arrowstate.open_store(sink.store).latest()
     assert latest.states() == ["counter.totals"]
