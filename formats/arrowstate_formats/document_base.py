@@ -24,6 +24,7 @@ __all__ = [
     "Count",
     "Document",
     "Feature",
+    "FieldId",
     "Int64",
     "KeyGroup",
     "Milliseconds",
@@ -58,6 +59,7 @@ else:
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_EXACT)]
+FieldId = Annotated[int, msgspec.Meta(ge=0, lt=2147480000)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_EXACT)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=-LARGEST_EXACT, le=LARGEST_EXACT)]
 Checksum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", description="xxh3_128, 32 hexadecimal digits")]

@@ -19,6 +19,7 @@ from arrowstate_formats.document_base import (
     Checksum,
     Count,
     Document,
+    FieldId,
     Int64,
     KeyGroup,
     Milliseconds,
@@ -124,7 +125,7 @@ class StoreDocument(PinnedDocument, frozen=True, kw_only=True):
 class NestedFieldDocument(Document, frozen=True, kw_only=True):
     """The identity of a field inside a column, whose type tells its name and type."""
 
-    id: Count
+    id: FieldId
     default: str | None = None
     fields: list[NestedFieldDocument] = []
 
@@ -136,7 +137,7 @@ class FieldDocument(Document, frozen=True, kw_only=True):
     null. `fields` are the fields inside a nested type, in its order, once the schema of the state has changed.
     """
 
-    id: Count
+    id: FieldId
     name: Text
     type: TypeForm
     nullable: bool = True
@@ -207,7 +208,7 @@ class StateDocument(Document, frozen=True, kw_only=True):
     aggregate: AggregateDocument | None = None
     reduce_callable: str | None = None
     earlier_schemas: list[SchemaDocument] = []
-    last_field_id: Count = 0
+    last_field_id: FieldId = 0
 
     def __post_init__(self) -> None:
         check_state_name(self.name)

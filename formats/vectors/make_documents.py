@@ -188,6 +188,11 @@ REFUSED: dict[str, tuple[str, Callable[[Json], object], str]] = {
         ),
         "an operator has subtasks or lists of them",
     ),
+    "field-id-of-others": (
+        "entry",
+        put("operators", 0, "key", 0, "id", to=2_147_480_000),
+        "ids from 2147480000 on are those of hidden columns and of Apache Iceberg",
+    ),
     "gap-in-list": ("subtasks", put("first", to=1), "the first subtask is number 0"),
     "too-deep": ("entry", put("properties", to={"x": nested(70)}), "properties are nested more than 64 levels deep"),
     "ill-formed-name": ("tag", put("name", to="../gold"), "the name of a tag"),
