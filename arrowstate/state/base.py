@@ -223,7 +223,7 @@ class KeyedState(Generic[D]):
         if user_key is not None:
             entry.append(user_key)
         identity = (current.identity, tuple(identity_of(column) for column in entry))
-        return identity, self._context.group(list(current.columns), entry)
+        return identity, self._context.current_keys(entry)
 
     def namespace_columns(self, namespace: Any, rows: int) -> list[pa.Array]:
         """Return one namespace per row, given as columns or as one plain value for all rows."""

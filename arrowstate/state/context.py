@@ -67,6 +67,8 @@ class KeyContext:
         # rotation, xor with a shift of itself), so two such keys never share a hash.
         self._one_to_one = len(self.key) == 1 and _up_to_8_bytes(self.key.field(0).type)
         self._current: CurrentKey | None = None
+        self._grouped: tuple[CurrentKey, KeyBatch] | None = None
+        "The current key, and the batch of it alone, once a verb has asked for it."
         self._clock_ms = clock_ms
         self.watermark: int | None = None
         self.timestamp: int | None = None
@@ -102,7 +104,17 @@ class KeyContext:
         KeyOutOfRangeError
             If a key belongs to a key group of another subtask.
         """
-        hashes = self.hashes(columns)
+        return self._group(self.hashes(columns), columns, entry)
+
+    def current_keys(self, entry: Sequence[pa.Array] = ()) -> KeyBatch:
+        """Return the current key, and `entry`, grouped; the errors are those of `current` and `group`."""
+        current = self.current
+        if self._grouped is None or self._grouped[0] is not current:
+            self._grouped = current, self.group(current.columns)
+        keys = self._grouped[1]
+        return self._group(keys.hashes, keys.columns, entry) if entry else keys
+
+    def _group(self, hashes: npt.NDArray[np.int64], columns: Sequence[pa.Array], entry: Sequence[pa.Array]) -> KeyBatch:
         if not entry:
             return KeyBatch.of(hashes, columns, one_to_one=self._one_to_one, schema=self.key)
         one_to_one = self._one_to_one and len(entry) == 1 and _up_to_8_bytes(entry[0].type)
@@ -227,9 +239,10 @@ class KeyContext:
                 raise InvalidInputError(f"the key has the columns {', '.join(self.key.names)}; got {', '.join(row)}")
             keys = _one_row(row, self.key)
         columns = self.columns(keys)
-        self.hashes(columns)
+        grouped = self.group(columns)
         identity = tuple(identity_of(column) for column in columns)
         self._current = CurrentKey(identity, tuple(columns), value, thread)
+        self._grouped = self._current, grouped
 
 
 def _up_to_8_bytes(kind: pa.DataType) -> bool:

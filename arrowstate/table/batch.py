@@ -17,6 +17,11 @@ __all__ = ["KeyBatch"]
 
 Ints = npt.NDArray[np.int64]
 
+_ONE = np.arange(2, dtype=np.int64)
+"The groups of one row; its first entry is the order of one row."
+_ONE.flags.writeable = False
+_SMALL_BYTES = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class KeyBatch:
@@ -48,6 +53,11 @@ class KeyBatch:
         schema: pa.Schema | None = None,
     ) -> KeyBatch:
         """Sort and group the rows of the key columns by their hashes, and by `seconds` where they are given."""
+        if hashes.size == 1:
+            # What scalar verbs ask for. A row of a large column is copied, for a run would hold all of it.
+            order = _ONE[:1]
+            one = tuple(c if c.get_total_buffer_size() <= _SMALL_BYTES else take(c, order) for c in columns)
+            return cls(hashes, one, order, _ONE, one_to_one, seconds, schema)
         if seconds is None:
             sorted_hashes, order = kernels.sort_by_hash(hashes)
             starts = kernels.group_starts(sorted_hashes)

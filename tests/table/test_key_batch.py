@@ -47,3 +47,14 @@ def test_states_of_one_backend_share_a_grouping():
     mean.add_batch(grouped, [1, 2, 3])
 
     assert [state.get_batch([3, 1]).to_pylist() for state in (total, last, mean)] == [[4, 2], [3, 2], [2.0, 2.0]]
+
+
+def test_one_row_of_a_large_column_does_not_keep_the_column():
+    column = pa.array(np.arange(100_000)).slice(70_000, 1)
+
+    batch = KeyBatch.of(np.array([5]), [column])
+
+    assert batch.columns[0].to_pylist() == [70_000]
+    assert batch.columns[0].get_total_buffer_size() < 1_000
+    assert batch.groups().tolist() == [0]
+    assert batch.last_rows().tolist() == [0]
