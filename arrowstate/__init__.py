@@ -60,6 +60,7 @@ from arrowstate_formats.key_groups import KeyGroupRange, default_max_parallelism
 from arrowstate_formats.key_hash import key_hash
 
 __version__ = "0.1.0.dev0"
+"""The version of the package; that of the format on disk is `FORMAT_VERSION`."""
 
 __all__ = [
     "FORMAT_VERSION",

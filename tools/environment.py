@@ -3,7 +3,7 @@
 Only the standard library is used, because this runs before anything is installed. The scripts of
 this folder call it twice at most: with the environment's own Python to ask whether it is up to date
 (`current`, by exit code), and, where it is not, with any Python 3.11 or later to make it
-(`install`).
+(`install`). Both take the name of another extra of the project, which is then installed beside.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ STAMP = VENV / "arrowstate-stamp"
 EXTRAS = "dev"
 
 
-def wanted_stamp(version: str) -> str:
+def stamp_of(extra: str) -> Path:
+    """The file that says what was installed last."""
+    return STAMP if extra == EXTRAS else STAMP.with_name(f"{STAMP.name}-{extra}")
+
+
+def wanted_stamp(version: str, extra: str = EXTRAS) -> str:
     """What the stamp says when the environment fits: its Python, its folder (in its scripts), the requirements."""
-    return f"{version} {VENV} {EXTRAS} {hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
+    return f"{version} {VENV} {extra} {hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
 
 
-def is_current() -> bool:
+def is_current(extra: str = EXTRAS) -> bool:
     """Whether the environment is there, works, and was installed from today's pyproject.toml."""
-    version = python_version()
-    return version is not None and STAMP.is_file() and STAMP.read_text() == wanted_stamp(version)
+    version, stamp = python_version(), stamp_of(extra)
+    return version is not None and stamp.is_file() and stamp.read_text() == wanted_stamp(version, extra)
 
 
 def python_version() -> str | None:
@@ -70,38 +75,39 @@ def moved() -> bool:
     return STAMP.is_file() and f" {VENV} " not in STAMP.read_text()
 
 
-def install() -> None:
+def install(extra: str = EXTRAS) -> None:
     """Make or bring up to date; the second of two concurrent callers waits for the first and finds it done."""
     with (ROOT / ".venv.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_current():
+        if is_current(extra):
             return
         version = python_version()
         if version is None or tuple(map(int, version.split("."))) < (3, 11) or moved():
             print(f"making {VENV} with Python {sys.version.split()[0]}", file=sys.stderr)
             make_venv()
-        print("installing the project and its tools into it (some minutes the first time)", file=sys.stderr)
-        STAMP.unlink(missing_ok=True)
+        takes = "some minutes the first time" if extra == EXTRAS else f"the extra {extra}"
+        print(f"installing the project and its tools into it ({takes})", file=sys.stderr)
+        stamp_of(extra).unlink(missing_ok=True)
         # Standard output belongs to the program that the caller wants to run.
         subprocess.run(
-            [*pip_command(), "install", "--quiet", "--disable-pip-version-check", "--editable", f"{ROOT}[{EXTRAS}]"],
+            [*pip_command(), "install", "--quiet", "--disable-pip-version-check", "--editable", f"{ROOT}[{extra}]"],
             check=True,
             stdout=sys.stderr,
         )
         version = python_version()
         assert version is not None
-        STAMP.write_text(wanted_stamp(version))
+        stamp_of(extra).write_text(wanted_stamp(version, extra))
 
 
 def main(arguments: list[str]) -> int:
     """Run one of the two commands; a failed step has already said why."""
-    if arguments == ["current"]:
-        return 0 if is_current() else 1
-    if arguments != ["install"]:
-        print("usage: environment.py current | install", file=sys.stderr)
+    if not 1 <= len(arguments) <= 2 or arguments[0] not in ("current", "install"):
+        print("usage: environment.py current | install [EXTRA]", file=sys.stderr)
         return 2
+    if arguments[0] == "current":
+        return 0 if is_current(*arguments[1:]) else 1
     try:
-        install()
+        install(*arguments[1:])
     except subprocess.CalledProcessError as error:
         print(
             f"the environment is not ready: {' '.join(map(str, error.cmd))} ended with {error.returncode}",

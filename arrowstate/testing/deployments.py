@@ -60,7 +60,10 @@ class Keys:
 
 
 PLAIN_KEYS = Keys("plain keys", pa.string())
+"""Texts, each with a hash of its own."""
+
 COLLIDING_KEYS = Keys("colliding keys", pa.list_(pa.int64()))
+"""Lists of which many share one hash: nulls in them leave it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ DEPLOYMENTS = (
     Deployment("rescaled", memory_budget_bytes=2000, scales=((3, 20), (1, 32768))),
     Deployment("restored from savepoints", scales=((2, 128), (1, 128)), savepoint=True),
 )
+"""Those that arrowstate is tested with: each guarantee holds in all of them."""
 
 LANCE = Deployment("restored from Lance", scales=((3, 20), (1, 128)), format="lance")
 """Not one of `DEPLOYMENTS`: it needs the extra `arrowstate[lance]`, and its many small files take several ms each."""

@@ -1,0 +1,52 @@
+"""The pages of docs/ say what the code does: every example in them is run, page by page."""
+
+from __future__ import annotations
+
+import pytest
+
+from page_examples import Block, blocks, pages, run_blocks, run_page
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A new folder to work in, and lines as wide as a page of the site."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_example_of_a_page_gives_what_it_shows(page):
+    assert run_page(page) > 0
+
+
+def run(text):
+    return run_blocks("a page", list(blocks(text)), {}, lambda number, names: None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n>>> 1 + 1\n3\n```\n",
+        "```python\nprint(1)\n```\n\n```text\n2\n```\n",
+        "```python\n1 / 0\n```\n",
+        "```console\n$ arrowstate --version\narrowstate 77\n```\n",
+    ],
+    ids=["dialogue", "printed", "raises", "command"],
+)
+def test_an_example_that_gives_something_else_fails(text):
+    with pytest.raises((AssertionError, ZeroDivisionError)):
+        run(text)
+
+
+def test_blocks_share_their_names_and_only_text_right_after_a_block_is_what_it_prints():
+    text = "```python\na = 1\n```\n```python\nprint(a)\n```\n```text\n1\n```\nwords\n```text\n2\n```\n"
+
+    assert run(text) == 2
+
+
+def test_a_block_knows_its_line():
+    assert list(blocks("# Title\n\n```python\na\n```\n")) == [Block("python", "a\n", 4, False)]
+
+
+def test_a_command_without_output_is_not_run():
+    assert run("```console\n$ arrowstate gc nowhere --apply\n```\n") == 0

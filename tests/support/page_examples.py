@@ -1,0 +1,150 @@
+"""Examples of pages, run as a reader runs them: from the top of a page to its end, in one folder and one namespace.
+
+A block of `python` runs; one that shows a dialogue (`>>>`) must give what it shows, and after another a block of `text`
+says what it prints. In a block of `console`, a command of arrowstate must print the lines that follow it; one without
+such lines is not run. `...` stands for any text, and white space counts as one space. The working folder of a page is
+`/data`; times and random names are those of the day the page was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import arrowstate.cli
+
+ROOT = Path(__file__).parents[2]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+_BLOCK = re.compile(r"^```(python|console|text)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page."""
+
+    language: str
+    text: str
+    line: int
+    "Of its first line, from 1."
+    follows: bool
+    "Whether nothing but white space is between it and the block before."
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Return the blocks of a page that run, or say what others print."""
+    end = -1
+    for found in _BLOCK.finditer(text):
+        between = text[end : found.start()] if end >= 0 else "begin"
+        yield Block(found[1], found[2], text.count("\n", 0, found.start(2)) + 1, not between.strip())
+        end = found.end()
+
+
+def pages() -> list[str]:
+    """Return the pages with examples that need no Spark, relative to the root."""
+    return [page for page in _all_pages() if not needs_spark(page)]
+
+
+def needs_spark(page: str) -> bool:
+    """Say whether a page has examples on Spark: those of a folder of its own, and the README's."""
+    return page.startswith("docs/spark/")
+
+
+def spark_pages() -> list[str]:
+    """Return the pages with examples on Spark, relative to the root."""
+    return [page for page in _all_pages() if needs_spark(page)]
+
+
+def _all_pages() -> list[str]:
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    names = [path.relative_to(ROOT).as_posix() for path in found]
+    return [name for name in names if any(block.language != "text" for block in blocks((ROOT / name).read_text()))]
+
+
+def run_page(
+    page: str,
+    names: dict[str, Any] | None = None,
+    *,
+    between: Callable[[int, dict[str, Any]], None] = lambda number, names: None,
+) -> int:
+    """Run the examples of a page in the working folder and return how many there were.
+
+    `between` is called after each block with its number, from 0, and the names that the page has made so far.
+
+    Raises
+    ------
+    AssertionError
+        If one gives something else than it shows; the message has the page, the line and both.
+    """
+    text = (ROOT / page).read_text()
+    return run_blocks(page, list(blocks(text)), {} if names is None else names, between)
+
+
+def run_blocks(
+    page: str, found: list[Block], names: dict[str, Any], between: Callable[[int, dict[str, Any]], None]
+) -> int:
+    """Run blocks one after the other; see `run_page`."""
+    names["__name__"] = "page"
+    ran = 0
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        if block.language == "console":
+            ran += run_commands(page, block)
+        elif block.language == "python":
+            shown = after.text if after is not None and after.language == "text" and after.follows else None
+            run_python(page, block, names, shown)
+            between(ran, names)
+            ran += 1
+    return ran
+
+
+def run_python(page: str, block: Block, names: dict[str, Any], shown: str | None) -> None:
+    """Run a block of Python."""
+    if block.text.startswith(">>> "):
+        example = doctest.DocTestParser().get_doctest(block.text, names, page, page, block.line - 1)
+        example.globs = names
+        report = io.StringIO()
+        results = doctest.DocTestRunner(optionflags=FLAGS).run(example, out=report.write, clear_globs=False)
+        assert results.failed == 0, report.getvalue()
+        return
+    printed = io.StringIO()
+    # The lines of a traceback are those of the page.
+    code = compile("\n" * (block.line - 1) + block.text, page, "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(code, names)
+    if shown is not None:
+        check(page, block.line, shown, printed.getvalue())
+
+
+def run_commands(page: str, block: Block) -> int:
+    """Run the commands of a block that show what they print, and return how many those were."""
+    ran = 0
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
+        words = shlex.split(command, comments=True)
+        if words[:1] != ["arrowstate"] or not shown.strip():
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            arrowstate.cli.main(words[1:])
+        check(page, block.line, shown, printed.getvalue(), command)
+        ran += 1
+    return ran
+
+
+def check(page: str, line: int, shown: str, printed: str, command: str = "the block") -> None:
+    """Compare what a page shows with what was printed."""
+    printed = printed.replace(f"{Path.cwd()}/", "/data/")
+    same = doctest.OutputChecker().check_output(timeless(shown), timeless(printed), FLAGS)
+    assert same, f"{page}:{line}: {command} prints\n\n{printed}\nand the page shows\n\n{shown}"
+
+
+def timeless(text: str) -> str:
+    """Leave out what is another one each time: times and random names."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text)
+    return re.sub(r"\b[0-9a-f]{32}\b", "ID", text).strip() + "\n"
