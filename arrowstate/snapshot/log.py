@@ -67,6 +67,7 @@ _ANY = 1 << 256
 STORE_PATH = "arrowstate.json"
 HINT_PATH = "_latest"
 _FOLDER = "log/"
+_FIRST = 1
 
 
 def create_store(storage: Storage, store_id: str, created_at_ms: int) -> StoreDocument:
@@ -139,7 +140,7 @@ def next_fence(
     """Return the fence with which a new writer takes over after the newest entry; it has the content of that entry."""
     document = newest.document if newest else None
     return LogEntryDocument(
-        number=document.number + 1 if document else 1,
+        number=document.number + 1 if document else _FIRST,
         parent=newest.as_parent if newest else None,
         commit_id=commit_id,
         writer_epoch=document.writer_epoch + 1 if document else 1,
@@ -299,6 +300,8 @@ class CommitLog:
             boundary = self.boundary()
             numbers = self.numbers()
             if not numbers and not boundary:
+                # A listing may be an old one. Nothing was collected, so a log that has entries has the first.
+                newest = self._forward(_FIRST)
                 break
             start = max([boundary, *numbers[-1:]])
             newest = self._forward(start)

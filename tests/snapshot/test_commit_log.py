@@ -23,6 +23,7 @@ from arrowstate.snapshot.log import (
     put_store_document,
 )
 from arrowstate.storage import clear_memory_storage, open_storage
+from arrowstate.testing.faults import Fault, FaultyStorage
 from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument, ParentDocument, encode
 from arrowstate_formats.run_files import checksum
 
@@ -102,6 +103,19 @@ def test_the_newest_entry_is_found_whatever_the_hint_says(storage, hint):
 
     assert log.latest().document.number == 5
     assert log.latest_checkpoint().number == 4
+
+
+def test_the_newest_entry_is_found_without_a_hint_though_a_listing_is_from_before_the_first(storage):
+    faults = {}
+    lagging = FaultyStorage(storage, lambda call: faults.get(call.verb))
+    log = CommitLog(lagging)
+    assert log.latest() is None
+    fill(CommitLog(storage), [FENCE, CHECKPOINT])
+    storage.put_hint(HINT_PATH, b"")
+    faults["list"] = Fault.STALE
+
+    assert log.numbers() == []
+    assert log.latest().document.number == 2
 
 
 def test_a_fence_is_no_checkpoint(storage):
