@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from page_examples import Block, blocks, pages, run_blocks, run_page
+import arrowstate.errors
+from page_examples import ROOT, Block, blocks, pages, run_blocks, run_page
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +23,7 @@ def test_every_example_of_a_page_gives_what_it_shows(page):
 
 
 def run(text):
-    return run_blocks("a page", list(blocks(text)), {}, lambda number, names: None)
+    return run_blocks("a page", list(blocks(text)), {})
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,13 @@ def test_a_block_knows_its_line():
 
 def test_a_command_without_output_is_not_run():
     assert run("```console\n$ arrowstate gc nowhere --apply\n```\n") == 0
+
+
+def test_every_error_has_an_entry_of_what_to_do():
+    entries = re.findall(r"^### (\w+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+
+    assert sorted(entries) == sorted(set(arrowstate.errors.__all__) - {"ArrowStateError"})
+
+
+def test_the_readme_is_a_page_and_no_book():
+    assert len((ROOT / "README.md").read_bytes()) <= 7000

@@ -13,7 +13,7 @@ import doctest
 import io
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def pages() -> list[str]:
 
 
 def needs_spark(page: str) -> bool:
-    """Say whether a page has examples on Spark: those of a folder of its own, and the README's."""
+    """Say whether the examples of a page need a session of Spark."""
     return page.startswith("docs/spark/")
 
 
@@ -65,31 +65,26 @@ def spark_pages() -> list[str]:
 def _all_pages() -> list[str]:
     found = sorted((ROOT / "docs").rglob("*.md"))
     names = [path.relative_to(ROOT).as_posix() for path in found]
-    return [name for name in names if any(block.language != "text" for block in blocks((ROOT / name).read_text()))]
+    return [name for name in names if any(runs(block) for block in blocks((ROOT / name).read_text()))]
 
 
-def run_page(
-    page: str,
-    names: dict[str, Any] | None = None,
-    *,
-    between: Callable[[int, dict[str, Any]], None] = lambda number, names: None,
-) -> int:
-    """Run the examples of a page in the working folder and return how many there were.
+def runs(block: Block) -> bool:
+    """Say whether a block is run, or one of its commands."""
+    return block.language == "python" or (block.language == "console" and bool(commands(block)))
 
-    `between` is called after each block with its number, from 0, and the names that the page has made so far.
+
+def run_page(page: str, names: dict[str, Any] | None = None) -> int:
+    """Run the examples of a page in the working folder and return how many there were; it may use `names`.
 
     Raises
     ------
     AssertionError
         If one gives something else than it shows; the message has the page, the line and both.
     """
-    text = (ROOT / page).read_text()
-    return run_blocks(page, list(blocks(text)), {} if names is None else names, between)
+    return run_blocks(page, list(blocks((ROOT / page).read_text())), {} if names is None else names)
 
 
-def run_blocks(
-    page: str, found: list[Block], names: dict[str, Any], between: Callable[[int, dict[str, Any]], None]
-) -> int:
+def run_blocks(page: str, found: Sequence[Block], names: dict[str, Any]) -> int:
     """Run blocks one after the other; see `run_page`."""
     names["__name__"] = "page"
     ran = 0
@@ -99,7 +94,6 @@ def run_blocks(
         elif block.language == "python":
             shown = after.text if after is not None and after.language == "text" and after.follows else None
             run_python(page, block, names, shown)
-            between(ran, names)
             ran += 1
     return ran
 
@@ -110,36 +104,44 @@ def run_python(page: str, block: Block, names: dict[str, Any], shown: str | None
         example = doctest.DocTestParser().get_doctest(block.text, names, page, page, block.line - 1)
         example.globs = names
         report = io.StringIO()
-        results = doctest.DocTestRunner(optionflags=FLAGS).run(example, out=report.write, clear_globs=False)
+        results = doctest.DocTestRunner(optionflags=FLAGS | doctest.FAIL_FAST).run(
+            example, out=report.write, clear_globs=False
+        )
         assert results.failed == 0, report.getvalue()
         return
     printed = io.StringIO()
     # The lines of a traceback are those of the page.
-    code = compile("\n" * (block.line - 1) + block.text, page, "exec")
+    code = compile("\n" * (block.line - 1) + here(block.text), page, "exec")
     with contextlib.redirect_stdout(printed):
         exec(code, names)
     if shown is not None:
         check(page, block.line, shown, printed.getvalue())
 
 
+def commands(block: Block) -> list[tuple[str, str]]:
+    """Return the commands of arrowstate that show what they print, and that."""
+    found = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
+    return [(command, shown) for command, shown in found if command.startswith("arrowstate ") and shown.strip()]
+
+
 def run_commands(page: str, block: Block) -> int:
     """Run the commands of a block that show what they print, and return how many those were."""
-    ran = 0
-    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
-        words = shlex.split(command, comments=True)
-        if words[:1] != ["arrowstate"] or not shown.strip():
-            continue
+    for command, shown in commands(block):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            arrowstate.cli.main(words[1:])
+            arrowstate.cli.main(shlex.split(here(command), comments=True)[1:])
         check(page, block.line, shown, printed.getvalue(), command)
-        ran += 1
-    return ran
+    return len(commands(block))
+
+
+def here(text: str) -> str:
+    """Put the working folder where a page says `/data`."""
+    return re.sub(r"(?<![\w./])/data(?=/)", str(Path.cwd()), text)
 
 
 def check(page: str, line: int, shown: str, printed: str, command: str = "the block") -> None:
     """Compare what a page shows with what was printed."""
-    printed = printed.replace(f"{Path.cwd()}/", "/data/")
+    printed = printed.replace(str(Path.cwd()), "/data")
     same = doctest.OutputChecker().check_output(timeless(shown), timeless(printed), FLAGS)
     assert same, f"{page}:{line}: {command} prints\n\n{printed}\nand the page shows\n\n{shown}"
 
