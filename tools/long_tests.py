@@ -23,6 +23,7 @@ HISTORIES = [
 CALLS = ["tests/coordinator/test_every_call.py"]
 SPARK = [
     "tests/spark",
+    "tests/docs/test_spark_pages.py",
     "tests/formats/test_key_hash_spark.py",
     "tests/tools/test_nexmark.py",
     "tests/tools/test_spark_benchmark.py",
