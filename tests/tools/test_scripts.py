@@ -115,6 +115,17 @@ def test_changed_requirements_are_installed_into_the_environment_there_is(enviro
     assert environment.log() == ["made", "installed", "installed"]
 
 
+def test_another_extra_is_installed_beside_and_once(environment):
+    environment.install()
+    before = environment.is_current("docs")
+
+    environment.install("docs")
+    environment.install("docs")
+
+    assert (before, environment.is_current("docs"), environment.is_current()) == (False, True, True)
+    assert environment.log() == ["made", "installed", "installed"]
+
+
 def test_an_environment_that_was_moved_is_made_anew(environment):
     environment.install()
     stamp = environment.STAMP.read_text()
