@@ -1,15 +1,10 @@
 """Stream-processing state with Flink's guarantees, for Python and Spark, kept as open columnar files."""
 
-from arrowstate.backend.batch_process import BatchContext, BatchFunction, BatchProcess
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
-from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
-from arrowstate.coordinator.compaction import CompactionPolicy
-from arrowstate.coordinator.coordination import CheckpointOptions
-from arrowstate.coordinator.disposal import dispose_savepoint
-from arrowstate.coordinator.driver import CheckpointCoordinator, CheckpointProgress, PendingCheckpoint
-from arrowstate.coordinator.importing import ClaimMode
-from arrowstate.coordinator.retention import RetentionPolicy
+from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.checkpoints.coordination import CheckpointOptions
+from arrowstate.checkpoints.driver import CheckpointCoordinator, CheckpointProgress, PendingCheckpoint
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointAbortedError,
@@ -42,6 +37,10 @@ from arrowstate.errors import (
     ValueOverflowError,
     ValueTypeError,
 )
+from arrowstate.maintenance.importing import ClaimMode
+from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchProcess
+from arrowstate.processing.process_function import KeyedProcess, KeyedProcessFunction
 from arrowstate.schema.aggregates import Aggregate, CountDistinct, Mean, Quantiles, TopK, Variance
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -53,7 +52,8 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
-from arrowstate.state.timers import Timer, TimerService
+from arrowstate.snapshot.disposal import dispose_savepoint
+from arrowstate.state.kinds.timers import Timer, TimerService
 from arrowstate.store import Snapshot, StateStore, open_store
 from arrowstate_formats.documents import FORMAT_VERSION
 from arrowstate_formats.key_groups import KeyGroupRange, default_max_parallelism, key_group_range, key_groups

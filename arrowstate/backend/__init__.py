@@ -1,1 +1,1 @@
-"""Keyed state of one subtask: its states, freezing and restoring."""
+"""Keyed and operator state of one subtask: its states, freezing and restoring."""

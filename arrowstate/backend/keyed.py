@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any, overload
 import msgspec
 import pyarrow as pa
 
-from arrowstate.backend.iteration import Iteration
+from arrowstate.backend.inspection import Iteration
 from arrowstate.backend.rekeying import check_merge_rules, moves_keys, rekeyed
+from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.aggregates import BuiltIn
 from arrowstate.schema.descriptors import (
@@ -47,16 +47,16 @@ from arrowstate.schema.versions import (
 from arrowstate.snapshot.reading import find_operator, open_state, validated_savepoint
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
-from arrowstate.state.aggregating import AggregatingState
 from arrowstate.state.base import KeyedState
-from arrowstate.state.context import KeyContext
-from arrowstate.state.keyed import ReducingState, ValueState
-from arrowstate.state.lists import ListState
-from arrowstate.state.maps import MapState
-from arrowstate.state.timers import TimerService, TimerState
+from arrowstate.state.current_key import KeyContext
+from arrowstate.state.kinds.aggregating import AggregatingState
+from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.map import MapState
+from arrowstate.state.kinds.one_row import ReducingState, ValueState
+from arrowstate.state.kinds.timers import TimerService, TimerState
 from arrowstate.state.transaction import Participant, Transactions
 from arrowstate.storage.base import Storage
-from arrowstate.table.batch import KeyBatch
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
@@ -64,12 +64,7 @@ from arrowstate_formats.documents import FieldDocument, LogEntryDocument, StateD
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
 
-__all__ = ["KeyedStateBackend", "now_ms", "restore_backend"]
-
-
-def now_ms() -> int:
-    """Return the time in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
+__all__ = ["KeyedStateBackend", "restore_backend"]
 
 
 _KINDS: dict[str, Any] = {

@@ -19,7 +19,7 @@ from arrowstate.schema.operator_state import (
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.subtasks import whole_operator
-from arrowstate.state.operator import BroadcastState, OperatorListState
+from arrowstate.state.operator_list import BroadcastState, OperatorListState
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 from arrowstate_formats.integers import check_integer

@@ -23,11 +23,11 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.layout import StateLayout, descriptor_of
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.state.aggregates import aggregate_of
-from arrowstate.state.reducers import reduce_by_callable, reduce_column
+from arrowstate.state.folds.aggregates import aggregate_of
+from arrowstate.state.folds.reducers import reduce_by_callable, reduce_column
 from arrowstate.table import pair_kernels
-from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats, take
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate_formats.documents import FieldDocument, StateDocument
 from arrowstate_formats.key_hash import hash_columns

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say
-from arrowstate.coordinator.leases import held_while_read
+from arrowstate.clock import new_id, now_ms
+from arrowstate.maintenance.leases import held_while_read
 from arrowstate.schema.layout import StateLayout, descriptor_of
 from arrowstate.snapshot.verification import Verification, first_key_column, noting
 from arrowstate.store import Snapshot
-from arrowstate.store.store import new_id, now_ms
 from arrowstate_formats.documents import OperatorDocument
 
 __all__ = ["restore_check"]

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
+from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.cli.output import bytes_text, print_json, print_table, say
-from arrowstate.coordinator.compaction import CompactionPolicy
 from arrowstate.snapshot.storage_use import StorageUse
 from arrowstate.store import open_store
 

@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, say, time_text
-from arrowstate.coordinator.collection import CollectionPlan, CollectionReport
-from arrowstate.coordinator.retention import RetentionPolicy
+from arrowstate.maintenance.collection import CollectionPlan, CollectionReport
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.store import open_store
 
 __all__ = ["collect", "duration"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say, time_text
 from arrowstate.query.catalog import resolve
-from arrowstate.query.overview import bytes_of, columns_of, live_rows, runs_of, state_overview
+from arrowstate.query.describe import bytes_of, columns_of, live_rows, runs_of, state_overview
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.store import Snapshot, open_store

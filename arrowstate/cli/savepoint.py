@@ -6,8 +6,8 @@ import argparse
 import warnings
 
 from arrowstate.cli.output import bytes_text, print_json, progress_bar, say
-from arrowstate.coordinator.disposal import dispose_savepoint
-from arrowstate.coordinator.importing import ClaimMode
+from arrowstate.maintenance.importing import ClaimMode
+from arrowstate.snapshot.disposal import dispose_savepoint
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.store import Snapshot, open_store

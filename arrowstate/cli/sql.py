@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import plain, print_table, say
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.sql_types import recast
+from arrowstate.query.duckdb.sql_types import recast
 from arrowstate.store import Snapshot, open_store
 
 __all__ = ["run"]

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say, time_text
-from arrowstate.coordinator.recovery import StoreVerification, proposals
+from arrowstate.maintenance.recovery import StoreVerification, proposals
 from arrowstate.store import open_store
 
 __all__ = ["repair", "verify"]

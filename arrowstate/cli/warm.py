@@ -21,11 +21,11 @@ __all__ = ["KERNEL_MODULES", "warm"]
 
 KERNEL_MODULES = (
     "arrowstate_formats._xxh64",
-    "arrowstate.query.compaction",
-    "arrowstate.state.aggregates.numbers",
-    "arrowstate.state.decimals",
-    "arrowstate.state.due",
-    "arrowstate.state.reducers",
+    "arrowstate.query.picking",
+    "arrowstate.state.folds.aggregates.numbers",
+    "arrowstate.state.folds.decimals",
+    "arrowstate.state.kinds.due",
+    "arrowstate.state.folds.reducers",
     "arrowstate.table.kernels",
     "arrowstate.table.pair_kernels",
     "arrowstate.windows.assigners",

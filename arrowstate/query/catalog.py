@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
-from arrowstate.query.sql_types import distinct_names
+from arrowstate.query.duckdb.sql_types import distinct_names
 from arrowstate.snapshot.reading import states_of
 from arrowstate_formats.documents import LogEntryDocument
 

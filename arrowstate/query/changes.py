@@ -23,8 +23,8 @@ from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
-from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import columns_equal, take
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import HASH_COLUMN
 from arrowstate_formats.documents import (
     FieldDocument,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.query.compaction import Picked, count_rows
+from arrowstate.query.picking import Picked, count_rows
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot import reading
 from arrowstate.storage.base import Storage

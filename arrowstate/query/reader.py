@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import resolve, sql_names
-from arrowstate.query.overview import overview
-from arrowstate.query.recent import Recent
+from arrowstate.query.describe import overview
+from arrowstate.query.kept_reads import Recent
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.reading import is_validated
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
 from arrowstate.snapshot.subtasks import whole_state
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
     from duckdb import Error as DuckDBError
 
-    from arrowstate.query.dataset import ScanStatistics
-    from arrowstate.query.engine import Database
+    from arrowstate.query.duckdb.dataset import ScanStatistics
+    from arrowstate.query.duckdb.engine import Database
 
 __all__ = ["SnapshotReader"]
 
@@ -290,7 +290,7 @@ class SnapshotReader:
         """
         import duckdb
 
-        from arrowstate.query.relation import Relation, Watch
+        from arrowstate.query.duckdb.relation import Relation, Watch
 
         watch = Watch(self._scans.append)
         cursor = self._database.cursor(watch)
@@ -342,8 +342,8 @@ class SnapshotReader:
     @property
     def _database(self) -> Database:
         # Asked for each time: one that was made before a fork is of no use after it.
-        from arrowstate.query.engine import Database, databases
-        from arrowstate.query.operator_state import OperatorStateRows
+        from arrowstate.query.duckdb.engine import Database, databases
+        from arrowstate.query.duckdb.operator_state import OperatorStateRows
 
         def make() -> Database:
             names = sql_names(self.entry)

@@ -17,19 +17,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.ahead import map_ahead
-from arrowstate.query.compaction import Picked, gather
+from arrowstate.log.collected import reading_checkpoint
+from arrowstate.query.duckdb.filters import Bounds
+from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.files import Part, StoredRun
-from arrowstate.query.filters import Bounds
-from arrowstate.query.sql_types import SqlForm
+from arrowstate.query.picking import Picked, gather
+from arrowstate.query.read_ahead import map_ahead
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs, validated_savepoint
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
-from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import HASH_COLUMN, Run
 from arrowstate.table.table import find_keys
 from arrowstate.table.table import gather as column_of

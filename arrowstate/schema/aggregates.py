@@ -2,7 +2,7 @@
 
 An aggregate folds values into an accumulator, one per key, which is what is stored: a struct, one column per field.
 The result is computed from it on each read. A declaration here says what an aggregate is called, what it stores and
-what it returns; how the built-in ones compute is in `arrowstate.state.aggregates`.
+what it returns; how the built-in ones compute is in `arrowstate.state.folds.aggregates`.
 """
 
 from __future__ import annotations

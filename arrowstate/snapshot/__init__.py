@@ -1,1 +1,1 @@
-"""Runs to storage and back: the commit log, run files, manifests, savepoints."""
+"""Snapshots on storage: runs, manifests, savepoints, written, read and verified."""

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import ArrowStateError, CheckpointCancelledError, InvalidInputError, StoreNotFoundError
+from arrowstate.log.entries import HINT_PATH, STORE_PATH, CommitLog, open_store_document, path_of, put_store_document
 from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.log import HINT_PATH, STORE_PATH, CommitLog, open_store_document, path_of, put_store_document
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part, write_operator_states
 from arrowstate.snapshot.reading import open_run, subtask_runs, validated_savepoint
 from arrowstate.snapshot.subtasks import fitted, subtask_of, whole_operator

@@ -22,14 +22,14 @@ from arrowstate.errors import (
     MissingDependencyError,
     MissingFileError,
 )
+from arrowstate.log.boundary import BOUNDARY_FOLDER, Boundary, boundaries, path_of, read_boundary
+from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.entries import HINT_PATH, CommitLog, CommittedEntry, hinted_number
+from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.boundary import BOUNDARY_FOLDER, Boundary, boundaries, path_of, read_boundary
-from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.contents import checked_pieces
-from arrowstate.snapshot.log import HINT_PATH, CommitLog, CommittedEntry, hinted_number
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
 from arrowstate.snapshot.reading import forget_open_files, open_file, open_run, subtask_runs, validated
 from arrowstate.snapshot.subtasks import list_files, parts_in, subtasks_in
 from arrowstate.storage.base import Storage

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from arrowstate.spark.operators.stream import StatefulStream, stateful, write_stream
     from arrowstate.spark.read.native import StateScan, plan_read, read_state
     from arrowstate.spark.read.progress import progress
-    from arrowstate.spark.session import keyed_sink, register
+    from arrowstate.spark.register import register
+    from arrowstate.spark.sink.keyed_sink import keyed_sink
 
 __all__ = [
     "ImportReport",
@@ -48,11 +49,11 @@ _MODULES = {
     "StatefulStream": "operators.stream",
     "bootstrap": "load.bootstrap",
     "import_state": "load.importing",
-    "keyed_sink": "session",
+    "keyed_sink": "sink.keyed_sink",
     "plan_read": "read.native",
     "progress": "read.progress",
     "read_state": "read.native",
-    "register": "session",
+    "register": "register",
     "stateful": "operators.stream",
     "write_stream": "operators.stream",
 }

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from arrowstate.schema.descriptors import ReducingStateDescriptor
 from arrowstate.spark.java import ensure_java
-from arrowstate.spark.session import keyed_sink
+from arrowstate.spark.sink.keyed_sink import keyed_sink
 
 __all__ = ["DELAYS", "QUERIES", "main"]
 

@@ -19,15 +19,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.spark.batches import MicroBatch
-from arrowstate.spark.committing import abort_micro_batch, commit_micro_batch
+from arrowstate.spark.commit import abort_micro_batch, commit_micro_batch
 from arrowstate.spark.load.writer import StateWriter, state_writer
+from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.read.plans import Plan, plan_from_options
-from arrowstate.spark.sink.fold import SubtaskResult, fold_micro_batch
 from arrowstate.spark.sink.plan import SinkPlan
+from arrowstate.spark.sink.task import SubtaskResult, fold_micro_batch
 from arrowstate.spark.workers import spare_collector
-from arrowstate.store import new_id, now_ms
 from arrowstate_formats.documents import pack, unpack
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""What an operator calls: value and reducing state, by batch or on a current key."""
+"""State by batch or on a current key: what all kinds share, and what a transaction over them is."""

@@ -24,11 +24,11 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import plain_value
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
-from arrowstate.state.context import KeyContext, identity_of
+from arrowstate.state.current_key import KeyContext, identity_of
 from arrowstate.state.transaction import Pending, Transactions, one_owner
-from arrowstate.table.background import BackgroundMerge
-from arrowstate.table.batch import KeyBatch
+from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.columns import canonical_floats, take
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import Found, FrozenTable, Table, gather
 

@@ -2,7 +2,7 @@
 
 from arrowstate.store.plans import Collection, Compaction, Lease
 from arrowstate.store.snapshot import Snapshot
-from arrowstate.store.store import StateStore, new_id, now_ms, open_store
+from arrowstate.store.store import StateStore, open_store
 from arrowstate.store.writer import StoreWriter
 
 __all__ = [
@@ -12,7 +12,5 @@ __all__ = [
     "Snapshot",
     "StateStore",
     "StoreWriter",
-    "new_id",
-    "now_ms",
     "open_store",
 ]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from arrowstate.coordinator.collection import (
+from arrowstate.maintenance.collection import (
     CollectionPlan,
     CollectionReport,
     apply_collection,
 )
-from arrowstate.coordinator.leases import CheckpointLease
-from arrowstate.coordinator.store_compaction import (
+from arrowstate.maintenance.compaction import (
     StoreCompactionPlan,
     StoreCompactionReport,
 )
+from arrowstate.maintenance.leases import CheckpointLease
 from arrowstate.storage.base import Storage
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
 from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
+from arrowstate.clock import now_ms
+from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.evolution import SchemaEvolution
-from arrowstate.snapshot.collected import reading_checkpoint
 from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.verification import Verification, verify_checkpoint
 

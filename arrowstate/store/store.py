@@ -5,36 +5,35 @@ The classes here join the layers below and hold no logic of their own.
 
 from __future__ import annotations
 
-import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arrowstate.backend.keyed import now_ms
-from arrowstate.coordinator.collection import (
+from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.checkpoints.driver import StoreSide
+from arrowstate.checkpoints.writer import CheckpointWriter
+from arrowstate.clock import new_id, now_ms
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
+from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.entries import CommitLog, CommittedEntry, create_store, open_store_document
+from arrowstate.log.pins import delete_tag, put_tag, read_pins
+from arrowstate.maintenance.collection import (
     DEFAULT_GRACE_MS,
     check_grace,
     plan_collection,
 )
-from arrowstate.coordinator.compaction import CompactionPolicy
-from arrowstate.coordinator.disposal import dispose_savepoint
-from arrowstate.coordinator.driver import StoreSide
-from arrowstate.coordinator.importing import ClaimMode, import_checkpoint
-from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, held_while_read
-from arrowstate.coordinator.recovery import StoreVerification, find_newest_whole, proposals, verify_store
-from arrowstate.coordinator.retention import RetentionPolicy
-from arrowstate.coordinator.store_compaction import (
+from arrowstate.maintenance.compaction import (
     StoreCompactionReport,
     apply_store_compaction,
     plan_store_compaction,
 )
-from arrowstate.coordinator.writer import CheckpointWriter
-from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
-from arrowstate.snapshot.collected import reading_checkpoint
-from arrowstate.snapshot.log import CommitLog, CommittedEntry, create_store, open_store_document
-from arrowstate.snapshot.pins import delete_tag, put_tag, read_pins
+from arrowstate.maintenance.importing import ClaimMode, import_checkpoint
+from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, held_while_read
+from arrowstate.maintenance.recovery import StoreVerification, find_newest_whole, proposals, verify_store
+from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.snapshot.disposal import dispose_savepoint
 from arrowstate.snapshot.reading import Validation, check_validation, readable
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
@@ -52,12 +51,7 @@ if TYPE_CHECKING:
     import duckdb
 
 
-__all__ = ["StateStore", "new_id", "now_ms", "open_store"]
-
-
-def new_id() -> str:
-    """Return a fresh unique name: 32 hexadecimal digits of a random UUID."""
-    return uuid.uuid4().hex
+__all__ = ["StateStore", "open_store"]
 
 
 def _time_of(clock_ms: Callable[[], int]) -> int:

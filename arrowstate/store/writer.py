@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
-from arrowstate.coordinator.compaction import CompactionPolicy, compact_backends
-from arrowstate.coordinator.coordination import CheckpointOptions
-from arrowstate.coordinator.driver import CheckpointCoordinator, StoreSide
-from arrowstate.coordinator.protocol import Kind
-from arrowstate.coordinator.writer import CheckpointWriter
+from arrowstate.checkpoints.compaction import CompactionPolicy, compact_backends
+from arrowstate.checkpoints.coordination import CheckpointOptions
+from arrowstate.checkpoints.driver import CheckpointCoordinator, StoreSide
+from arrowstate.checkpoints.protocol import Kind
+from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate_formats.run_files import RunFormat
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import fixed_words
 
 if TYPE_CHECKING:
-    from arrowstate.table.batch import KeyBatch
+    from arrowstate.table.key_batch import KeyBatch
 
 __all__ = ["Directory", "FrozenRun", "Run", "Segment", "all_live", "hashes_of"]
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.table import kernels
-from arrowstate.table.background import BackgroundMerge
-from arrowstate.table.batch import KeyBatch
+from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.columns import take
 from arrowstate.table.journal import Journal
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, fill, merge_runs
 from arrowstate.table.run import FrozenRun, Run
 

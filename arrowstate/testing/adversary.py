@@ -15,7 +15,9 @@ from typing import Any
 from unittest.mock import patch
 
 from arrowstate.errors import InvalidInputError, StorageFullError
-from arrowstate.state import keyed, lists, maps, timers
+from arrowstate.state.kinds import list as lists
+from arrowstate.state.kinds import map as maps
+from arrowstate.state.kinds import one_row, timers
 from arrowstate.table import table
 from arrowstate.table.merging import MemorySink, SpillSink
 from arrowstate.table.run import Run
@@ -156,7 +158,7 @@ def survives(deployment: Deployment, keys: Keys, scene: Scene, *, most: int) -> 
 
 
 _PENDING = (
-    (keyed, "_PENDING_KEYS"),
+    (one_row, "_PENDING_KEYS"),
     (lists, "_PENDING_ELEMENTS"),
     (maps, "_PENDING_ENTRIES"),
     (timers, "_PENDING_TIMERS"),

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ReducingStateDescriptor
-from arrowstate.state.timers import Timer
+from arrowstate.state.kinds.timers import Timer
 from arrowstate.testing.deployments import Job
 from arrowstate.testing.suite import KeyedStateSuite
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.batch_process import BatchContext, BatchFunction, BatchProcess
-from arrowstate.backend.process import Collector, KeyedProcess, KeyedProcessFunction, ProcessContext
+from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchProcess
+from arrowstate.processing.process_function import Collector, KeyedProcess, KeyedProcessFunction, ProcessContext
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.testing.adversary import Act, Adversary, Scene
 from arrowstate.testing.deployments import Job

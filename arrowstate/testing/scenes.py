@@ -17,7 +17,7 @@ from arrowstate.schema.descriptors import (
     TimeToLive,
     ValueStateDescriptor,
 )
-from arrowstate.state.timers import Timer
+from arrowstate.state.kinds.timers import Timer
 from arrowstate.testing.adversary import Act, Adversary, Scene
 from arrowstate.testing.deployments import Job
 

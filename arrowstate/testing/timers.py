@@ -16,7 +16,7 @@ from arrowstate.errors import (
     ValueTypeError,
 )
 from arrowstate.schema.descriptors import TimerStateDescriptor, ValueStateDescriptor
-from arrowstate.state.timers import TimerService
+from arrowstate.state.kinds.timers import TimerService
 from arrowstate.testing.deployments import Job
 from arrowstate.testing.suite import KeyedStateSuite
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.state.due import ascending
+from arrowstate.state.kinds.due import ascending
 from arrowstate_formats.compiled import kernel
 from arrowstate_formats.integers import check_integer
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.state.due import ascending
-from arrowstate.table.batch import KeyBatch
+from arrowstate.state.kinds.due import ascending
 from arrowstate.table.columns import take
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.windows.assigners import (
     CountWindows,
     GlobalWindows,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from arrowstate.backend.batch_process import BatchContext, BatchFunction
 from arrowstate.errors import InvalidInputError
+from arrowstate.processing.batch_function import BatchContext, BatchFunction
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.windows.assigners import CountWindows, GlobalWindows, WindowAssigner
 from arrowstate.windows.operator import Trigger, WindowOperator

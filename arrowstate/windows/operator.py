@@ -27,11 +27,11 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.state.base import KeyedState
-from arrowstate.state.due import DueRows, Rows, ascending, gathered
-from arrowstate.state.iteration import namespaces_of
-from arrowstate.state.keyed import ReducingState
-from arrowstate.state.lists import ListState
-from arrowstate.state.timers import TimerState
+from arrowstate.state.inspection import namespaces_of
+from arrowstate.state.kinds.due import DueRows, Rows, ascending, gathered
+from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.one_row import ReducingState
+from arrowstate.state.kinds.timers import TimerState
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.windows.assigners import (
     CountWindows,

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate import KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, key_group_range
-from arrowstate.snapshot.log import create_store
+from arrowstate.log.entries import create_store
 from arrowstate.storage.registry import open_storage
 from arrowstate.store import StateStore
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.snapshot.log import create_store
+from arrowstate.log.entries import create_store
 from arrowstate.storage.registry import open_storage
 from arrowstate.store import Snapshot, StateStore
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from make_golden import make, names, times
 
 import arrowstate
-from arrowstate.snapshot.log import create_store
+from arrowstate.log.entries import create_store
 from arrowstate.storage.registry import open_storage
 from arrowstate.store import StateStore
 

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.coordinator.compaction import CompactionPolicy
+from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.log.entries import create_store
 from arrowstate.snapshot import subtasks
-from arrowstate.snapshot.log import create_store
 from arrowstate.storage.registry import open_storage
 from arrowstate.store import Snapshot, StateStore
 

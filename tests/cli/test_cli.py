@@ -16,7 +16,7 @@ import arrowstate
 from arrowstate.cli import main
 from arrowstate.cli.app import make_parser
 from arrowstate.cli.output import print_table
-from arrowstate.query.recent import forget_checkpoints
+from arrowstate.query.kept_reads import forget_checkpoints
 
 HELP = Path(__file__).with_name("help.txt")
 
@@ -403,7 +403,7 @@ def test_import_says_that_a_claimed_savepoint_is_still_there(store, capsys, tmp_
     def refuse(storage, *, now_ms):
         raise arrowstate.StorageError("arrowstate.json", "no answer")
 
-    monkeypatch.setattr("arrowstate.coordinator.importing.dispose", refuse)
+    monkeypatch.setattr("arrowstate.maintenance.importing.dispose", refuse)
     code, out, _ = run(capsys, "import", tmp_path / "new", tmp_path / "copy", "--claim")
 
     assert code == 1

@@ -11,7 +11,7 @@ import pytest
 
 import arrowstate
 from arrowstate.cli import main
-from arrowstate.query.recent import forget_checkpoints
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")

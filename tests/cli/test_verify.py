@@ -14,8 +14,8 @@ from msgspec.structs import replace
 import arrowstate
 from arrowstate import CheckpointNotFoundError, CorruptDataError, FormatVersionError, StorageError
 from arrowstate.cli import main
-from arrowstate.coordinator.recovery import proposals
-from arrowstate.query.recent import forget_checkpoints
+from arrowstate.maintenance.recovery import proposals
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.store import StateStore

@@ -25,7 +25,7 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.backend.keyed import restore_backend
-from arrowstate.coordinator.compaction import CompactionPolicy, plan_compaction
+from arrowstate.checkpoints.compaction import CompactionPolicy, plan_compaction
 from arrowstate.snapshot.reading import forget_open_files, store_key
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store import StateStore

@@ -34,8 +34,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from arrowstate import CheckpointNotFoundError, CollectedError, RetentionPolicy
-from arrowstate.coordinator.leases import DEFAULT_LEASE_MS
-from arrowstate.snapshot.log import create_store
+from arrowstate.log.entries import create_store
+from arrowstate.maintenance.leases import DEFAULT_LEASE_MS
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import Storage, open_storage, options_beside
 from arrowstate.store import Snapshot, StateStore

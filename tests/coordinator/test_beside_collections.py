@@ -9,10 +9,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.coordinator.collection import apply_collection
-from arrowstate.coordinator.leases import held_while_read
-from arrowstate.coordinator.retention import RetentionPolicy
-from arrowstate.coordinator.writer import CheckpointWriter
+from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
@@ -22,7 +19,10 @@ from arrowstate.errors import (
     InvalidInputError,
     StorageError,
 )
-from arrowstate.snapshot.boundary import boundaries, read_boundary
+from arrowstate.log.boundary import boundaries, read_boundary
+from arrowstate.maintenance.collection import apply_collection
+from arrowstate.maintenance.leases import held_while_read
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import clear_memory_storage

@@ -22,11 +22,11 @@ from arrowstate import (
     key_group_range,
     open_store,
 )
-from arrowstate.coordinator.writer import CheckpointWriter
-from arrowstate.snapshot.log import CommitLog, path_of
+from arrowstate.checkpoints.writer import CheckpointWriter
+from arrowstate.clock import new_id
+from arrowstate.log.entries import CommitLog, path_of
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.writing import operator_document, write_subtask
-from arrowstate.store import new_id
 from arrowstate_formats.run_files import checksum
 
 KEY = pa.schema([("k", pa.int64())])

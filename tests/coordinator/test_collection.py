@@ -35,12 +35,12 @@ from arrowstate import (
     RetentionPolicy,
     StorageError,
 )
-from arrowstate.coordinator.collection import apply_collection, plan_collection
-from arrowstate.coordinator.leases import CheckpointLease
-from arrowstate.query.recent import forget_checkpoints
-from arrowstate.snapshot.boundary import boundaries, put_boundary, read_boundary
-from arrowstate.snapshot.log import CommitLog, create_store, path_of
-from arrowstate.snapshot.pins import put_tag
+from arrowstate.log.boundary import boundaries, put_boundary, read_boundary
+from arrowstate.log.entries import CommitLog, create_store, path_of
+from arrowstate.log.pins import put_tag
+from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.maintenance.leases import CheckpointLease
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import RunWriter

@@ -19,7 +19,7 @@ from arrowstate import (
     key_groups,
     open_store,
 )
-from arrowstate.coordinator.compaction import choose, compact_backends, plan_compaction
+from arrowstate.checkpoints.compaction import choose, compact_backends, plan_compaction
 from arrowstate.snapshot.reading import forget_open_files, store_key
 from arrowstate.snapshot.storage_use import RunSlice
 from arrowstate.table.merging import MergePolicy

@@ -20,7 +20,7 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.backend.keyed import restore_backend
-from arrowstate.coordinator.compaction import plan_compaction
+from arrowstate.checkpoints.compaction import plan_compaction
 from arrowstate.table.merging import MergePolicy
 from arrowstate.testing import Clock
 from long_form import short_or_long

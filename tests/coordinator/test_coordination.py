@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrowstate.coordinator.coordination import CheckpointOptions, Coordination, Status
-from arrowstate.coordinator.protocol import (
+from arrowstate.checkpoints.coordination import CheckpointOptions, Coordination, Status
+from arrowstate.checkpoints.protocol import (
     Abort,
     Acknowledge,
     Border,

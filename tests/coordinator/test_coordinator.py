@@ -29,7 +29,7 @@ from arrowstate import (
     key_groups,
     open_store,
 )
-from arrowstate.snapshot.log import create_store, path_of
+from arrowstate.log.entries import create_store, path_of
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_frozen_savepoint
@@ -503,7 +503,7 @@ def test_a_savepoint_that_was_whole_when_it_was_given_up_is_disposed_of(store, t
         assert go_on.wait(60)
         return entry
 
-    monkeypatch.setattr("arrowstate.coordinator.driver.write_frozen_savepoint", slow)
+    monkeypatch.setattr("arrowstate.checkpoints.driver.write_frozen_savepoint", slow)
     with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
         savepoint = checkpoints.trigger_savepoint(tmp_path / "saved")
         assert written.wait(60)

@@ -20,8 +20,8 @@ from arrowstate import (
     dispose_savepoint,
     open_store,
 )
-from arrowstate.coordinator.disposal import dispose
-from arrowstate.query.recent import forget_checkpoints
+from arrowstate.query.kept_reads import forget_checkpoints
+from arrowstate.snapshot.disposal import dispose
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.storage import open_storage
 

@@ -14,13 +14,13 @@ import uuid
 import pytest
 
 from arrowstate import CommitUnknownError, RetentionPolicy, StateStore, StorageError
-from arrowstate.coordinator.collection import apply_collection, plan_collection
-from arrowstate.coordinator.compaction import CompactionPolicy
-from arrowstate.coordinator.leases import DEFAULT_LEASE_MS, CheckpointLease
-from arrowstate.coordinator.store_compaction import apply_store_compaction, plan_store_compaction
-from arrowstate.coordinator.writer import CheckpointWriter
-from arrowstate.snapshot.log import CommitLog, create_store, open_store_document, path_of
-from arrowstate.snapshot.pins import read_pins
+from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.checkpoints.writer import CheckpointWriter
+from arrowstate.log.entries import CommitLog, create_store, open_store_document, path_of
+from arrowstate.log.pins import read_pins
+from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
+from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.storage import clear_memory_storage, open_storage

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.coordinator.coordination import CheckpointOptions
+from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError
 from arrowstate.store import StateStore
 

@@ -26,10 +26,10 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.query.recent import forget_checkpoints
+from arrowstate.log.entries import CommitLog
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot import contents
 from arrowstate.snapshot.contents import checked_pieces
-from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import open_storage

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 import arrowstate
-from arrowstate.coordinator.writer import CheckpointWriter, _Needs
+from arrowstate.checkpoints.writer import CheckpointWriter, _Needs
+from arrowstate.clock import new_id
 from arrowstate.errors import CorruptDataError
-from arrowstate.snapshot.log import CommitLog, path_of
+from arrowstate.log.entries import CommitLog, path_of
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.store import StateStore
-from arrowstate.store.store import new_id
 from arrowstate_formats.documents import MAX_ENTRY_BYTES, SubtaskStatisticsDocument, encode
 
 MANY = 4096

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arrowstate import InvalidInputError, RetentionPolicy
-from arrowstate.coordinator.retention import retain
+from arrowstate.maintenance.retention import retain
 from arrowstate_formats.documents import LogEntryDocument
 
 HOUR = 3_600_000

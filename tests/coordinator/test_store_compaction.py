@@ -34,8 +34,8 @@ from arrowstate import (
     key_group_range,
     key_hash,
 )
-from arrowstate.query.recent import forget_checkpoints
-from arrowstate.snapshot.log import CommitLog, create_store
+from arrowstate.log.entries import CommitLog, create_store
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files, subtask_runs
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import clear_memory_storage, open_storage

@@ -19,8 +19,8 @@ from arrowstate import (
     RetentionPolicy,
     StorageError,
 )
-from arrowstate.query.recent import forget_checkpoints
-from arrowstate.snapshot.log import create_store
+from arrowstate.log.entries import create_store
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import open_storage

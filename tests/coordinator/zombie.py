@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from arrowstate import ArrowStateError, RetentionPolicy
-from arrowstate.snapshot.log import open_store_document
+from arrowstate.log.entries import open_store_document
 from arrowstate.storage import open_storage
 from arrowstate.store import StateStore
 from every_kind import UID, Job, small_files

@@ -27,7 +27,7 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.coordinator.compaction import CompactionPolicy
+from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
 
 FORMATS = pytest.mark.parametrize("run_format", ["arrow", "parquet", "lance"])

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import arrowstate
-from arrowstate.coordinator.compaction import CompactionPolicy
+from arrowstate.checkpoints.compaction import CompactionPolicy
 
 FORMATS = Path(__file__).parents[2] / "formats"
 GOLDEN = FORMATS / "golden" / "v2"

@@ -11,10 +11,10 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import CheckpointNotFoundError, CheckpointsCollectedError, IncompatibleStateError
+from arrowstate.log import timeline
+from arrowstate.log.entries import CommitLog
 from arrowstate.query.changes import StateChanges, change_columns
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot import timeline
-from arrowstate.snapshot.log import CommitLog
 
 KEY = pa.schema([("k", pa.int64())])
 EVERY_HASH = (-(1 << 63), (1 << 63) - 1)
@@ -275,7 +275,7 @@ def test_the_id_of_the_checkpoint_is_no_column_of_a_change(people: arrowstate.Sn
 
 
 def runs(snapshot: Any) -> list[Any]:
-    from arrowstate.query.overview import runs_of
+    from arrowstate.query.describe import runs_of
 
     return runs_of(snapshot.storage, snapshot.entry.operators[0])
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrowstate.query.filters import Bounds, columns_of, evaluate, may_match, read_filter, values_of
+from arrowstate.query.duckdb.filters import Bounds, columns_of, evaluate, may_match, read_filter, values_of
 
 A, B = pc.field("a"), pc.field("b")
 MIDNIGHT = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

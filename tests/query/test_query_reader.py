@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.query.recent import forget_checkpoints
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 
 

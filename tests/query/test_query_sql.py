@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import arrowstate
-from arrowstate.query.dataset import StateDataset
+from arrowstate.query.duckdb.dataset import StateDataset
 from arrowstate.query.state import StateReader
 
 

@@ -13,10 +13,10 @@ from arrowstate import (
     OperatorStateBackend,
     ReducingStateDescriptor,
 )
+from arrowstate.clock import new_id
 from arrowstate.snapshot.operator import write_operator_states
 from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import write_subtask
-from arrowstate.store import new_id
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())

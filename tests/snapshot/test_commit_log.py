@@ -13,8 +13,8 @@ from arrowstate.errors import (
     StorageFullError,
     StoreNotFoundError,
 )
-from arrowstate.snapshot.boundary import put_boundary
-from arrowstate.snapshot.log import (
+from arrowstate.log.boundary import put_boundary
+from arrowstate.log.entries import (
     HINT_PATH,
     CommitLog,
     create_store,

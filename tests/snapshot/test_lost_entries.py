@@ -7,8 +7,8 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import CorruptDataError, InvalidInputError
-from arrowstate.snapshot.boundary import boundaries, number_of, path_of
-from arrowstate.snapshot.log import CommitLog
+from arrowstate.log.boundary import boundaries, number_of, path_of
+from arrowstate.log.entries import CommitLog
 from arrowstate.snapshot.verification import verify_log
 
 COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")
@@ -277,7 +277,7 @@ def test_two_processes_that_make_a_store_at_once_get_the_same_store(request):
         store.writer()
         other.append(store.store_id)
 
-    document = arrowstate.snapshot.log.create_store(Meanwhile(storage, "", create), "mine", 0)
+    document = arrowstate.log.entries.create_store(Meanwhile(storage, "", create), "mine", 0)
 
     assert [document.store_id] == other
 
@@ -287,4 +287,4 @@ def test_a_place_with_other_files_is_still_no_place_for_a_store(request):
     storage.put_hint("report.csv", b"")
 
     with pytest.raises(InvalidInputError, match=r"report.csv"):
-        arrowstate.snapshot.log.create_store(storage, "mine", 0)
+        arrowstate.log.entries.create_store(storage, "mine", 0)

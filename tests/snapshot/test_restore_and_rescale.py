@@ -21,11 +21,11 @@ from arrowstate import (
     key_hash,
     open_store,
 )
+from arrowstate.clock import new_id
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.reading import find_operator, find_state, forget_open_files, open_state
 from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import operator_document, write_subtask
-from arrowstate.store import new_id
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 NOTE = ValueStateDescriptor("note", pa.string())

@@ -26,7 +26,7 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.coordinator.compaction import CompactionPolicy
+from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.errors import InvalidInputError
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.storage import clear_memory_storage

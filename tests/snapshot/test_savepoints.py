@@ -32,10 +32,11 @@ from arrowstate import (
     key_groups,
     open_store,
 )
+from arrowstate.clock import new_id
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.savepoint import write_frozen_savepoint, write_savepoint
 from arrowstate.storage import open_storage
-from arrowstate.store import Snapshot, StateStore, new_id
+from arrowstate.store import Snapshot, StateStore
 from arrowstate.table.merging import MergePolicy
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int32())])

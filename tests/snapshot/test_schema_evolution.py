@@ -29,9 +29,9 @@ from arrowstate import (
 from arrowstate.backend.keyed import restore_backend
 from arrowstate.cli import main
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.log.entries import CommitLog
 from arrowstate.query.state import StateReader
 from arrowstate.schema.fields import documents_of
-from arrowstate.snapshot.log import CommitLog
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.defaults import encode_default
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
@@ -404,7 +404,7 @@ def _damaged(store, change):
     path = Path(store.url) / "log" / f"{entry.number:020}.json"
     path.write_bytes(encode(altered))
     assert decode(path.read_bytes(), LogEntryDocument) == altered
-    arrowstate.query.recent.forget_checkpoints()
+    arrowstate.query.kept_reads.forget_checkpoints()
 
 
 @pytest.fixture

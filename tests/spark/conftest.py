@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
+from arrowstate.clock import new_id, now_ms
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
-from arrowstate.spark.batches import MicroBatch
-from arrowstate.spark.committing import commit_micro_batch
-from arrowstate.spark.sink.fold import SubtaskResult, fold_micro_batch
+from arrowstate.spark.commit import commit_micro_batch
+from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
-from arrowstate.store import new_id, now_ms
+from arrowstate.spark.sink.task import SubtaskResult, fold_micro_batch
 from arrowstate_formats.documents import LogEntryDocument
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 import arrowstate
-from arrowstate.spark import session
+from arrowstate.spark.sink import keyed_sink as session
 from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
 
 

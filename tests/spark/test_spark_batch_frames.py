@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from arrowstate.clock import new_id
 from arrowstate.spark.operators.outputs import OutputTable, frame_of, write_output
 from arrowstate.storage import open_storage
-from arrowstate.store import new_id
 
 TABLE = OutputTable("changes", pa.schema([("n", pa.int64())]), is_kept=True)
 PART_ROWS = 70_000

@@ -193,10 +193,10 @@ def test_a_stateful_operator_starts_from_a_bootstrapped_store(spark: Any, stream
 
 
 def test_a_run_that_is_still_alive_is_fenced_and_a_new_one_goes_on(sink: Any, make_rows: Any) -> None:
-    from arrowstate.spark.load.committing import FilledOperator, commit_fill
+    from arrowstate.clock import new_id, now_ms
+    from arrowstate.spark.load.commit import FilledOperator, commit_fill
     from arrowstate.spark.load.filling import fill_subtask
     from arrowstate.spark.load.planning import Columns, plan_fill
-    from arrowstate.store import new_id, now_ms
 
     sink.run(0, make_rows(0))
     plan = plan_fill(
@@ -254,9 +254,9 @@ def test_a_second_row_of_a_key_is_refused_and_nothing_is_left(spark: Any, tmp_pa
 
 
 def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from arrowstate.clock import new_id
     from arrowstate.spark.load import filling
     from arrowstate.spark.load.planning import Columns, plan_fill
-    from arrowstate.store import new_id
 
     monkeypatch.setattr(filling, "_PIECE_ROWS", 1)
     state = arrowstate.ValueStateDescriptor("v", pa.int64())
@@ -277,10 +277,10 @@ def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_attempts_of_a_task_leave_files_that_nothing_refers_to(tmp_path: Path) -> None:
-    from arrowstate.spark.load.committing import FilledOperator, commit_fill
+    from arrowstate.clock import new_id, now_ms
+    from arrowstate.spark.load.commit import FilledOperator, commit_fill
     from arrowstate.spark.load.filling import fill_subtask
     from arrowstate.spark.load.planning import Columns, plan_fill
-    from arrowstate.store import new_id, now_ms
 
     plan = plan_fill(
         Columns(LONGS),

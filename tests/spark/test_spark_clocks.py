@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.spark.batches import MicroBatch
+from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.operators.clocks import BatchTime, ConnectClock
 
 

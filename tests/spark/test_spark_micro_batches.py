@@ -20,9 +20,9 @@ from arrowstate.errors import (
     NullKeyError,
     QueryConflictError,
 )
-from arrowstate.snapshot.boundary import path_of
-from arrowstate.spark.batches import BatchRecord
-from arrowstate.spark.committing import abort_micro_batch
+from arrowstate.log.boundary import path_of
+from arrowstate.spark.commit import abort_micro_batch
+from arrowstate.spark.micro_batches import BatchRecord
 from arrowstate.spark.read.plans import plan_from_options
 from arrowstate.spark.sink.plan import SinkPlan
 

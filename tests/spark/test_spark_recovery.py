@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import arrowstate
-from arrowstate.spark import session
+from arrowstate.spark.sink import keyed_sink as session
 from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
 
 

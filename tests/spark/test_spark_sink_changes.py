@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, NullKeyError
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
-from arrowstate.spark.batches import MicroBatch
-from arrowstate.spark.committing import commit_micro_batch
-from arrowstate.spark.sink.fold import fold_micro_batch
+from arrowstate.spark.commit import commit_micro_batch
+from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
-from arrowstate.store import new_id, now_ms
-from arrowstate.table.batch import KeyBatch
+from arrowstate.spark.sink.task import fold_micro_batch
+from arrowstate.table.key_batch import KeyBatch
 
 FLINK = {"insert": "+I", "before": "-U", "after": "+U", "delete": "-D"}
 DELTA = {"insert": "insert", "before": "update_preimage", "after": "update_postimage", "delete": "delete"}

@@ -416,7 +416,7 @@ class Chained(arrowstate.BatchFunction):
 )
 def test_the_error_of_a_task_says_where_in_the_users_code(place: str, parts: list[str]) -> None:
     from arrowstate.errors import UserFunctionError
-    from arrowstate.spark.batches import MicroBatch
+    from arrowstate.spark.micro_batches import MicroBatch
     from arrowstate.spark.operators.task import OperatorPlan, Step, _process
 
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import arrowstate
 from arrowstate.cli import main
-from arrowstate.state import timers as timers_module
+from arrowstate.state.kinds import timers as timers_module
 from arrowstate.table.merging import MergePolicy
 
 KEY = pa.schema([("user", pa.string())])

@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from arrowstate import CorruptDataError, FormatVersionError, open_store
-from arrowstate.query.recent import forget_checkpoints
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 from every_kind import FORMATS, UID, Job, small_files
 from object_servers import S3_OPTIONS

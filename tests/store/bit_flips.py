@@ -32,10 +32,10 @@ if __name__ == "__main__":
 import duckdb
 
 from arrowstate import CorruptDataError, FormatVersionError, RetentionPolicy
-from arrowstate.coordinator.collection import apply_collection, plan_collection
-from arrowstate.query.recent import forget_checkpoints
-from arrowstate.snapshot.log import create_store, open_store_document, path_of
-from arrowstate.snapshot.pins import put_lease
+from arrowstate.log.entries import create_store, open_store_document, path_of
+from arrowstate.log.pins import put_lease
+from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import open_storage

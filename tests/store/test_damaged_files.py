@@ -23,8 +23,8 @@ from arrowstate import (
     key_hash,
     open_store,
 )
+from arrowstate.log.entries import CommitLog
 from arrowstate.snapshot import writing
-from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.reading import forget_open_files
 from arrowstate.table.merging import MergePolicy
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate.table.batch import KeyBatch
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run, Segment, all_live
 
 ROWS = 3000

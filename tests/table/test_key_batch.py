@@ -12,7 +12,7 @@ from arrowstate import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from arrowstate.table.batch import KeyBatch
+from arrowstate.table.key_batch import KeyBatch
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arrowstate.table.batch import KeyBatch
 from arrowstate.table.columns import canonical_floats, rows_equal
+from arrowstate.table.key_batch import KeyBatch
 
 NAN = float("nan")
 POINT = pa.struct([("x", pa.int32()), ("name", pa.string())])

@@ -14,7 +14,7 @@ import pytest
 
 from arrowstate.errors import StorageError
 from arrowstate.table import merging
-from arrowstate.table.batch import KeyBatch
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import MergePolicy, SpillSink
 from arrowstate.table.table import Table
 from arrowstate_formats.key_hash import hash_columns

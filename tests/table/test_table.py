@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arrowstate.table.batch import KeyBatch
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import MemorySink, MergePolicy, merge_runs
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table, find_keys

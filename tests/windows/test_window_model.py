@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import arrowstate
-from arrowstate.state.lists import ListState
+from arrowstate.state.kinds.list import ListState
 from arrowstate.table.merging import MergePolicy
 from arrowstate.windows import (
     CountWindows,

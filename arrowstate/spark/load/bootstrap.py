@@ -15,15 +15,16 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as sf
 
+from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
-from arrowstate.spark.load.committing import FilledOperator, commit_fill, delete_files_of
+from arrowstate.spark.load.commit import FilledOperator, commit_fill, delete_files_of
 from arrowstate.spark.load.filling import FilledSubtask, FillPlan, fill_subtask
 from arrowstate.spark.load.planning import Columns, plan_fill
 from arrowstate.spark.routing import quoted, subtask_expression
 from arrowstate.spark.schemas import spark_type
 from arrowstate.spark.workers import own_python
-from arrowstate.store import Snapshot, new_id, now_ms, open_store
+from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
 from arrowstate.errors import InvalidInputError
+from arrowstate.log.entries import CommitLog, open_store_document
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ReducingStateDescriptor,
@@ -31,14 +32,13 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
-from arrowstate.snapshot.log import CommitLog, open_store_document
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask, write_subtask
-from arrowstate.state.aggregating import AggregatingState
 from arrowstate.state.base import KeyedState
-from arrowstate.state.keyed import ReducingState, ValueState
-from arrowstate.state.lists import ListState
-from arrowstate.state.maps import MapState
-from arrowstate.state.timers import TimerState
+from arrowstate.state.kinds.aggregating import AggregatingState
+from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.map import MapState
+from arrowstate.state.kinds.one_row import ReducingState, ValueState
+from arrowstate.state.kinds.timers import TimerState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table import kernels

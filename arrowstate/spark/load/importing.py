@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import TimeToLive
 from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, columns_of, run_fills
-from arrowstate.spark.load.committing import FilledOperator
+from arrowstate.spark.load.commit import FilledOperator
 from arrowstate.spark.load.filling import FillPlan
 from arrowstate.spark.load.planning import plan_fill
 from arrowstate.spark.load.report import ImportedState, ImportReport

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
+from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError, ValueTypeError
+from arrowstate.log.entries import CommitLog
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -23,11 +25,10 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout, key_documents, key_schema_of
-from arrowstate.snapshot.log import CommitLog
 from arrowstate.spark.load.filling import FillPlan, StateFill
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.storage.registry import SUPPORTED
-from arrowstate.store import new_id, now_ms, open_store
+from arrowstate.store import open_store
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range

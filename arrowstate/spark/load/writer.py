@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -27,14 +28,14 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, check_savepoint
-from arrowstate.spark.load.committing import FilledOperator, commit_fill, delete_files_of
+from arrowstate.spark.load.commit import FilledOperator, commit_fill, delete_files_of
 from arrowstate.spark.load.filling import FillPlan, fill_subtask, key_columns_of, pieces_of
 from arrowstate.spark.load.planning import Columns, plan_fill
 from arrowstate.spark.read.options import split_names
 from arrowstate.spark.schemas import arrow_type
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate.store import new_id, now_ms, open_store
+from arrowstate.store import open_store
 from arrowstate_formats.key_groups import key_groups
 from arrowstate_formats.run_files import RunFormat
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.spark.batches import MicroBatch
+from arrowstate.spark.micro_batches import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,23 +17,23 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
+from arrowstate.log.entries import CommitLog, create_store
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.snapshot.log import CommitLog, create_store
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
-from arrowstate.spark.batches import BatchRecord, StoredState, is_committed, stored_state
-from arrowstate.spark.committing import BatchWork, commit_batch, operator_of
+from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
 from arrowstate.spark.metrics import BatchMetrics
+from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
 from arrowstate.spark.operators.outputs import OutputTable, frame_of, merged_parts, rows_state
 from arrowstate.spark.operators.task import OperatorPlan, OperatorResult, Step, run_subtask
 from arrowstate.spark.routing import quoted, subtask_expression
 from arrowstate.spark.workers import own_python, spare_collector
-from arrowstate.state.operator import BroadcastState
+from arrowstate.state.operator_list import BroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate.store import new_id, now_ms
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
-from arrowstate.backend.batch_process import BatchFunction
-from arrowstate.backend.process import KeyedProcessFunction
+from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
+from arrowstate.log.entries import CommitLog
+from arrowstate.processing.batch_function import BatchFunction
+from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.snapshot.log import CommitLog
-from arrowstate.spark.batches import BATCH_SUFFIX
-from arrowstate.spark.committing import check_alone
+from arrowstate.spark.commit import check_alone
+from arrowstate.spark.micro_batches import BATCH_SUFFIX
 from arrowstate.spark.operators.clocks import clock_of
 from arrowstate.spark.operators.failures import check_picklable
 from arrowstate.spark.operators.outputs import OutputTable
@@ -29,7 +30,7 @@ from arrowstate.spark.source import ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import SUPPORTED
-from arrowstate.store import new_id, open_store
+from arrowstate.store import open_store
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid

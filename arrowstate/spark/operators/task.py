@@ -14,20 +14,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.batch_process import BatchFunction, BatchProcess
-from arrowstate.backend.keyed import KeyedStateBackend, now_ms, restore_backend
-from arrowstate.backend.process import KeyedProcess, KeyedProcessFunction
+from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.clock import now_ms
+from arrowstate.log.entries import CommitLog
+from arrowstate.processing.batch_function import BatchFunction, BatchProcess
+from arrowstate.processing.process_function import KeyedProcess, KeyedProcessFunction
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.operator_state import operator_descriptor_of
-from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.writing import delete_quietly, write_subtask
-from arrowstate.spark.batches import MicroBatch
 from arrowstate.spark.metrics import TaskMeter
+from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.operators.failures import explained
 from arrowstate.spark.operators.outputs import OutputTable, write_output
-from arrowstate.spark.sink.fold import SubtaskResult, same_subtask
-from arrowstate.state.operator import BroadcastState, ReadOnlyBroadcastState
+from arrowstate.spark.sink.task import SubtaskResult, same_subtask
+from arrowstate.state.operator_list import BroadcastState, ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import (

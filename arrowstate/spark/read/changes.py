@@ -17,17 +17,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_columns
-from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
-from arrowstate.snapshot.log import CommitLog
-from arrowstate.snapshot.reading import Validation, find_operator, readable
-from arrowstate.snapshot.timeline import (
+from arrowstate.log.entries import CommitLog
+from arrowstate.log.timeline import (
     Step,
     newest_checkpoint_id,
     oldest_checkpoint_id,
     oldest_followed_id,
     steps_between,
 )
+from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_columns
+from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
+from arrowstate.snapshot.reading import Validation, find_operator, readable
 from arrowstate.spark.read.options import (
     await_checkpoint,
     check_options,

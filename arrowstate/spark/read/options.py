@@ -14,8 +14,8 @@ from typing import cast, get_args
 import msgspec
 
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, NotFoundError
-from arrowstate.snapshot.log import CommitLog, open_store_document
-from arrowstate.snapshot.pins import read_pins
+from arrowstate.log.entries import CommitLog, open_store_document
+from arrowstate.log.pins import read_pins
 from arrowstate.snapshot.reading import Validation
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.snapshot.log import CommitLog
-from arrowstate.spark.batches import BatchRecord
+from arrowstate.log.entries import CommitLog
 from arrowstate.spark.metrics import BatchMetrics
+from arrowstate.spark.micro_batches import BatchRecord
 from arrowstate.store import open_store
 from arrowstate_formats.documents import LogEntryDocument
 

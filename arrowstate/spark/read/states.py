@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.log.entries import CommitLog
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.log import CommitLog
 from arrowstate.snapshot.reading import Validation, find_operator, readable
 from arrowstate.spark.read.options import (
     check_options,

@@ -14,9 +14,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.history import HISTORY_TABLES, history_table
-from arrowstate.query.operator_state import OperatorStateRows
-from arrowstate.snapshot.log import CommitLog
+from arrowstate.log.entries import CommitLog
+from arrowstate.query.duckdb.history import HISTORY_TABLES, history_table
+from arrowstate.query.duckdb.operator_state import OperatorStateRows
 from arrowstate.snapshot.operator import find_operator_state
 from arrowstate.spark.read.options import check_options, choose_columns, open_checkpoint, open_read_storage
 from arrowstate.spark.read.states import check_schema

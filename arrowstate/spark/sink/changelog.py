@@ -20,7 +20,7 @@ from arrowstate.schema.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from arrowstate.state.retraction import check_retractable
+from arrowstate.state.folds.retraction import check_retractable
 
 __all__ = ["ADDED", "REMOVED", "Changes", "check_follows_changes"]
 

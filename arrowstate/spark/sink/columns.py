@@ -36,7 +36,7 @@ from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.sink.plan import StateInput
-from arrowstate.state.aggregates import aggregate_of
+from arrowstate.state.folds.aggregates import aggregate_of
 from arrowstate_formats.documents import FieldDocument, StateDocument
 
 if TYPE_CHECKING:

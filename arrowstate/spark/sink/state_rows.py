@@ -20,12 +20,12 @@ from arrowstate.schema.keys import to_type
 from arrowstate.schema.types import CONVERSION_ERRORS
 from arrowstate.spark.sink.changelog import Changes
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
-from arrowstate.state.aggregating import AggregatingState
 from arrowstate.state.base import KeyedState
-from arrowstate.state.keyed import OneRowState, ReducingState, ValueState
-from arrowstate.state.lists import ListState
-from arrowstate.state.maps import MapState
-from arrowstate.table.batch import KeyBatch
+from arrowstate.state.kinds.aggregating import AggregatingState
+from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.map import MapState
+from arrowstate.state.kinds.one_row import OneRowState, ReducingState, ValueState
+from arrowstate.table.key_batch import KeyBatch
 
 __all__ = ["StateRows", "ordered"]
 

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from arrowstate.coordinator.collection import apply_collection, plan_collection
-from arrowstate.coordinator.compaction import CompactionPolicy
-from arrowstate.coordinator.leases import CheckpointLease
-from arrowstate.coordinator.retention import RetentionPolicy
-from arrowstate.coordinator.store_compaction import apply_store_compaction, plan_store_compaction
-from arrowstate.coordinator.writer import CheckpointWriter
+from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
@@ -27,7 +23,11 @@ from arrowstate.errors import (
     NotFoundError,
     StorageError,
 )
-from arrowstate.snapshot.log import CommitLog
+from arrowstate.log.entries import CommitLog
+from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
+from arrowstate.maintenance.leases import CheckpointLease
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.store import StateStore
 from arrowstate.testing.simulation.content import (

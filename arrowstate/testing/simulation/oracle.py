@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arrowstate.errors import ArrowStateError
-from arrowstate.snapshot.boundary import path_of
-from arrowstate.snapshot.log import CommitLog, open_store_document
+from arrowstate.log.boundary import path_of
+from arrowstate.log.entries import CommitLog, open_store_document
 from arrowstate.storage.base import Storage
 from arrowstate.storage.memory import MemoryStorage
 from arrowstate.testing.simulation.content import Content, content_of

@@ -14,7 +14,7 @@ from arrowstate.errors import (
     CorruptDataError,
     StorageError,
 )
-from arrowstate.snapshot.log import open_store_document
+from arrowstate.log.entries import open_store_document
 from arrowstate.storage.base import Storage
 from arrowstate.store import StateStore
 from arrowstate.testing.simulation.oracle import Oracle

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
-from arrowstate.coordinator.collection import apply_collection, plan_collection
-from arrowstate.coordinator.leases import CheckpointLease
-from arrowstate.coordinator.retention import RetentionPolicy
 from arrowstate.errors import ArrowStateError, InvalidInputError
-from arrowstate.snapshot import log
-from arrowstate.snapshot.boundary import NewReferences
-from arrowstate.snapshot.log import create_store
+from arrowstate.log import entries
+from arrowstate.log.boundary import NewReferences
+from arrowstate.log.entries import create_store
+from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.maintenance.leases import CheckpointLease
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.memory import MemoryStorage, clear_memory_storage
 from arrowstate.testing.faults import VERBS, Call, Fault, FaultyStorage, SeededFaults
@@ -134,7 +134,7 @@ def _commits(call: Call | None) -> bool:
 def _doing_without(guarantee: str | None) -> Iterator[None]:
     """Let commits overlook what collections have said, or what they have taken."""
     if guarantee == "boundary-check":
-        with mock.patch.object(log, "boundaries", lambda _: []):
+        with mock.patch.object(entries, "boundaries", lambda _: []):
             yield
     elif guarantee == "grace":
         # No grace period alone costs attempts, and no checkpoint: commits look whether their files are there.

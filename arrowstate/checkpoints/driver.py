@@ -1,0 +1,577 @@
+"""The driver of checkpoints: freezes where it is called, writes and commits in threads of its own.
+
+`Coordination` decides, the driver does. Freezing happens in the thread that owns the backends, in `trigger`, `poll`
+and `trigger_savepoint`; parts are written by a few threads, and one more makes the commits and deletes what was
+given up, so that the owner never waits for a storage unless uploads fall behind.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.checkpoints.compaction import CompactionPlan, CompactionPolicy, plan_compaction
+from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
+from arrowstate.checkpoints.freezing import Part
+from arrowstate.checkpoints.protocol import (
+    Abort,
+    Acknowledge,
+    Action,
+    Border,
+    Cancel,
+    Commit,
+    CommitLost,
+    CommitRefused,
+    CommitUnknown,
+    CommitWon,
+    Complete,
+    Decline,
+    Discard,
+    Event,
+    Kind,
+    Start,
+    Stop,
+    Tick,
+    Trigger,
+)
+from arrowstate.checkpoints.writer import CheckpointAttempt, CheckpointWriter, WrittenPart
+from arrowstate.errors import (
+    ArrowStateError,
+    CheckpointAbortedError,
+    CheckpointCancelledError,
+    CheckpointsStoppedError,
+    CommitUnknownError,
+    FencedError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
+from arrowstate.snapshot.disposal import dispose
+from arrowstate.snapshot.savepoint import write_frozen_savepoint
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, plain_json
+from arrowstate_formats.integers import check_integer
+from arrowstate_formats.run_files import RunFormat
+
+__all__ = ["CheckpointCoordinator", "CheckpointProgress", "PendingCheckpoint", "StoreSide"]
+
+SnapshotT = TypeVar("SnapshotT")
+
+_LONGEST_WAIT_S = 0.2
+"""How long a waiting thread looks away from the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSide(Generic[SnapshotT]):
+    """What the driver needs of the store that it takes checkpoints to."""
+
+    snapshot_of: Callable[[LogEntryDocument], SnapshotT]
+    "Makes what a caller gets out of what was committed."
+    savepoint_of: Callable[[Storage, LogEntryDocument], SnapshotT]
+    "The same of a savepoint."
+    open_place: Callable[[str | Path, Mapping[str, Any] | None], Storage]
+    "Opens where a savepoint goes, given its name or path, and storage options."
+    clock_ms: Callable[[], int]
+    new_id: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProgress:
+    """How far a checkpoint is."""
+
+    status: str
+    "As in the history of the coordinator."
+    acknowledged: int
+    "Parts that are written."
+    parts: int
+    "Parts in all: one per subtask of keyed state, and one per operator with operator state."
+    bytes_written: int
+    "Of the parts that are written."
+
+
+@dataclass(slots=True)
+class _Flight(Generic[SnapshotT]):
+    """What the driver knows of a checkpoint in progress."""
+
+    attempt: CheckpointAttempt | None = None
+    "None until the backends are frozen."
+    properties: Mapping[str, Any] | None = None
+    watermark: int | None = None
+    target: Storage | None = None
+    "Where a savepoint goes."
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    committed: SnapshotT | None = None
+    cause: BaseException | None = None
+    outcome: SnapshotT | None = None
+    error: BaseException | None = None
+    ended: CheckpointRecord | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.outcome is not None or self.error is not None
+
+
+class PendingCheckpoint(Generic[SnapshotT]):
+    """A checkpoint or savepoint that has begun; the job goes on while it is written."""
+
+    def __init__(
+        self, coordinator: CheckpointCoordinator[SnapshotT], checkpoint_id: int, kind: Kind, flight: _Flight[SnapshotT]
+    ) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.kind = kind
+        self._coordinator = coordinator
+        self._flight = flight
+
+    def __repr__(self) -> str:
+        progress = self.progress()
+        parts = f"{progress.acknowledged} of {progress.parts} parts written"
+        return f"<{self.kind} {self.checkpoint_id}: {progress.status}, {parts}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, with a commit or without."""
+        return self._flight.done
+
+    def progress(self) -> CheckpointProgress:
+        """Return how far it is."""
+        return self._coordinator.progress_of(self.checkpoint_id, self._flight.ended)
+
+    def result(self, timeout_ms: int | None = None) -> SnapshotT:
+        """Wait until it has ended, and return what was committed; from any thread.
+
+        Parameters
+        ----------
+        timeout_ms
+            How long to wait at most; by default until it ends, which the timeout of the coordinator bounds.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it ended without a commit.
+        FencedError
+            If a newer writer has opened the store.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+        TimeoutError
+            If it has not ended by then; it goes on.
+        """
+        if not self._coordinator.wait(lambda: self._flight.done, timeout_ms):
+            raise TimeoutError(f"{self.kind} {self.checkpoint_id} has not ended within {timeout_ms} ms")
+        if self._flight.error is not None:
+            raise self._flight.error
+        assert self._flight.outcome is not None
+        return self._flight.outcome
+
+    def cancel(self, reason: str = "cancelled by the job") -> None:
+        """Give it up: what was written for it is deleted. Nothing happens once it is being committed or has ended."""
+        self._coordinator.cancel(reason, checkpoint_id=self.checkpoint_id)
+
+
+class CheckpointCoordinator(Generic[SnapshotT]):
+    """Takes checkpoints of backends while they are in use. Made by `StoreWriter.coordinator`.
+
+    `trigger`, `trigger_savepoint`, `poll` and `close` belong to the thread that writes to the backends, and are called
+    between two batches; everything else may be called from any thread. Several checkpoints may be in flight; their
+    commits are in the order in which they were taken. When as many are in flight as the options allow, `trigger` waits
+    for one to end: uploads that fall behind slow the job down and do not pile up.
+
+    Listeners are called by these four methods, in their thread: `on_complete(checkpoint_id, kind)` once a checkpoint
+    is committed, and with it everything up to it; `on_abort(checkpoint_id, kind, reason)` when one ended without.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://coordinator-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    >>> with store.writer() as writer, writer.coordinator({"counter": [backend]}) as checkpoints:
+    ...     for offset in range(3):
+    ...         clicks.add_batch(["ann"], [1])
+    ...         pending = checkpoints.trigger(properties={"offset": offset})
+    ...         clicks.add_batch(["bob"], [1])
+    ...     snapshot = pending.result()
+    >>> snapshot.properties, snapshot.to_arrow("counter.clicks").sort_by("user").to_pylist()
+    ({'offset': 2}, [{'user': 'ann', 'clicks': 3}, {'user': 'bob', 'clicks': 2}])
+    """
+
+    def __init__(
+        self,
+        store: StoreSide[SnapshotT],
+        writer: CheckpointWriter,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
+        options: CheckpointOptions | None = None,
+        format: RunFormat = "arrow",
+        allow_dropped_state: bool = False,
+        on_complete: Callable[[int, Kind], None] | None = None,
+        on_abort: Callable[[int, Kind, str], None] | None = None,
+        compaction: CompactionPolicy | None = None,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._operators = {uid: tuple(backends) for uid, backends in operators.items()}
+        self._operator_states = {uid: tuple(backends) for uid, backends in (operator_states or {}).items()}
+        self._format = format
+        self._allow_dropped_state = allow_dropped_state
+        self._on_complete = on_complete
+        self._on_abort = on_abort
+        self._clock_ms = store.clock_ms
+        self._new_id = store.new_id
+        self._options = options or CheckpointOptions()
+        self._parts = [Part(uid, number) for uid, each in self._operators.items() for number in range(len(each))]
+        self._parts += [Part(uid, None) for uid in self._operator_states]
+        self._coordination = Coordination(self._parts, self._options, newest_id=writer.newest_id)
+        # Guards the coordination and the flights; whoever changes them tells those who wait.
+        self._changed = threading.Condition()
+        self._flights: dict[int, _Flight[SnapshotT]] = {}
+        self._news: list[Callable[[], None]] = []
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._writers = ThreadPoolExecutor(self._options.writer_threads, "arrowstate-checkpoint")
+        # One thread, so commits and deletions are done in the order in which they were decided.
+        self._finisher = ThreadPoolExecutor(1, "arrowstate-commit")
+        self._compaction = compaction
+        self._compactor = ThreadPoolExecutor(1, "arrowstate-compaction")
+        self._compacting: tuple[CompactionPlan, Future[None]] | None = None
+
+    def __enter__(self) -> CheckpointCoordinator[SnapshotT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what is in flight; after an error give it up."""
+        if error is None:
+            self.close()
+        else:
+            self.cancel(f"the job failed: {error}")
+            self._finish()
+
+    @property
+    def history(self) -> tuple[CheckpointRecord, ...]:
+        """The last 100 checkpoints that ended, oldest first, and then those in progress, with times and statistics."""
+        with self._changed:
+            return self._coordination.records
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """The ids of the checkpoints and savepoints that have not ended, ascending."""
+        with self._changed:
+            return self._coordination.in_progress
+
+    def trigger(
+        self, *, properties: Mapping[str, Any] | None = None, watermark: int | None = None
+    ) -> PendingCheckpoint[SnapshotT]:
+        """Take a checkpoint now: freeze the backends, and return while it is written.
+
+        Waits while as many checkpoints are in flight as the options allow.
+
+        Parameters
+        ----------
+        properties
+            JSON values kept with it, such as source offsets.
+        watermark
+            Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
+
+        Raises
+        ------
+        InvalidInputError
+            If the backends do not fit together, or operators or states of the checkpoint before are missing.
+        FencedError, CommitUnknownError, CheckpointsStoppedError
+            If no more checkpoints are taken: another writer has opened the store, nobody can tell how a commit ended,
+            more checkpoints in a row failed than is tolerated, or the coordinator is closed.
+        """
+        while True:
+            pending = self._begin(Trigger(self._clock_ms()), properties, watermark)
+            if pending is not None:
+                return pending
+            self.wait(lambda: self._failure is not None or self._coordination.has_room)
+
+    def poll(
+        self, *, properties: Mapping[str, Any] | None = None, watermark: int | None = None
+    ) -> PendingCheckpoint[SnapshotT] | None:
+        """Take a periodic checkpoint if one is due, and give up those that took too long; never waits.
+
+        Arguments and errors as for `trigger`. Returns None where nothing is due, or as many are in flight as may be.
+        """
+        return self._begin(Border(self._clock_ms()), properties, watermark)
+
+    def trigger_savepoint(
+        self,
+        name_or_path: str | Path,
+        *,
+        format: RunFormat = "parquet",
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> PendingCheckpoint[SnapshotT]:
+        """Take a savepoint of the backends as they are now, beside the checkpoints, and return while it is written.
+
+        Parameters
+        ----------
+        name_or_path, format, storage_options
+            As in `StateStore.savepoint`.
+        properties, watermark
+            As for `trigger`.
+
+        Raises
+        ------
+        InvalidInputError, FencedError, CommitUnknownError, CheckpointsStoppedError
+            As for `trigger`; that the place holds files is found out later, and told by the result.
+        """
+        target = self._store.open_place(name_or_path, storage_options)
+        pending = self._begin(Trigger(self._clock_ms(), "savepoint"), properties, watermark, target, format)
+        assert pending is not None, "savepoints do not wait for room"
+        return pending
+
+    def cancel(self, reason: str = "cancelled by the job", *, checkpoint_id: int | None = None) -> None:
+        """Give up a checkpoint, or all that are in flight; what is being committed already goes on."""
+        self._feed(Cancel(self._clock_ms(), reason, checkpoint_id))
+
+    def close(self) -> None:
+        """Wait until everything in flight has ended, and tell the listeners.
+
+        Raises
+        ------
+        FencedError, CommitUnknownError, CheckpointsStoppedError
+            As `trigger`, if a failure has ended the checkpoints and nobody was told yet.
+        """
+        self._finish()
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self, condition: Callable[[], bool], timeout_ms: int | None = None) -> bool:
+        """Wait until a condition holds, which is looked at whenever a checkpoint gets further; false at the timeout."""
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            self._feed(Tick(self._clock_ms()))
+            with self._changed:
+                if condition():
+                    return True
+                left = _LONGEST_WAIT_S if deadline is None else min(_LONGEST_WAIT_S, deadline - time.monotonic())
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+
+    def progress_of(self, checkpoint_id: int, ended: CheckpointRecord | None = None) -> CheckpointProgress:
+        """Return how far a checkpoint is that is in flight, or how far one was that has ended."""
+        record = ended or self._record(checkpoint_id)
+        written = sum(part.metrics.bytes_written for part in record.acknowledged.values() if part.metrics is not None)
+        return CheckpointProgress(record.status.value, len(record.acknowledged), len(self._parts), written)
+
+    def _begin(
+        self,
+        event: Trigger | Border,
+        properties: Mapping[str, Any] | None,
+        watermark: int | None,
+        target: Storage | None = None,
+        format: RunFormat | None = None,
+    ) -> PendingCheckpoint[SnapshotT] | None:
+        self._tell_listeners()
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise CheckpointsStoppedError("the coordinator is closed")
+        properties = plain_json("properties", properties)
+        watermark = check_integer("watermark", watermark, optional=True)
+        with self._changed:
+            # Nobody else may end it before it is known here.
+            start = next((action for action in self._feed(event) if isinstance(action, Start)), None)
+            if start is None:
+                return None
+            flight = self._flights[start.checkpoint_id]
+            flight.properties, flight.watermark, flight.target = properties, watermark, target
+        return self._start(start, flight, format or self._format)
+
+    def _start(self, action: Start, flight: _Flight[SnapshotT], format: RunFormat) -> PendingCheckpoint[SnapshotT]:
+        id = action.checkpoint_id
+        try:
+            self._adopt_compaction()
+            flight.attempt = self._writer.freeze(
+                self._operators, operator_states=self._operator_states, allow_dropped_state=self._allow_dropped_state
+            )
+        except BaseException as error:
+            self.cancel(f"the backends could not be frozen: {error}", checkpoint_id=id)
+            raise
+        self._plan_compaction()
+        cancelled = flight.cancelled.is_set
+        if flight.target is not None:
+            frozen = flight.attempt.frozen
+            save = partial(
+                write_frozen_savepoint,
+                flight.target,
+                frozen.operators,
+                frozen.operator_states,
+                checkpoint_id=id,
+                properties=flight.properties or {},
+                watermark=frozen.watermark if flight.watermark is None else flight.watermark,
+                format=format,
+                new_id=self._new_id,
+                clock_ms=self._clock_ms,
+                cancelled=cancelled,
+            )
+            self._writers.submit(save).add_done_callback(partial(self._saved, id, flight))
+        else:
+            for part in self._parts:
+                write = partial(self._writer.write, flight.attempt, part, format=format, cancelled=cancelled)
+                self._writers.submit(write).add_done_callback(partial(self._written, id, flight, part))
+        return PendingCheckpoint(self, id, action.kind, flight)
+
+    def _adopt_compaction(self) -> None:
+        """Put runs that were merged meanwhile in the place of their sources."""
+        if self._compacting is None or not self._compacting[1].done():
+            return
+        (plan, future), self._compacting = self._compacting, None
+        error = future.exception()
+        if error is None:
+            plan.adopt()
+        elif isinstance(error, StorageError | StorageFullError):
+            # The runs stay as they are, and the next checkpoint tries again.
+            warnings.warn(f"runs could not be compacted: {error}", RuntimeWarning, stacklevel=4)
+        else:
+            raise error
+
+    def _plan_compaction(self) -> None:
+        """Let runs be merged in the background if they take too much room; the next checkpoint may have the result."""
+        if self._compaction is None or self._compacting is not None:
+            return
+        plan = plan_compaction(self._operators, self._writer.store_key, self._compaction)
+        if plan.runs:
+            self._compacting = plan, self._compactor.submit(plan.run)
+
+    def _saved(self, id: int, flight: _Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
+        """A savepoint is written as a whole, and then there: its subtasks have nothing left to commit."""
+        first, *others = self._parts
+        error = future.exception()
+        if error is None:
+            assert flight.target is not None
+            try:
+                flight.committed = self._store.savepoint_of(flight.target, future.result())
+            except BaseException as unread:  # noqa: BLE001
+                # An error that left this callback would reach nobody, and the savepoint would never end.
+                error = unread
+                self._finisher.submit(self._discard, flight.target)
+        if error is None:
+            self._feed(Acknowledge(self._clock_ms(), id, first, flight.target))
+            for part in others:
+                self._feed(Acknowledge(self._clock_ms(), id, part, None))
+        else:
+            self._failed(id, flight, first, error)
+
+    def _written(self, id: int, flight: _Flight[SnapshotT], part: Part, future: Future[WrittenPart]) -> None:
+        error = future.exception()
+        if error is None:
+            written = future.result()
+            self._feed(Acknowledge(self._clock_ms(), id, part, written, written.statistics))
+        else:
+            self._failed(id, flight, part, error)
+
+    def _failed(self, id: int, flight: _Flight[SnapshotT], part: Part, error: BaseException) -> None:
+        if not isinstance(error, CheckpointCancelledError):
+            flight.cause = flight.cause or error
+            self._feed(Decline(self._clock_ms(), id, part, f"{type(error).__name__}: {error}"))
+
+    def _discard(self, handle: WrittenPart | Storage | None) -> None:
+        if isinstance(handle, WrittenPart):
+            self._writer.discard([handle])
+        elif handle is not None:
+            # It is whole, and nobody was told of it: one that cannot be deleted does no harm.
+            with suppress(ArrowStateError):
+                dispose(handle, now_ms=self._clock_ms())
+
+    def _commit(self, action: Commit) -> None:
+        flight = self._flights[action.checkpoint_id]
+        assert flight.attempt is not None, "its parts are written"
+        commit = partial(
+            self._writer.commit_parts,
+            flight.attempt,
+            action.handles,
+            properties=flight.properties,
+            watermark=flight.watermark,
+            checkpoint_id=action.checkpoint_id,
+        )
+        self._finisher.submit(commit).add_done_callback(partial(self._committed, action.checkpoint_id, flight))
+
+    def _committed(self, id: int, flight: _Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
+        error = flight.cause = future.exception()
+        now_ms = self._clock_ms()
+        if error is None:
+            flight.committed = self._store.snapshot_of(future.result())
+            self._feed(CommitWon(now_ms, id))
+        elif isinstance(error, FencedError):
+            self._feed(CommitLost(now_ms, id, str(error)))
+        elif isinstance(error, (InvalidInputError, StorageFullError, StorageError)):
+            self._feed(CommitRefused(now_ms, id, str(error)))
+        else:
+            # Whatever else it was, the entry may be in the log.
+            self._feed(CommitUnknown(now_ms, id, str(error)))
+
+    def _feed(self, event: Event) -> list[Action]:
+        """Let the coordination handle an event, and have done what it says."""
+        with self._changed:
+            actions = self._coordination.handle(event)
+            for action in actions:
+                self._do(action)
+            if actions:
+                self._changed.notify_all()
+        return actions
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(id):
+                self._flights[id] = _Flight()
+            case Commit(id, "savepoint"):
+                self._finisher.submit(self._feed, CommitWon(self._clock_ms(), id))
+            case Commit():
+                self._commit(action)
+            case Discard(_, _, handle):
+                self._finisher.submit(self._discard, handle)
+            case Complete(id, kind):
+                flight = self._flights.pop(id)
+                flight.outcome, flight.ended = flight.committed, self._record(id)
+                if self._on_complete is not None:
+                    self._news.append(partial(self._on_complete, id, kind))
+            case Abort(id, reason):
+                self._abort(id, reason)
+            case Stop(reason):
+                self._failure = self._failure or CheckpointsStoppedError(reason)
+
+    def _abort(self, id: int, reason: str) -> None:
+        flight = self._flights.pop(id)
+        flight.cancelled.set()
+        record = flight.ended = self._record(id)
+        if isinstance(flight.cause, (FencedError, CommitUnknownError)):
+            flight.error = self._failure = flight.cause
+        else:
+            flight.error = CheckpointAbortedError(id, record.status.value, reason)
+            flight.error.__cause__ = flight.cause
+        if self._on_abort is not None:
+            self._news.append(partial(self._on_abort, id, record.kind, reason))
+
+    def _record(self, checkpoint_id: int) -> CheckpointRecord:
+        return next(record for record in reversed(self.history) if record.checkpoint_id == checkpoint_id)
+
+    def _tell_listeners(self) -> None:
+        while self._news:
+            self._news.pop(0)()
+
+    def _finish(self) -> None:
+        self.wait(lambda: not self._coordination.in_progress)
+        self._closed = True
+        # The writers first: what they still finish is deleted by the other one.
+        self._writers.shutdown()
+        self._finisher.shutdown()
+        self._compactor.shutdown()
+        self._tell_listeners()

@@ -1,0 +1,534 @@
+"""The writer of a store: takes the fence, then commits checkpoints one after another.
+
+A writer opens by committing a fence entry with an epoch one above the newest. Each commit takes the next
+number of the log. Whoever finds that number taken was fenced by a newer writer and stops; nothing that it
+wrote is referenced. Specification: formats/spec/manifests-and-log.md.
+
+A checkpoint has three steps: freeze, write each part, commit. `checkpoint` takes them one after the other; the
+`CheckpointCoordinator` writes parts in the background, several checkpoints at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from msgspec.structs import replace
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.checkpoints.freezing import FrozenCheckpoint, Part, check_nothing_dropped, freeze_checkpoint
+from arrowstate.errors import (
+    CollectedError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
+from arrowstate.log.boundary import NewReferences
+from arrowstate.log.entries import (
+    CommitLog,
+    CommittedEntry,
+    newest_id,
+    next_checkpoint,
+    next_fence,
+    refuse_loss,
+    warn_of_loss,
+)
+from arrowstate.snapshot.operator import write_operator_states
+from arrowstate.snapshot.reading import store_key
+from arrowstate.snapshot.references import ReferenceReader, operator_state_files, run_files
+from arrowstate.snapshot.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
+from arrowstate.snapshot.writing import WrittenSubtask, delete_quietly, operator_document, write_subtask
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    OperatorStateDocument,
+    SubtaskStatisticsDocument,
+)
+from arrowstate_formats.integers import check_integer
+from arrowstate_formats.run_files import RunFormat
+
+__all__ = ["CheckpointAttempt", "CheckpointWriter", "WrittenPart"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A part of a checkpoint whose files are written, ready to be named in a log entry."""
+
+    subtask: WrittenSubtask | None
+    "Keyed state."
+    operator_states: Sequence[OperatorStateDocument]
+    "Operator state."
+    paths: Sequence[str]
+    "The files written for it."
+    references: frozenset[str]
+    "All files that it refers to."
+    statistics: SubtaskStatisticsDocument
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """The files that a checkpoint refers to."""
+
+    all: set[str]
+    written: set[str]
+    "Those written for it."
+    based_on: int
+    "An entry committed before the first of them was written."
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAttempt:
+    """A checkpoint that was frozen and is not committed yet."""
+
+    frozen: FrozenCheckpoint
+    base: LogEntryDocument
+    "The newest entry when it was frozen."
+    before: Content
+    "What the store held then; what did not change since is not written again."
+    started_at_ms: int
+
+
+class CheckpointWriter:
+    """Commits checkpoints to a store; only the newest writer of a store may.
+
+    Parts may be written by several threads at once; commits wait for each other.
+
+    Parameters
+    ----------
+    storage, store_id
+        Where to, and the identity of the store there.
+    clock_ms
+        Returns the time in milliseconds since 1970; it is recorded, nothing is decided by it.
+    new_id
+        Returns a fresh, unique name at each call.
+    properties
+        Kept in the fence entry.
+    accept_loss
+        Whether to go on, with a RuntimeWarning, where the newest entries of the log are lost.
+
+    Raises
+    ------
+    CorruptDataError
+        If the newest entries of the log are lost and `accept_loss` is false; nothing was changed.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        store_id: str,
+        *,
+        clock_ms: Callable[[], int],
+        new_id: Callable[[], str],
+        properties: Mapping[str, Any] | None = None,
+        accept_loss: bool = False,
+    ) -> None:
+        self._storage = storage
+        self._store_id = store_id
+        self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss)
+        self._clock_ms = clock_ms
+        self._new_id = new_id
+        self._lock = threading.Lock()
+        self._fenced_by: int | None = None
+        # The files of its last checkpoint, which no collection takes while that is the newest entry.
+        self._held: set[str] = set()
+        # Files that a collection took or may take: nothing refers to them again.
+        self._condemned: set[str] = set()
+        self._newest, self._content = self._take_fence(dict(properties or {}))
+
+    @property
+    def store_key(self) -> str:
+        """What runs know the store by, see `arrowstate.snapshot.reading.store_key`."""
+        return store_key(self._storage, self._store_id)
+
+    @property
+    def newest_id(self) -> int:
+        """An id that no checkpoint of the store is above, as far as this writer knows."""
+        return newest_id(self._newest)
+
+    @property
+    def epoch(self) -> int:
+        """The writer's epoch; a newer writer has a higher one."""
+        return self._newest.document.writer_epoch
+
+    def checkpoint(
+        self,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        format: RunFormat = "arrow",
+        allow_dropped_state: bool = False,
+    ) -> LogEntryDocument:
+        """Freeze the backends, write what the store lacks, and commit.
+
+        Parameters
+        ----------
+        operators
+            By operator uid the backends of its subtasks, in the order of their key groups.
+        operator_states
+            By operator uid the operator state of its subtasks. An operator may have keyed state, operator state, or
+            both for equally many subtasks.
+        properties
+            JSON values of the caller, such as source offsets.
+        watermark
+            Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
+        format
+            The format of new run files: `arrow` (mapped by readers), `parquet`, or `lance` (needs the extra
+            `arrowstate[lance]`).
+        allow_dropped_state
+            Whether operators and states of the checkpoint before may be left out.
+
+        Returns
+        -------
+        LogEntryDocument
+            The committed entry.
+
+        Raises
+        ------
+        FencedError
+            If a newer writer has opened the store; nothing was committed.
+        InvalidInputError
+            If subtasks do not cover each key group once, differ in key, states or max parallelism, an operator
+            or its operator state is missing, or a keyed state and an operator state share a name.
+        StorageFullError, StorageError
+            If a file cannot be written; nothing was committed, and what was written is deleted.
+        CollectedError
+            If files that it would refer to were collected; nothing was committed, and the next attempt writes them.
+        CommitUnknownError
+            If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
+            committed the number after it.
+        """
+        attempt = self.freeze(operators, operator_states=operator_states, allow_dropped_state=allow_dropped_state)
+        written: list[WrittenPart] = []
+        try:
+            # One by one, so that those before a failure are known.
+            written.extend(self.write(attempt, part, format=format) for part in attempt.frozen.parts)
+        except BaseException:
+            self.discard(written)
+            raise
+        try:
+            return self.commit_parts(attempt, written, properties=properties, watermark=watermark)
+        except (FencedError, InvalidInputError, StorageFullError, StorageError):
+            # After anything else, an interrupt for one, the entry may be there and refer to the files.
+            self.discard(written)
+            raise
+
+    def freeze(
+        self,
+        operators: Mapping[str, Sequence[KeyedStateBackend]],
+        *,
+        operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
+        allow_dropped_state: bool = False,
+    ) -> CheckpointAttempt:
+        """Freeze the backends: the first step of a checkpoint, which neither reads nor writes a file.
+
+        Arguments and errors as for `checkpoint`. What the backends are given from now on is not part of it.
+        """
+        self._check_not_fenced()
+        started_at_ms = self._clock_ms()
+        frozen = freeze_checkpoint(operators, operator_states or {})
+        base, content = self._newest.document, self._content
+        if isinstance(content, CorruptDataError):
+            # What a checkpoint would drop cannot be told.
+            if not allow_dropped_state:
+                raise content
+            content = Content(self._storage, ())
+        if not allow_dropped_state:
+            check_nothing_dropped(content.operators, frozen)
+        return CheckpointAttempt(frozen, base, content, started_at_ms)
+
+    def write(
+        self,
+        attempt: CheckpointAttempt,
+        part: Part,
+        *,
+        format: RunFormat = "arrow",
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> WrittenPart:
+        """Write one part of a checkpoint, except for what the store has.
+
+        Raises
+        ------
+        CheckpointCancelledError
+            When `cancelled` returned true, which is asked before each file; what was written is deleted.
+        InvalidInputError
+            If the subtasks differ in their operator states.
+        StorageFullError, StorageError
+            If a file cannot be written; what was written before is deleted.
+        """
+        began = time.perf_counter_ns()
+        before = attempt.before.whole(part.operator)
+        if part.subtask is None:
+            return self._write_operator_states(attempt, part, before, cancelled, began)
+        previous = before.subtasks[part.subtask] if before and part.subtask < len(before.subtasks) else None
+        if previous is not None and previous.manifest.path in self._condemned:
+            previous = None
+        result = write_subtask(
+            self._storage,
+            self._store_id,
+            part.operator,
+            part.subtask,
+            attempt.frozen.operators[part.operator][part.subtask],
+            format=format,
+            new_id=self._new_id,
+            previous=previous,
+            cancelled=cancelled,
+        )
+        statistics = result.statistics(
+            part.operator, sync_us=attempt.frozen.sync_us[part], async_us=(time.perf_counter_ns() - began) // 1000
+        )
+        return WrittenPart(result, (), result.paths, result.references, statistics)
+
+    def _write_operator_states(
+        self,
+        attempt: CheckpointAttempt,
+        part: Part,
+        before: OperatorDocument | None,
+        cancelled: Callable[[], bool],
+        began: int,
+    ) -> WrittenPart:
+        if before is not None and not self._condemned.isdisjoint(operator_state_files(before.operator_states)):
+            before = None
+        paths: list[str] = []
+        try:
+            states = write_operator_states(
+                self._storage,
+                part.operator,
+                attempt.frozen.operator_states[part.operator],
+                new_id=self._new_id,
+                paths=paths,
+                previous=before,
+                cancelled=cancelled,
+            )
+        except BaseException:
+            delete_quietly(self._storage, paths)
+            raise
+        pieces = {piece.xxh3_128: piece.bytes for state in states for piece in state.parts}
+        known = {piece.xxh3_128 for state in (before.operator_states if before else ()) for piece in state.parts}
+        statistics = SubtaskStatisticsDocument(
+            operator=part.operator,
+            subtask=None,
+            sync_us=attempt.frozen.sync_us[part],
+            async_us=(time.perf_counter_ns() - began) // 1000,
+            bytes_written=sum(size for digest, size in pieces.items() if digest not in known),
+            bytes_total=sum(pieces.values()),
+            files_written=len(paths),
+        )
+        return WrittenPart(None, states, paths, frozenset(operator_state_files(states)), statistics)
+
+    def discard(self, written: Iterable[WrittenPart]) -> None:
+        """Delete what was written for a checkpoint that no log entry names, and will not."""
+        for part in written:
+            delete_quietly(self._storage, part.paths)
+
+    def commit_parts(
+        self,
+        attempt: CheckpointAttempt,
+        written: Sequence[WrittenPart],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        checkpoint_id: int | None = None,
+    ) -> LogEntryDocument:
+        """Commit a checkpoint all of whose parts are written; errors as for `checkpoint`.
+
+        The files stay whatever happens: after `FencedError`, `InvalidInputError`, `StorageError` and
+        `StorageFullError` they can be discarded, since nothing refers to them and will.
+
+        Parameters
+        ----------
+        attempt, written
+            What was frozen, and its parts in the order of `attempt.frozen.parts`.
+        properties, watermark
+            As for `checkpoint`.
+        checkpoint_id
+            The id, which must be above those of all checkpoints; by default the number of the entry, if that is.
+        """
+        watermark = check_integer("watermark", watermark, optional=True)
+        frozen = attempt.frozen
+        documents = {
+            uid: operator_document(
+                uid,
+                subtasks[0].key,
+                subtasks[0].max_parallelism,
+                [state.document for state in subtasks[0].states],
+                [part.subtask.document for part in written if part.subtask and part.statistics.operator == uid],
+            )
+            for uid, subtasks in frozen.operators.items()
+        }
+        for part in written:
+            uid = part.statistics.operator
+            if uid in documents and part.operator_states:
+                documents[uid] = replace(documents[uid], operator_states=list(part.operator_states))
+            elif part.operator_states:
+                documents[uid] = OperatorDocument(
+                    uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=[*part.operator_states]
+                )
+        needs = _Needs(
+            {path for part in written for path in part.references},
+            {path for part in written for path in part.paths},
+            attempt.base.number,
+        )
+        try:
+            entry = self._commit(
+                list(documents.values()),
+                needs,
+                properties=properties,
+                watermark=frozen.watermark if watermark is None else watermark,
+                started_at_ms=attempt.started_at_ms,
+                checkpoint_id=checkpoint_id,
+                statistics=[part.statistics for part in written],
+            )
+        except CollectedError as error:
+            self._forget(frozen, set(error.paths))
+            raise
+        for part in written:
+            if part.subtask is not None:
+                part.subtask.committed(self._storage, self._store_id)
+        return entry
+
+    def commit(
+        self,
+        operators: Sequence[OperatorDocument],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        started_at_ms: int,
+    ) -> LogEntryDocument:
+        """Commit a checkpoint whose files are written, for instance by the tasks of a cluster.
+
+        The manifests are read, and every file that the checkpoint before does not have is looked for.
+
+        Raises
+        ------
+        FencedError
+            If a newer writer has opened the store; nothing was committed.
+        InvalidInputError
+            If the properties are not JSON; nothing was committed.
+        CollectedError
+            If files that it refers to were collected; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+        """
+        operators = whole_operators(self._storage, operators)
+        needed = ReferenceReader(self._storage).files(operators)
+        return self._commit(
+            operators,
+            _Needs(set(needed), set(), self._newest.document.number),
+            properties=properties,
+            watermark=watermark,
+            started_at_ms=started_at_ms,
+        )
+
+    def _commit(
+        self,
+        operators: Sequence[OperatorDocument],
+        needs: _Needs,
+        *,
+        properties: Mapping[str, Any] | None,
+        watermark: int | None,
+        started_at_ms: int,
+        checkpoint_id: int | None = None,
+        statistics: Sequence[SubtaskStatisticsDocument] = (),
+    ) -> LogEntryDocument:
+        with self._lock:
+            return self._append(
+                operators,
+                needs,
+                properties=properties or {},
+                watermark=watermark,
+                started_at_ms=started_at_ms,
+                checkpoint_id=checkpoint_id,
+                statistics=statistics,
+            )
+
+    def _append(self, operators: Sequence[OperatorDocument], needs: _Needs, **fields: Any) -> LogEntryDocument:
+        self._check_not_fenced()
+        lists: list[str] = []
+        before = () if isinstance(self._content, CorruptDataError) else self._content.operators
+        try:
+            kept = fitted(
+                self._storage, operators, before=before, condemned=self._condemned, new_id=self._new_id, paths=lists
+            )
+            files = {path for operator in kept for path in list_files(operator)}
+            needs = _Needs(needs.all | files, needs.written.union(lists), needs.based_on)
+            return self._append_fitted(kept, operators, needs, **fields)
+        except (FencedError, InvalidInputError, StorageFullError, StorageError):
+            # After anything else the entry may be there.
+            delete_quietly(self._storage, lists)
+            raise
+        except CollectedError as error:
+            self._condemned.update(error.paths)
+            delete_quietly(self._storage, lists)
+            raise
+
+    def _append_fitted(
+        self, kept: Sequence[OperatorDocument], whole: Sequence[OperatorDocument], needs: _Needs, **fields: Any
+    ) -> LogEntryDocument:
+        while True:
+            self._check_not_fenced()
+            entry = next_checkpoint(
+                self._newest,
+                kept,
+                commit_id=self._new_id(),
+                now_ms=self._clock_ms(),
+                **fields,
+            )
+            references = NewReferences(
+                needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
+            )
+            committed = self._log.append(entry, references)
+            if committed is not None:
+                self._newest, self._held = committed, needs.all
+                self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in whole])
+                return committed.document
+            newest = self._log.latest()
+            if newest is None:
+                # Listings lag behind: some entry took the number.
+                continue
+            if newest.document.writer_epoch == self.epoch:
+                # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it. What is
+                # older is no longer held by being the newest.
+                self._newest, self._held = newest, set()
+                self._content = self._content_of(newest)
+            else:
+                self._fenced_by = newest.document.writer_epoch
+
+    def _forget(self, frozen: FrozenCheckpoint, paths: set[str]) -> None:
+        """Let the next attempt write anew what is in files that are gone."""
+        self._condemned |= paths
+        for subtask in chain.from_iterable(frozen.operators.values()):
+            for run in chain.from_iterable(state.table.runs for state in subtask.states):
+                stored = run.run.stored.get(self.store_key)
+                if stored is not None and not paths.isdisjoint(run_files(stored[0])):
+                    del run.run.stored[self.store_key]
+
+    def _check_not_fenced(self) -> None:
+        if self._fenced_by is not None:
+            raise FencedError(self.epoch, self._fenced_by)
+
+    def _take_fence(self, properties: dict[str, Any]) -> tuple[CommittedEntry, Content | CorruptDataError]:
+        while True:
+            newest = self._log.latest()
+            fence = next_fence(newest, commit_id=self._new_id(), now_ms=self._clock_ms(), properties=properties)
+            # Losing means that another writer took the number: look again and go above it.
+            committed = self._log.append(fence)
+            if committed is not None:
+                return committed, self._content_of(newest)
+
+    def _content_of(self, newest: CommittedEntry | None) -> Content | CorruptDataError:
+        """Return what the store holds by an entry, or why that cannot be told."""
+        try:
+            entry = None if newest is None else self._log.content(newest)
+        except CorruptDataError as error:
+            return error
+        return Content(self._storage, () if entry is None else entry.operators)

@@ -1,0 +1,47 @@
+"""Whether a file that is missing was collected, or is damage: two errors, of which only one is the store's fault.
+
+A reader that holds a checkpoint by nothing, neither tag nor lease, may find its files gone because newer ones have
+taken its place. And a commit that nobody was told of may refer to files that a collection took for garbage before it
+was made; documents in `gc/` name these. Looked up only after a file was found missing.
+Specification: formats/spec/collection.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from arrowstate.errors import CollectedError, CorruptDataError
+from arrowstate.log.boundary import read_boundaries
+from arrowstate.log.entries import CommitLog
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument
+
+__all__ = ["reading_checkpoint", "taken_by_a_collection"]
+
+
+@contextmanager
+def reading_checkpoint(storage: Storage, entry: LogEntryDocument) -> Iterator[None]:
+    """Raise CollectedError in a block that reads a checkpoint, where a file is missing and is no damage."""
+    try:
+        yield
+    except CorruptDataError as error:
+        collected = taken_by_a_collection(storage, entry, error)
+        if collected is None:
+            raise
+        raise collected from error
+
+
+def taken_by_a_collection(storage: Storage, entry: LogEntryDocument, error: CorruptDataError) -> CollectedError | None:
+    """Return why a file of a checkpoint is missing if a collection took it; None if the error tells of damage."""
+    path = error.path
+    # A storage that does not answer now tells nothing, and the error stands.
+    with suppress(CorruptDataError, OSError):
+        if not path.startswith(("data/", "manifests/")) or storage.exists(path):
+            return None
+        if not CommitLog(storage).holds(entry):
+            return CollectedError([path], entry.checkpoint_id)
+        for statement in read_boundaries(storage).values():
+            if path in statement.taken or path in statement.condemned:
+                return CollectedError([path], entry.checkpoint_id, acknowledged=False)
+    return None

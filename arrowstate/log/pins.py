@@ -1,0 +1,205 @@
+"""Tags and leases: checkpoints that are kept though the retention would drop them.
+
+A tag holds until it is removed, a lease until a time. Both name the log entry by its number and the checksum of its
+bytes, so that an entry made anew under the number is never taken for it. Files are never changed, so a lease is
+renewed by a new file before the old one is deleted; at every moment one of them is there. A clock only decides
+when a lease that nobody renews ends, and a reader whose lease has ended finds files missing, never other data.
+Specification: formats/spec/collection.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, NotFoundError
+from arrowstate.log.boundary import NewReferences, boundaries, condemned_paths, path_of
+from arrowstate.storage.base import Outcome, Storage
+from arrowstate_formats.documents import LeaseDocument, ParentDocument, TagDocument, decode, encode
+from arrowstate_formats.names import check_tag_name
+from arrowstate_formats.run_files import checksum
+
+__all__ = ["LEASE_FOLDER", "TAG_FOLDER", "Pin", "delete_tag", "put_lease", "put_tag", "read_pins"]
+
+TAG_FOLDER = "tags/"
+LEASE_FOLDER = "leases/"
+_LEASE = re.compile(r"leases/([A-Za-z0-9_-]{1,128})\.json")
+_TAG = re.compile(r"tags/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A tag or a lease, as it is stored."""
+
+    path: str
+    holder: str
+    "For messages: `tag 'x'`, or `lease 3f0c of pid 7`."
+    checkpoint_id: int
+    entry: ParentDocument
+    "The number of the log entry, and the checksum of its bytes."
+    expires_at_ms: int | None = None
+    "Milliseconds since 1970; None for a tag."
+
+    def holds(self, now_ms: int) -> bool:
+        """Whether it still counts: a lease that expires now does not."""
+        return self.expires_at_ms is None or self.expires_at_ms > now_ms
+
+    @property
+    def tag(self) -> str | None:
+        """The name of a tag, None for a lease."""
+        return self.path.removeprefix(TAG_FOLDER).removesuffix(".json") if self.path.startswith(TAG_FOLDER) else None
+
+
+def is_pin(path: str) -> bool:
+    """Whether a path is one of a tag or a lease."""
+    return (_LEASE.fullmatch(path) or _TAG.fullmatch(path)) is not None
+
+
+def read_pins(storage: Storage, *, strict: bool = False) -> list[Pin]:
+    """Return all tags and leases, the expired ones too, sorted by path.
+
+    Parameters
+    ----------
+    storage
+        The store.
+    strict
+        Whether to refuse files of other names among them, which may keep something in a way that this version does not
+        know: for whoever deletes. They are passed over by default.
+
+    Raises
+    ------
+    CorruptDataError
+        If one is damaged: it may be what keeps a checkpoint.
+    FormatVersionError
+        If one is of a newer version.
+    """
+    pins = []
+    for path in (*storage.list(LEASE_FOLDER), *storage.list(TAG_FOLDER)):
+        if not is_pin(path):
+            if strict:
+                raise CorruptDataError(
+                    path,
+                    "it is neither a tag nor a lease that this version knows, and might say what is still needed; "
+                    "nothing is deleted: move it out of the store, or use a newer arrowstate",
+                )
+            continue
+        try:
+            data = storage.read(path)
+        except MissingFileError:
+            # Removed meanwhile; a lease is renewed by a new file before the old one goes, and the next look finds it.
+            continue
+        pins.append(_lease(path, data) if path.startswith(LEASE_FOLDER) else _tag(path, data))
+    return pins
+
+
+def _tag(path: str, data: bytes) -> Pin:
+    document = decode(data, TagDocument, path=path)
+    if path != f"{TAG_FOLDER}{document.name}.json":
+        raise CorruptDataError(path, f"holds the tag {document.name!r}")
+    return Pin(path, f"tag {document.name!r}", document.checkpoint_id, document.entry)
+
+
+def _lease(path: str, data: bytes) -> Pin:
+    document = decode(data, LeaseDocument, path=path)
+    if path != f"{LEASE_FOLDER}{document.lease_id}.json":
+        raise CorruptDataError(path, f"holds the lease {document.lease_id!r}")
+    holder = f"lease {document.lease_id}" + (f" of {document.holder}" if document.holder else "")
+    return Pin(path, holder, document.checkpoint_id, document.entry, document.expires_at_ms)
+
+
+def put_tag(
+    storage: Storage,
+    name: str,
+    checkpoint_id: int,
+    entry: ParentDocument,
+    *,
+    files: Collection[str],
+    tag_id: str,
+    now_ms: int,
+) -> bool:
+    """Tag a checkpoint that needs these files; False if it is being collected or has been, and then there is no tag.
+
+    Raises
+    ------
+    InvalidInputError
+        If the name cannot name a tag, or there is a tag of this name.
+    CorruptDataError
+        If files of the checkpoint are missing, or may be going as its commit was not acknowledged; then there is no
+        tag.
+    """
+    path = f"{TAG_FOLDER}{check_tag_name(name)}.json"
+    document = TagDocument(name=name, tag_id=tag_id, checkpoint_id=checkpoint_id, entry=entry, created_at_ms=now_ms)
+    if storage.put_if_absent(path, encode(document), tag_id) is Outcome.LOST:
+        raise InvalidInputError(f"there is a tag {name!r} already; remove it first with untag({name!r})")
+    with _withdrawn_after_an_error(storage, path):
+        if not _confirm(storage, path, entry):
+            return False
+        lost = NewReferences(reused=files).lost(storage, boundaries(storage))
+        if lost:
+            raise CorruptDataError(
+                lost[0],
+                f"it is missing or being collected, and checkpoint {checkpoint_id} needs it; tag one that is whole",
+            )
+        return True
+
+
+def delete_tag(storage: Storage, name: str) -> None:
+    """Remove a tag; what it kept is dropped by the next collection that does not keep it for another reason.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none of this name; the message lists those there are.
+    """
+    path = f"{TAG_FOLDER}{check_tag_name(name)}.json"
+    if not storage.exists(path):
+        there = [match[1] for match in map(_TAG.fullmatch, storage.list(TAG_FOLDER)) if match]
+        raise NotFoundError(f"no tag {name!r} in {storage.url}; it has {', '.join(map(repr, there)) or 'none'}")
+    storage.delete(path)
+
+
+def put_lease(
+    storage: Storage, lease_id: str, checkpoint_id: int, entry: ParentDocument, *, expires_at_ms: int, holder: str = ""
+) -> str | None:
+    """Lease a checkpoint; return the path, or None if it is being collected or has been, and then there is no lease."""
+    path = f"{LEASE_FOLDER}{lease_id}.json"
+    document = LeaseDocument(
+        lease_id=lease_id, checkpoint_id=checkpoint_id, entry=entry, expires_at_ms=expires_at_ms, holder=holder
+    )
+    if storage.put_if_absent(path, encode(document), lease_id) is Outcome.LOST:
+        raise InvalidInputError(f"there is a lease {lease_id} already; ids must never repeat")
+    with _withdrawn_after_an_error(storage, path):
+        return path if _confirm(storage, path, entry) else None
+
+
+@contextmanager
+def _withdrawn_after_an_error(storage: Storage, path: str) -> Iterator[None]:
+    """Take a new pin away again if the block that looks whether it came in time ends with an error."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            storage.delete(path)
+        raise
+
+
+def _confirm(storage: Storage, path: str, entry: ParentDocument) -> bool:
+    """Whether a pin that was just made came in time; otherwise it is taken away again.
+
+    A collection that has not said what it deletes will read the pins after this one. One that has said so names the
+    log entry of every checkpoint that it drops, and deletes that entry last; so an entry that is there, and that no
+    collection names, has all its files.
+    """
+    found = boundaries(storage)
+    if entry.number >= max((boundary.boundary for boundary in found), default=0):
+        return True
+    if path_of(entry.number) not in condemned_paths(storage, found):
+        try:
+            if checksum(storage.read(path_of(entry.number))) == entry.xxh3_128:
+                return True
+        except MissingFileError:
+            pass
+    storage.delete(path)
+    return False

@@ -1,0 +1,1 @@
+"""DuckDB over checkpoints: connections, what they read, and what a filter rules out."""

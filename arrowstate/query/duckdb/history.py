@@ -1,0 +1,142 @@
+"""The checkpoints of a store as tables: `arrowstate.checkpoints` and `arrowstate.subtasks` in SQL.
+
+What the rows say stands in the log entries, so they are read when a query asks for them, and are those of the log at
+that time, whichever checkpoint the query runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.log.entries import CommitLog
+from arrowstate.query.catalog import HISTORY_NAMES
+from arrowstate.query.duckdb.dataset import ScannedDataset, ScanStatistics
+from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
+
+__all__ = ["HISTORY_TABLES", "HistoryDataset", "history_table"]
+
+Rows = Callable[[Storage, LogEntryDocument], Iterator[dict[str, Any]]]
+
+_WRITTEN = [
+    pa.field("sync_us", pa.int64()),
+    pa.field("async_us", pa.int64()),
+    pa.field("alignment_us", pa.int64()),
+    pa.field("bytes_written", pa.int64()),
+    pa.field("bytes_total", pa.int64()),
+    pa.field("files_written", pa.int64()),
+]
+
+_CHECKPOINTS = pa.schema(
+    [
+        pa.field("checkpoint_id", pa.int64(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("writer_epoch", pa.int64(), nullable=False),
+        pa.field("triggered_at", pa.timestamp("ms"), nullable=False),
+        pa.field("committed_at", pa.timestamp("ms"), nullable=False),
+        pa.field("duration_ms", pa.int64(), nullable=False),
+        *_WRITTEN,
+        pa.field("subtasks", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("watermark", pa.int64()),
+        pa.field("properties", pa.string(), nullable=False),
+    ]
+)
+
+_SUBTASKS = pa.schema(
+    [
+        pa.field("checkpoint_id", pa.int64(), nullable=False),
+        pa.field("operator", pa.string(), nullable=False),
+        pa.field("subtask", pa.int64()),
+        pa.field("first_key_group", pa.int64()),
+        pa.field("last_key_group", pa.int64()),
+        pa.field("rows", pa.int64()),
+        *_WRITTEN,
+    ]
+)
+
+
+def _checkpoint(_: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+    """A checkpoint: times of its slowest part, sizes of all together, null where nobody measured."""
+    statistics = _statistics(entry)
+    yield {
+        "checkpoint_id": entry.checkpoint_id,
+        "number": entry.number,
+        "kind": entry.kind,
+        "writer_epoch": entry.writer_epoch,
+        "triggered_at": entry.started_at_ms,
+        "committed_at": entry.committed_at_ms,
+        "duration_ms": entry.committed_at_ms - entry.started_at_ms,
+        **{name: _known(max, statistics, name) for name in ("sync_us", "async_us", "alignment_us")},
+        **{name: _known(sum, statistics, name) for name in ("bytes_written", "bytes_total", "files_written")},
+        "subtasks": sum(operator.parallelism for operator in entry.operators),
+        "rows": sum(operator.live_rows(state.name) for operator in entry.operators for state in operator.states),
+        "watermark": entry.watermark,
+        "properties": msgspec.json.encode(entry.properties).decode(),
+    }
+
+
+def _known(of: Callable[[Iterable[int]], int], items: Sequence[SubtaskStatisticsDocument], name: str) -> int | None:
+    values = [getattr(item, name) for item in items]
+    return of(values) if values and None not in values else None
+
+
+def _statistics(entry: LogEntryDocument) -> list[SubtaskStatisticsDocument]:
+    return [row for of_operator in entry.statistics for row in of_operator.rows()]
+
+
+def _subtasks(storage: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+    """The subtasks of a checkpoint, and the operator state of an operator as one without a number."""
+    written = {(item.operator, item.subtask): msgspec.structs.asdict(item) for item in _statistics(entry)}
+    for operator in entry.operators:
+        for subtask in subtasks_of(storage, operator):
+            yield {
+                **written.pop((operator.uid, subtask.subtask), {}),
+                "checkpoint_id": entry.checkpoint_id,
+                "operator": operator.uid,
+                "subtask": subtask.subtask,
+                "first_key_group": subtask.key_groups[0],
+                "last_key_group": subtask.key_groups[1],
+                "rows": sum(subtask.live_rows.values()),
+            }
+    for rest in written.values():
+        yield {**rest, "checkpoint_id": entry.checkpoint_id}
+
+
+HISTORY_TABLES: dict[str, tuple[pa.Schema, Rows]] = dict(
+    zip(HISTORY_NAMES, [(_CHECKPOINTS, _checkpoint), (_SUBTASKS, _subtasks)], strict=True)
+)
+"""By name the columns of a table, and its rows for one log entry."""
+
+
+def history_table(storage: Storage, name: str) -> pa.Table:
+    """Return one of `HISTORY_TABLES`, oldest checkpoint first; all entries of the log are read."""
+    columns, rows_of = HISTORY_TABLES[name]
+    entries = [*CommitLog(storage).backwards()][::-1]
+    return pa.Table.from_pylist([row for entry in entries for row in rows_of(storage, entry)], schema=columns)
+
+
+class HistoryDataset(ScannedDataset):
+    """One of `HISTORY_TABLES` for SQL."""
+
+    def __init__(self, storage: Storage, table: str, on_scan: Callable[[ScanStatistics], None]) -> None:
+        super().__init__(table, HISTORY_TABLES[table][0], on_scan)
+        self._storage = storage
+        self._table = table
+
+    def rows(
+        self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the log."""
+        table = history_table(self._storage, self._table)
+        statistics.rows = statistics.rows_read = table.num_rows
+        if filter is not None:
+            table = table.filter(filter)
+        yield from table.select(columns).to_batches()

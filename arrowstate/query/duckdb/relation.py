@@ -1,0 +1,122 @@
+"""The result of a query, as DuckDB's relation with the errors of this tree.
+
+DuckDB computes a result when it is fetched, and of an error that a scan raises it keeps the text alone. So the
+relation is handed out under a cover that passes everything on, and raises the scan's own error in place of what
+DuckDB made of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from arrowstate.errors import ArrowStateError
+from arrowstate.query.duckdb.dataset import ScanStatistics
+
+__all__ = ["Relation", "Watch"]
+
+_SCANS_OF_A_QUERY = 64
+
+
+class Watch:
+    """Remembers the last scans of one query, so that the error which broke one off can be raised.
+
+    `on_scan` is told of each scan too.
+    """
+
+    def __init__(self, on_scan: Callable[[ScanStatistics], None]) -> None:
+        self._on_scan = on_scan
+        self._scans: deque[ScanStatistics] = deque(maxlen=_SCANS_OF_A_QUERY)
+
+    def __call__(self, statistics: ScanStatistics) -> None:
+        self._scans.append(statistics)
+        self._on_scan(statistics)
+
+    def failure(self) -> ArrowStateError | None:
+        """Return the error that broke a scan off; each is returned once, so it is not raised for a later fault."""
+        for statistics in list(self._scans):
+            if statistics.failure is not None:
+                self._scans.remove(statistics)
+                return statistics.failure
+        return None
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise the error of a scan in the place of what an engine made of it."""
+        try:
+            yield
+        except Exception as error:
+            failure = self.failure()
+            if failure is None:
+                raise
+            raise failure from error
+
+
+class Relation:
+    """A `duckdb.DuckDBPyRelation` under cover: it, and all relations and readers made from it."""
+
+    __slots__ = ("__wrapped__", "_watch")
+
+    def __init__(self, relation: duckdb.DuckDBPyRelation, watch: Watch) -> None:
+        self.__wrapped__ = relation
+        self._watch = watch
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For isinstance, what is covered."""
+        return duckdb.DuckDBPyRelation
+
+    def __getattr__(self, name: str) -> Any:
+        with self._watch.raising():
+            found = getattr(self.__wrapped__, name)
+        return self._passed_on(found) if callable(found) else self._covered(found)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._passed_on(self.__wrapped__.__getitem__)(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__wrapped__
+
+    def __len__(self) -> int:
+        with self._watch.raising():
+            return len(self.__wrapped__)
+
+    def __repr__(self) -> str:
+        with self._watch.raising():
+            return repr(self.__wrapped__)
+
+    def __str__(self) -> str:
+        with self._watch.raising():
+            return str(self.__wrapped__)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__wrapped__)
+
+    def _passed_on(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            given = [_uncovered(argument) for argument in arguments]
+            named = {name: _uncovered(argument) for name, argument in options.items()}
+            with self._watch.raising():
+                return self._covered(method(*given, **named))
+
+        return call
+
+    def _covered(self, result: Any) -> Any:
+        if type(result) is duckdb.DuckDBPyRelation:
+            return Relation(result, self._watch)
+        if isinstance(result, pa.RecordBatchReader):
+            return pa.RecordBatchReader.from_batches(result.schema, self._batches(result))
+        return result
+
+    def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        with self._watch.raising():
+            yield from reader
+
+
+def _uncovered(argument: Any) -> Any:
+    return argument.__wrapped__ if type(argument) is Relation else argument

@@ -1,0 +1,302 @@
+"""The commit of a micro-batch: one log entry with the state of all subtasks and the id of the batch.
+
+The commit runs in a process of its own beside the driver, which may be another one each time: all it knows is
+the log. A run of a query takes the fence at its first commit, so a driver that is still alive somewhere, with
+the same query, finds its successor's fence above its own entries and stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from arrowstate.errors import FencedError, InvalidInputError
+from arrowstate.log.boundary import NewReferences
+from arrowstate.log.entries import CommitLog, CommittedEntry, next_checkpoint, next_fence, refuse_loss
+from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.snapshot.subtasks import fitted
+from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.spark.metrics import BatchMetrics
+from arrowstate.spark.micro_batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
+from arrowstate.spark.sink.plan import SinkPlan
+from arrowstate.spark.sink.task import SubtaskResult
+from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    OperatorStateDocument,
+    SubtaskDocument,
+    SubtaskStatisticsDocument,
+)
+
+__all__ = [
+    "BatchWork",
+    "abort_micro_batch",
+    "check_alone",
+    "check_no_operator_state",
+    "commit_batch",
+    "commit_micro_batch",
+    "operator_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What the tasks of a micro-batch have done, ready to be committed."""
+
+    batch: MicroBatch
+    bases: frozenset[int | None]
+    "The numbers of the checkpoints that tasks started from; None for a store without one."
+    operators: Sequence[OperatorDocument]
+    paths: frozenset[str]
+    "The files written for it."
+    statistics: Sequence[SubtaskStatisticsDocument] = ()
+    watermark: int | None = None
+    "The event time, in milliseconds, up to which everything had come; None to keep that of the store."
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, int] = field(default_factory=dict)
+
+
+def commit_micro_batch(
+    plan: SinkPlan, results: Sequence[SubtaskResult], *, new_id: Callable[[], str], clock_ms: Callable[[], int]
+) -> LogEntryDocument | None:
+    """Commit what the tasks of a sink wrote; return the entry, None if the store held the batch already.
+
+    Raises
+    ------
+    InvalidInputError
+        If the results are not those of all subtasks; and as `commit_batch`.
+    """
+    first = results[0]
+    ids = {(result.query_id, result.run_id, result.batch_id) for result in results}
+    if len(ids) > 1:
+        raise InvalidInputError(f"the tasks of operator {plan.uid!r} are of several micro-batches: {sorted(ids)}")
+    held = [result for result in results if result.subtask is None]
+    tasks = [result.metrics for result in results if result.metrics is not None]
+    now = clock_ms()
+    # The clocks of the workers may be ahead of this one.
+    started_at_ms = min([task.started_at_ms for task in tasks] + [now])
+    work = BatchWork(
+        batch=MicroBatch(first.query_id, first.run_id, first.batch_id),
+        bases=frozenset(result.base for result in results),
+        # If all found the batch in the store, there is nothing to commit; if only some did, another run has.
+        operators=[] if held else [operator_of(plan.uid, plan.max_parallelism, results)],
+        paths=frozenset(path for result in results for path in result.paths),
+        statistics=[result.statistics for result in results if result.statistics is not None],
+        metrics=BatchMetrics.of(tasks, now - started_at_ms).to_properties(),
+    )
+    return commit_batch(
+        open_storage(plan.store),
+        [plan.uid],
+        work,
+        is_complete=not held,
+        new_id=new_id,
+        clock_ms=clock_ms,
+        started_at_ms=started_at_ms,
+    )
+
+
+def commit_batch(
+    storage: Storage,
+    uids: Sequence[str],
+    work: BatchWork,
+    *,
+    is_complete: bool = True,
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+    started_at_ms: int | None = None,
+) -> LogEntryDocument | None:
+    """Commit a micro-batch of a query: one entry for all of its operators; None if the store held the batch already.
+
+    The first commit of a run also takes the fence.
+
+    Parameters
+    ----------
+    uids
+        The operators of the query, the first of which error messages name.
+    is_complete
+        Whether there is something to commit; False where tasks found the batch in the store.
+
+    Raises
+    ------
+    QueryConflictError
+        If another query owns the store, or batches between the committed one and this one are missing.
+    FencedError
+        If another run of the query, or another writer, has taken over the store.
+    InvalidInputError
+        If the store holds the state of other operators.
+    CollectedError
+        If files of the checkpoint were collected before it was committed.
+    CommitUnknownError
+        If it cannot be told whether it was committed; the next start of the query finds out.
+    """
+    batch = work.batch
+    started_at_ms = clock_ms() if started_at_ms is None else started_at_ms
+    log = CommitLog(storage, on_loss=refuse_loss)
+    while True:
+        newest = log.latest()
+        stored = stored_state(log)
+        committed = is_committed(uids[0], batch, stored.record)
+        check_alone(uids, stored.checkpoint, storage.url)
+        epoch = _epoch_of_run(log, newest, batch)
+        if not committed and not (is_complete and work.bases <= _same_content(log, stored.checkpoint)):
+            # Another writer committed after the tasks had begun: what they wrote lacks that.
+            raise FencedError(epoch, None if newest is None else newest.document.writer_epoch)
+        if epoch is None:
+            # Another writer may take the number first: then look again.
+            taken_by = BatchRecord(batch.query_id, batch.run_id, None).to_properties()
+            log.append(next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=taken_by))
+            continue
+        if committed:
+            return None
+        assert newest is not None, "the fence of this run is in the log"
+        record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics)
+        before = () if stored.checkpoint is None else stored.checkpoint.operators
+        lists: list[str] = []
+        entry = next_checkpoint(
+            newest,
+            fitted(storage, work.operators, before=before, new_id=new_id, paths=lists),
+            commit_id=new_id(),
+            started_at_ms=started_at_ms,
+            now_ms=clock_ms(),
+            watermark=newest.document.watermark if work.watermark is None else work.watermark,
+            properties=record.to_properties(),
+            statistics=work.statistics,
+        )
+        everything = partial(ReferenceReader(storage).files, entry.operators)
+        # Within a run the checkpoint before is known to be acknowledged. The fence of the run says nothing of what it
+        # repeats, and what a compaction refers to no more may be gone.
+        written = work.paths.union(lists)
+        reused = set(everything()) - written if newest.document.kind != "checkpoint" else ()
+        base = min((number or 0 for number in work.bases), default=0)
+        if log.append(entry, NewReferences(written, base, reused, everything)) is not None:
+            return entry
+        delete_quietly(storage, lists)
+        # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
+
+
+def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:
+    """Delete what the tasks of a failed micro-batch wrote, unless the commit may have been tried."""
+    if None not in results:
+        # All tasks were done, so the commit failed, and perhaps only its answer was lost.
+        return
+    storage = open_storage(plan.store)
+    for result in results:
+        if result is not None:
+            delete_quietly(storage, result.paths)
+
+
+def check_alone(uids: Sequence[str], checkpoint: LogEntryDocument | None, store: str) -> None:
+    """Refuse a store with the state of other operators, which the next checkpoint of a query would drop.
+
+    Raises
+    ------
+    InvalidInputError
+        If there are any.
+    """
+    operators = checkpoint.operators if checkpoint else ()
+    # What was emitted in the last micro-batch alone may go.
+    known = {*uids, *(f"{uid}{BATCH_SUFFIX}" for uid in uids)}
+    others = [operator.uid for operator in operators if operator.uid not in known]
+    if others:
+        theirs, own = (
+            ", ".join(repr(uid) for uid in names if not uid.endswith(BATCH_SUFFIX)) for names in (others, uids)
+        )
+        raise InvalidInputError(
+            f"the store {store} holds the state of {theirs}; a query needs a store of its own: write {own} to another "
+            "store"
+        )
+
+
+def check_no_operator_state(uid: str, checkpoint: LogEntryDocument | None, store: str) -> None:
+    """Refuse a store with operator state, which a sink would drop.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is any.
+    """
+    own = [state.name for item in (checkpoint.operators if checkpoint else ()) for state in item.operator_states]
+    if own:
+        raise InvalidInputError(
+            f"the store {store} holds the operator state {', '.join(own)} of {uid!r}, which a sink cannot keep; "
+            "write to another store"
+        )
+
+
+def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, batch: MicroBatch) -> int | None:
+    """The epoch of the run if it may commit, None if it has not taken the fence yet."""
+    entry = newest
+    while entry is not None:
+        # A compaction repeats the record of a run, which need not be the run whose epoch it is of.
+        record = None if entry.document.kind == "compaction" else BatchRecord.of(entry.document)
+        if record is not None and record.run_id == batch.run_id:
+            assert newest is not None
+            if entry.document.writer_epoch == newest.document.writer_epoch:
+                return entry.document.writer_epoch
+            raise FencedError(entry.document.writer_epoch, newest.document.writer_epoch)
+        if record is not None and record.batch_id is not None and record.batch_id < batch.batch_id - 1:
+            # A run that has had a micro-batch had the one before this, so an entry of its own is not further back.
+            return None
+        parent = entry.document.parent
+        # Older entries may have been collected, and with them nothing that this run has not had.
+        entry = None if parent is None else log.get(parent.number)
+    return None
+
+
+def _same_content(log: CommitLog, checkpoint: LogEntryDocument | None) -> set[int | None]:
+    """The numbers of the entries that hold what the newest checkpoint does: it, and what it is the compaction of."""
+    numbers = {None if checkpoint is None else checkpoint.number}
+    entry = checkpoint
+    while entry is not None and entry.kind in ("compaction", "fence") and entry.parent is not None:
+        numbers.add(entry.parent.number)
+        before = log.get(entry.parent.number)
+        entry = None if before is None else before.document
+    return numbers
+
+
+def operator_of(
+    uid: str,
+    max_parallelism: int,
+    results: Sequence[SubtaskResult],
+    operator_states: Sequence[OperatorStateDocument] = (),
+) -> OperatorDocument:
+    """Return the document of an operator, after checking that the results are those of each subtask once.
+
+    Raises
+    ------
+    InvalidInputError
+        If they are not.
+    """
+    subtasks: list[SubtaskDocument] = []
+    following = 0
+    for result in results:
+        subtask = result.subtask
+        if (
+            subtask is None
+            or subtask.subtask != len(subtasks)
+            or subtask.key_groups[0] != following
+            or (result.key, result.states) != (results[0].key, results[0].states)
+        ):
+            got = "none" if subtask is None else f"subtask {subtask.subtask} from key group {subtask.key_groups[0]}"
+            raise InvalidInputError(
+                f"the tasks of operator {uid!r} do not fit together: expected subtask {len(subtasks)} from key group "
+                f"{following}, with the states of subtask 0, got {got}; ask for all states in open"
+            )
+        subtasks.append(subtask)
+        following = subtask.key_groups[1] + 1
+    if following != max_parallelism:
+        raise InvalidInputError(
+            f"the tasks of operator {uid!r} cover the key groups 0 to {following - 1} of {max_parallelism}; write with "
+            "keyed_sink or stateful only"
+        )
+    return OperatorDocument(
+        uid=uid,
+        key=results[0].key,
+        max_parallelism=max_parallelism,
+        states=results[0].states,
+        subtasks=subtasks,
+        operator_states=list(operator_states),
+    )

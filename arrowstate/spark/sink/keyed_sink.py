@@ -1,0 +1,305 @@
+"""`keyed_sink`: a stream of rows folded into keyed states, each micro-batch exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as sf
+
+from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
+from arrowstate.log.entries import CommitLog
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.layout import key_documents, key_schema_of
+from arrowstate.schema.versions import evolve_state
+from arrowstate.spark.commit import check_alone, check_no_operator_state
+from arrowstate.spark.register import register
+from arrowstate.spark.routing import subtask_expression
+from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.spark.sink.changelog import check_follows_changes
+from arrowstate.spark.sink.columns import StreamColumns, check_states, state_input
+from arrowstate.spark.sink.plan import SinkPlan
+from arrowstate.spark.source import FORMAT
+from arrowstate.spark.stream_writer import QueryStart, writer_of
+from arrowstate.storage.registry import SUPPORTED
+from arrowstate.store import open_store
+from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument
+from arrowstate_formats.integers import check_integer
+from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
+from arrowstate_formats.names import check_operator_uid
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["keyed_sink"]
+
+
+def keyed_sink(
+    stream: DataFrame,
+    *,
+    store: str | Path,
+    uid: str,
+    key: Sequence[str],
+    states: Sequence[StateDescriptor],
+    parallelism: int,
+    max_parallelism: int | None = None,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    sequence: str | Sequence[str] | None = None,
+    operation: str | None = None,
+    timestamp: str | None = None,
+    allow_non_restored_state: bool = False,
+) -> DataStreamWriter:
+    """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
+
+    Every micro-batch becomes one checkpoint of the store. A query that is started again with its Spark
+    checkpoint folder goes on where the store is, at any parallelism and any max parallelism; its last batch,
+    which Spark may repeat, counts once. Micro-batches are folded in their order. Rows of one key within a
+    micro-batch have no order, because Spark shuffles them, unless `sequence` gives them one: without it value and map
+    states and the reducers `first` and `last` take any of them, and a list gets them in any order.
+
+    Parameters
+    ----------
+    stream
+        A streaming DataFrame. Only the columns named here are used.
+    store
+        Where the store is, a path that every worker sees; made if there is none. It belongs to this sink alone.
+    uid
+        The operator's name in the store, the same at every start.
+    key
+        The key columns. A null in one of them fails the query.
+    states
+        Value, reducing, aggregating, list and map states; reducers and aggregates are built-in ones. What a row
+        does to a state:
+
+        - value: sets it; a null clears it.
+        - reducing, aggregating: adds to it; a null changes nothing. A counted column may have any type.
+        - list: appends an element; a null appends nothing.
+        - map: sets the entry of its user key, which must not be null; a null is a value.
+
+        A value of a struct type is null if all its fields are. Namespace columns are columns of the stream with
+        their names; a null in one fails the query. A time to live by processing time is measured by the time of the
+        micro-batch.
+    parallelism
+        The number of subtasks, which is the number of tasks of a micro-batch; 1 to `max_parallelism`.
+    max_parallelism
+        The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
+        parallelism above 85.
+    columns
+        By the name of a state, the columns of its values: one for a plain type, for a struct one per field; for a map
+        the column of its user keys first. By default columns with the names that the table of the state has: the name
+        of the state, or of the fields, and for a map `<state>_key` (a field that is named as a key column is:
+        `<state>_<field>`).
+    sequence
+        The column, or columns, that order the rows of a key within a micro-batch: numbers, dates, timestamps or
+        strings, none null. Rows where they are equal have no order.
+    operation
+        The string column that says what a row of a stream of changes does: `+I`, `-U`, `+U`, `-D` (Flink); `c`, `r`,
+        `u`, `d` (Debezium); `insert`, `update_preimage`, `update_postimage`, `delete` (Spark, Delta). Value and map
+        states then need a `sequence` of the changes, such as a commit version or the offset in a log: inserts and
+        post-images set, deletes and pre-images remove, and where the sequence is equal removals come first. Sums and
+        counts take back the values of deletes and pre-images, which must bring them, in any order; a key of which
+        all counts and sums are back at zero is removed, if the state counts. No other state is allowed. `u` brings no
+        old row: sums and counts fail the query on it, and neither a key nor a user key may change by it. A value that
+        is none of these fails the query too, and nothing of its micro-batch is kept.
+    timestamp
+        The column with the event time of each row, a timestamp or whole milliseconds, for states that expire by event
+        time; none may be null. Their time is the highest timestamp of the micro-batches before, less the delay of
+        `withWatermark` if the stream has one on this column.
+    allow_non_restored_state
+        Let states go that the store has and `states` does not. Without it they are refused: a state that a run leaves
+        out would lack the rows of that run for good.
+
+    Returns
+    -------
+    DataStreamWriter
+        Add `.option("checkpointLocation", ...)` and, if wanted, `.trigger(...)`, then `.start()`. The query has what
+        each micro-batch took in its progress, under `observedMetrics["arrowstate"]`; see `progress`.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument is out of range, a column is missing, `stream` is no stream, a state cannot follow a stream of
+        changes, or the store holds the state of other operators, or states that are left out.
+    KeyTypeError, ValueTypeError
+        If a column has another type than the store's key or the state; a narrower number is widened.
+    IncompatibleStateError
+        If the store has a state of this name with another kind, type or reducer.
+    UnsupportedStorageError
+        If the store cannot be shared with Spark's workers.
+    MissingDependencyError
+        If an aggregate needs a package that is not installed.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.spark import keyed_sink
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="count")
+    >>> pages = arrowstate.MapStateDescriptor("pages", pa.string(), pa.timestamp("us", tz="UTC"))
+    >>> def start(stream, folder):
+    ...     sink = keyed_sink(
+    ...         stream,
+    ...         store=f"{folder}/store",
+    ...         uid="counter",
+    ...         key=["user"],
+    ...         states=[clicks, pages],
+    ...         columns={"clicks": "url", "pages": ["url", "at"]},
+    ...         sequence="at",
+    ...         parallelism=4,
+    ...     )
+    ...     return sink.option("checkpointLocation", f"{folder}/spark").start()
+
+    A table by its primary key, from the change feed of a Delta table:
+
+    >>> city = arrowstate.ValueStateDescriptor("city", pa.string())
+    >>> def follow(feed, folder):
+    ...     sink = keyed_sink(
+    ...         feed,
+    ...         store=f"{folder}/store",
+    ...         uid="users",
+    ...         key=["user"],
+    ...         states=[city],
+    ...         operation="_change_type",
+    ...         sequence="_commit_version",
+    ...         parallelism=4,
+    ...     )
+    ...     return sink.option("checkpointLocation", f"{folder}/spark").start()
+    """
+    if not stream.isStreaming:
+        raise InvalidInputError(
+            "keyed_sink needs a streaming DataFrame, made by spark.readStream; this one is static: write it with "
+            "bootstrap, or stream it from files"
+        )
+    check_operator_uid(uid)
+    if isinstance(key, str) or not key:
+        raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
+    found = StreamColumns(stream)
+    given_key = check_key_schema(pa.schema([(name, arrow_type(found.type_of(name))) for name in key]))
+    inputs = _Inputs(states, columns or {}, [sequence] if isinstance(sequence, str) else sequence, operation, timestamp)
+    if str(store).lower().startswith("memory:"):
+        reason = "its files are in the memory of this process, and Spark's tasks run in others"
+        raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
+    parallelism = check_integer("parallelism", parallelism)
+    max_parallelism = check_integer("max_parallelism", max_parallelism, optional=True)
+    key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
+    # What does not depend on the store is refused before one is made.
+    inputs.take(found, key_documents(given_key), {})
+    opened = open_store(store, create=True)
+    checkpoint = CommitLog(opened.storage).latest_checkpoint()
+    check_alone([uid], checkpoint, opened.url)
+    check_no_operator_state(uid, checkpoint, opened.url)
+    operator = None if checkpoint is None else next(iter(checkpoint.operators), None)
+    stored = {} if operator is None else _stored_states(operator, states)
+    left_out = [] if operator is None else [state.name for state in operator.states if state.name not in stored]
+    if left_out and not allow_non_restored_state:
+        raise InvalidInputError(
+            f"the store {opened.url} holds {', '.join(map(repr, left_out))} of operator {uid!r}, which would miss the "
+            "rows of this run; declare it in states, or let it go with allow_non_restored_state=True"
+        )
+    key_schema = given_key if operator is None else key_schema_of(operator.key)
+    if list(key) != key_schema.names:
+        raise KeyTypeError(_text(key_schema), _text(given_key))
+    if max_parallelism is None:
+        max_parallelism = default_max_parallelism(parallelism) if operator is None else operator.max_parallelism
+    key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
+
+    taken = StreamColumns(stream)
+    for field in key_schema:
+        given = taken.type_of(field.name)
+        if not widens(given, spark_type(field.type)):
+            raise KeyTypeError(_text(key_schema), _text(given_key))
+        taken.take(field.name, spark_type(field.type))
+    key_fields = key_documents(key_schema) if operator is None else operator.key
+    plan = SinkPlan(
+        store=opened.url,
+        uid=uid,
+        key=key_fields,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        dropped=left_out,
+        **inputs.take(taken, key_fields, stored),
+    )
+    subtask = sf.expr(subtask_expression(key_schema.names, parallelism, max_parallelism))
+    rows = stream.select(*taken.taken).repartitionById(parallelism, subtask)
+    register(stream.sparkSession)
+    return writer_of(rows.writeStream.format(FORMAT).options(**plan.to_options()), QueryStart(opened.url))
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a caller says of the rows, checked as far as no column is needed."""
+
+    states: Sequence[StateDescriptor]
+    columns: Mapping[str, str | Sequence[str]]
+    sequence: Sequence[str] | None
+    operation: str | None
+    timestamp: str | None
+
+    def __post_init__(self) -> None:
+        check_states(self.states)
+        names = [descriptor.name for descriptor in self.states]
+        if unknown := [name for name in self.columns if name not in names]:
+            raise InvalidInputError(
+                f"columns names the columns of states by the state, and there is no state {unknown[0]!r}; there is "
+                f"{', '.join(names)}"
+            )
+        if self.sequence is not None and not self.sequence:
+            raise InvalidInputError("sequence must name at least one column; leave it out if rows have no order")
+        if self.operation is not None:
+            for descriptor in self.states:
+                check_follows_changes(descriptor, self.sequence is not None)
+        by_event_time = [item.name for item in self.states if item.ttl and item.ttl.clock == "event_time"]
+        if by_event_time and self.timestamp is None:
+            raise InvalidInputError(
+                f"state {by_event_time[0]!r} expires by event time; name the column with the time of each row with "
+                "timestamp="
+            )
+        if self.timestamp is not None and not by_event_time:
+            raise InvalidInputError(
+                f"timestamp={self.timestamp!r} is for states that expire by event time, and none of "
+                f"{', '.join(names)} does; leave it out, or declare a TimeToLive with clock='event_time'"
+            )
+
+    def take(
+        self, columns: StreamColumns, key: Sequence[FieldDocument], stored: Mapping[str, StateDocument]
+    ) -> dict[str, Any]:
+        """Take the columns that the states need; return what a plan says of them."""
+        found: dict[str, Any] = {
+            "states": [
+                state_input(item, key, columns, stored.get(item.name), self.columns.get(item.name))
+                for item in self.states
+            ]
+        }
+        if self.sequence is not None:
+            found["sequence"] = columns.take_sequence(self.sequence)
+        if self.operation is not None:
+            found["operation"] = columns.take_operation(self.operation)
+        if self.timestamp is not None:
+            found["timestamp"], found["watermark_delay_ms"] = columns.take_timestamp(self.timestamp)
+        if any(item.ttl and item.ttl.clock == "processing_time" for item in self.states):
+            found["batch_time"] = columns.take_batch_time()
+        return found
+
+
+def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]) -> dict[str, StateDocument]:
+    """Return what the states that are stored become under their descriptors, by name."""
+    found = {}
+    stored = {state.name.lower(): state for state in operator.states}
+    for descriptor in states:
+        have = stored.get(descriptor.name.lower())
+        if have is None:
+            continue
+        if have.name != descriptor.name:
+            raise InvalidInputError(
+                f"state names must differ in more than case, {have.name!r} exists; got {descriptor.name!r}"
+            )
+        found[have.name] = evolve_state(have, operator.key, descriptor)
+    return found
+
+
+def _text(key: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in key)

@@ -1,0 +1,1 @@
+"""Folding the values of a batch into those of their keys."""

@@ -1,0 +1,240 @@
+"""Aggregating state: an accumulator per key, kept in columns, from which each read computes a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import ValueTypeError
+from arrowstate.schema.descriptors import AggregatingStateDescriptor
+from arrowstate.schema.keys import value_array
+from arrowstate.schema.plain import column_of
+from arrowstate.state.folds.aggregates import aggregate_of
+from arrowstate.state.kinds.one_row import OneRowState, after_last_null
+from arrowstate.state.transaction import atomic
+from arrowstate.table.table import Found
+
+__all__ = ["AggregatingState"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class AggregatingState(OneRowState[AggregatingStateDescriptor]):
+    """An accumulator per key, to which values are added, and of which the result is read.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> delay = backend.state(arrowstate.AggregatingStateDescriptor("delay", pa.int64(), aggregate="mean"))
+    >>> delay.add_batch(pa.array(["ann", "bob", "ann"]), pa.array([1, 1, 4]))
+    >>> delay.get_batch(pa.array(["bob", "ann", "eve"])).to_pylist()
+    [1.0, 2.5, None]
+    >>> backend.current_key = "bob"
+    >>> delay.add(2)
+    >>> delay.get()
+    1.5
+    """
+
+    @atomic
+    def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
+        """Add each value to its key's accumulator, in the order of the batch.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+        values
+            As many values of the state's type. A null clears its key, and values after it start anew.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+        timestamps
+            For a state that expires by event time: the time of each row, in milliseconds.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
+            If a key or value does not fit; the state is unchanged then, as it is if the aggregate raises.
+        StorageFullError
+            If the disk has no room for spilled runs; the state is unchanged then.
+        """
+        self.flush()
+        batch = self._keys(keys, namespace)
+        given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
+        updated = self._update_times(batch.row_count, timestamps)
+        self._settle()
+        found = left = self._find(batch)
+        order, starts = batch.order, batch.starts
+        if given.null_count:
+            order, starts, cleared = after_last_null(given, batch)
+            left = found.without(cleared)
+        accumulators = self.added(self._read(left), given.take(pa.array(order)), np.diff(starts))
+        times = self._latest(left, self._youngest(updated, order, starts))
+        self._replace(found, batch, accumulators, times)
+
+    @atomic
+    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
+        """Return the result of each key.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema. A key may
+            occur more than once.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+
+        Returns
+        -------
+        pa.Array
+            One entry a row of `keys`, of the aggregate's result type; null where the key has no values.
+        """
+        return self.results(self.accumulators_batch(keys, namespace=namespace))
+
+    def values_of(self, columns: Sequence[pa.Array]) -> pa.Array:
+        return self.results(super().values_of(columns))
+
+    def accumulators_batch(self, keys: Any, *, namespace: Any = None) -> pa.StructArray:
+        """Return what is stored for each key: its accumulator, null where the key has none."""
+        return super().get_batch(keys, namespace=namespace)
+
+    @atomic
+    def add(self, value: Any) -> None:
+        """Add one value to the accumulator of the current key; None clears it."""
+        if value is None:
+            self._write_current(None)
+            return
+        kind = self.descriptor.type
+        given = column_of([self._scalar(value, kind)], kind)
+        stored = column_of([self._read_current()], self.layout.value_type)
+        self._write_current(self.added(stored, given, np.ones(1, dtype=np.int64))[0])
+
+    @atomic
+    def get(self) -> Any:
+        """Return the result of the current key as a plain Python value, None if it has no values."""
+        stored = self._read_current()
+        if stored is None:
+            return None
+        return self._plain(self.results(column_of([stored], self.layout.value_type))[0])
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Merge the accumulators of namespaces of the current key into that of the namespace `target`.
+
+        The sources are gone afterwards; one without values is passed over, and so is one equal to the target.
+        """
+        self._merge_current(target, sources)
+
+    @atomic
+    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
+        """Merge the accumulator of each source namespace into that of its target namespace, in the order of the rows.
+
+        With a time to live a merged accumulator is as old as the youngest that went into it.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
+            for each of its sources.
+        targets, sources
+            One namespace per row as columns, or one plain value for all rows.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
+            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
+            and a target; the state is unchanged then.
+        """
+        self.flush()
+        merge = self._merge_plan(keys, targets, sources)
+        if not len(merge.sources):
+            return
+        self._settle()
+        away, old = self._table.find(merge.sources), self._table.find(merge.targets)
+        fresh, into = away, old
+        if self.descriptor.ttl is not None:
+            fresh, into = away.without(self._expired(away)), old.without(self._expired(old))
+        present = np.setdiff1d(np.arange(len(merge.sources)), fresh.absent)
+        present = present[np.lexsort((merge.first_rows[present], merge.target_of[present]))]
+        target_of = merge.target_of[present]
+        merged, given = self._read(into), self._read(fresh).take(pa.array(present))
+        # The first source of every target, then the second, and so on.
+        turn = np.arange(target_of.size) - np.searchsorted(target_of, target_of)
+        for number in range(int(turn.max(initial=-1)) + 1):
+            rows = np.flatnonzero(turn == number)
+            merged = self.merged(merged, target_of[rows], given.take(pa.array(rows)))
+        updated = []
+        if self.descriptor.ttl is not None:
+            lowest = np.iinfo(np.int64).min
+            times = self._times_of(into).fill_null(lowest).to_numpy().copy()
+            np.maximum.at(times, merge.target_of, self._times_of(fresh).fill_null(lowest).to_numpy())
+            updated.append(pa.array(times))
+        self._replace(old, merge.targets, merged, updated)
+        self._table.remove(away)
+
+    def merged(self, accumulators: pa.StructArray, numbers: Ints, others: pa.StructArray) -> pa.StructArray:
+        """Return the accumulators with others merged into those with these numbers."""
+        aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
+        have = accumulators.take(pa.array(numbers))
+        both = np.flatnonzero(have.is_valid().to_numpy(zero_copy_only=False))
+        if both.size:
+            rows = pa.array(both)
+            merged = self._checked(aggregate.merge(have.take(rows), others.take(rows)), both.size, "merge")
+            others = _put(others, both, merged)
+        return _put(accumulators, numbers, others)
+
+    def added(self, old: pa.StructArray, values: pa.Array, counts: Ints) -> pa.StructArray:
+        """Return one accumulator per key with its values added; where a key gets none, what it had."""
+        aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
+        touched = np.flatnonzero(counts)
+        if not touched.size:
+            return old
+        accumulators = old if touched.size == len(old) else old.take(pa.array(touched))
+        fresh = np.flatnonzero(accumulators.is_null().to_numpy(zero_copy_only=False))
+        if fresh.size:
+            created = self._checked(aggregate.create(fresh.size), fresh.size, "create")
+            accumulators = _put(accumulators, fresh, created)
+        groups = pa.array(np.repeat(np.arange(touched.size, dtype=np.int64), counts[touched]))
+        added = self._checked(aggregate.add(accumulators, groups, values), touched.size, "add")
+        return added if touched.size == len(old) else _put(old, touched, added)
+
+    def results(self, accumulators: pa.StructArray) -> pa.Array:
+        aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
+        present = np.flatnonzero(accumulators.is_valid().to_numpy(zero_copy_only=False))
+        chosen = accumulators if present.size == len(accumulators) else accumulators.take(pa.array(present))
+        results = aggregate.result(chosen)
+        kind = self.descriptor.result_type
+        if not isinstance(results, pa.Array) or results.type != kind or len(results) != present.size:
+            raise self._misfit("result", results, f"{present.size} of {kind}")
+        if present.size == len(accumulators):
+            return results
+        return _put(pa.nulls(len(accumulators), kind), present, results)
+
+    def _checked(self, given: Any, count: int, verb: str) -> pa.StructArray:
+        """Return what an aggregate returned as the accumulators to store, after looking at it."""
+        kind = self.layout.value_type
+        if not isinstance(given, pa.StructArray) or given.type != kind or len(given) != count or given.null_count:
+            raise self._misfit(verb, given, f"{count} of {kind} without nulls")
+        return given
+
+    def _misfit(self, verb: str, given: Any, expected: str) -> ValueTypeError:
+        shown = f"{len(given)} of {given.type}" if isinstance(given, pa.Array) else type(given).__name__
+        name = self.descriptor.declared.name
+        return ValueTypeError(self.descriptor.name, expected, f"{shown} from {verb} of aggregate {name!r}")
+
+    def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
+        if not updated or not found.hits:
+            return updated
+        times = updated[0].to_numpy()
+        return [pa.array(np.maximum(times, pc.coalesce(self._times_of(found), updated[0]).to_numpy()))]
+
+
+def _put(column: pa.Array, numbers: Ints, values: pa.Array) -> pa.Array:
+    """Return the column with other values at these numbers."""
+    rows = np.arange(len(column), dtype=np.int64)
+    rows[numbers] = len(column) + np.arange(numbers.size)
+    return pa.concat_arrays([column, values]).take(pa.array(rows))

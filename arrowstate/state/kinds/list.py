@@ -1,0 +1,294 @@
+"""List state: one row per element, sorted by key and by the order in which elements were added.
+
+An append writes rows and reads none. `_seq` counts the elements that a backend has ever added, so that within a
+key it rises with time; after a rescale the backends go on from the highest they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import ListStateDescriptor
+from arrowstate.schema.keys import value_array
+from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.plain import column_of
+from arrowstate.state.current_key import KeyContext
+from arrowstate.state.kinds.many_rows import ManyRowsState, as_lists
+from arrowstate.state.transaction import atomic
+from arrowstate.table import kernels
+from arrowstate.table.columns import take
+from arrowstate.table.table import Table, gather
+
+__all__ = ["ListState"]
+
+_PENDING_ELEMENTS = 16_384
+
+
+class ListState(ManyRowsState[ListStateDescriptor]):
+    """Any number of elements per key, duplicates and order kept.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> pages = backend.state(arrowstate.ListStateDescriptor("pages", pa.string()))
+    >>> pages.add_batch(["ann", "bob", "ann"], ["/", "/", "/cart"])
+    >>> pages.get_batch(["ann", "eve"]).to_pylist()
+    [['/', '/cart'], []]
+    >>> backend.current_key = "bob"
+    >>> pages.add("/help")
+    >>> pages.get()
+    ['/', '/help']
+    """
+
+    def __init__(self, descriptor: ListStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
+        super().__init__(descriptor, layout, table, context)
+        self._pending_elements = 0
+        highest = [int(segment.seconds.max()) for run in table.runs for segment in run.segments]  # type: ignore[union-attr]
+        self._next_seq = max(highest, default=-1) + 1
+
+    def begin(self) -> Any:
+        return super().begin(), self._pending_elements, self._next_seq
+
+    def go_back(self, mark: Any) -> None:
+        rows, self._pending_elements, self._next_seq = mark
+        super().go_back(rows)
+
+    @atomic
+    def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
+        """Append one element to the list of each key, in the order of the batch. Nothing is read.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+        values
+            As many elements of the state's type, without nulls.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+        timestamps
+            For a state that expires by event time: the time of each row, in milliseconds.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
+            If a key or element does not fit, or an element is null; the state is unchanged then.
+        """
+        self.flush()
+        columns = self._context.columns(keys)
+        rows = len(columns[0])
+        entry = self.namespace_columns(namespace, rows)
+        given = value_array(values, self.descriptor.type, rows, self.descriptor.name)
+        self._refuse_nulls(given)
+        updated = self._update_times(rows, timestamps)
+        self._settle()
+        self._append([*columns, *entry], given, updated)
+
+    @atomic
+    def add_all_batch(self, keys: Any, lists: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
+        """Append all elements of a list to that of each key; an empty list appends nothing.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+        lists
+            As many lists of elements of the state's type; neither lists nor elements may be null.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+        timestamps
+            For a state that expires by event time: the time of each row of `keys`, in milliseconds.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
+            If a key or element does not fit, or a list or element is null; the state is unchanged then.
+        """
+        self.flush()
+        columns = self._context.columns(keys)
+        entry = self.namespace_columns(namespace, len(columns[0]))
+        self._context.hashes(columns)
+        rows, given = self._elements(lists, len(columns[0]))
+        updated = [take(column, rows) for column in self._update_times(len(columns[0]), timestamps)]
+        self._settle()
+        self._append([take(column, rows) for column in [*columns, *entry]], given, updated)
+
+    @atomic
+    def update_batch(self, keys: Any, lists: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
+        """Replace the list of each key, by the last one where a key occurs more than once; an empty list clears it.
+
+        Parameters and errors are those of `add_all_batch`.
+        """
+        self.flush()
+        batch = self._keys(keys, namespace)
+        rows, given = self._elements(lists, batch.row_count)
+        last = batch.last_rows()
+        number_of_row = np.full(batch.row_count, -1, dtype=np.int64)
+        number_of_row[last] = np.arange(len(batch))
+        numbers = number_of_row[rows]
+        kept = np.flatnonzero(numbers >= 0)
+        timed = kept.size or timestamps is not None
+        times = self._update_times(batch.row_count, timestamps) if timed else self._no_times(batch.row_count)
+        updated = [take(column, rows[kept]) for column in times]
+        self._settle()
+        self._remove_all(batch)
+        self._append([take(column, numbers[kept]) for column in batch.columns], take(given, kept), updated)
+
+    @atomic
+    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.ListArray:
+        """Return the list of each key; empty where the key has none.
+
+        Returns
+        -------
+        pa.ListArray
+            One list a row of `keys`, not null, of elements of the state's type, not null.
+        """
+        self.flush()
+        batch = self._keys(keys, namespace)
+        rows = self._rows(batch)
+        order = np.lexsort((rows.seconds, rows.numbers))
+        lists = as_lists(rows.numbers, rows.values.take(pa.array(order)), len(batch))
+        return lists.take(pa.array(batch.groups()))
+
+    def add(self, value: Any) -> None:
+        """Append one element to the list of the current key."""
+        self._add([value])
+
+    def add_all(self, values: Sequence[Any]) -> None:
+        """Append all elements to the list of the current key; with a null among them none is."""
+        self._add(self.sequence(values))
+
+    @atomic
+    def update(self, values: Sequence[Any]) -> None:
+        """Replace the list of the current key; an empty one clears it."""
+        self._add(self.sequence(values), replace=True)
+
+    @atomic
+    def get(self) -> list[Any]:
+        """Return the list of the current key as plain Python values; empty if it has none."""
+        self.flush()
+        _, keys = self._current()
+        rows = self._rows(keys)
+        order = np.argsort(rows.seconds, kind="stable")
+        return [self._plain(value) for value in rows.values.take(pa.array(order))]
+
+    def flush(self, *, settle: bool = True) -> None:
+        if not self._pending:
+            return
+        items = list(self._pending.values())
+        columns = [pa.concat_arrays(column) for column in zip(*(item[0] for item in items), strict=True)]
+        given = column_of([value for item in items for value in item[1]], self.descriptor.type)
+        updated = [pa.concat_arrays(column) for column in zip(*(item[2] for item in items), strict=True)]
+        if settle:
+            self._settle()
+        self._append(columns, given, updated)
+        self._pending.clear()
+        self._pending_elements = 0
+
+    def _add(self, values: Sequence[Any], *, replace: bool = False) -> None:
+        """Append elements to the list of the current key, or put them in its place, after checking all of them."""
+        _, keys = self._current()
+        scalars = [self._element(value) for value in values]
+        rows = np.zeros(len(scalars), dtype=np.int64)
+        updated = self._update_times(len(scalars), None)
+        if replace or self._pending_elements >= _PENDING_ELEMENTS:
+            self.flush()
+        if replace:
+            self._remove_all(keys)
+        if scalars:
+            columns = [take(column, rows) for column in keys.columns]
+            self._pending[len(self._pending)] = (columns, scalars, updated)
+            self._pending_elements += len(scalars)
+
+    def _element(self, value: Any) -> pa.Scalar:
+        scalar = None if value is None else self._scalar(value, self.descriptor.type)
+        if scalar is None or not scalar.is_valid:
+            raise InvalidInputError(f"an element of list state {self.descriptor.name!r} must not be null")
+        return scalar
+
+    def sequence(self, values: Any) -> list[Any]:
+        """Return the elements that a caller gave, refusing what is one value."""
+        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+            raise InvalidInputError(f"list state {self.descriptor.name!r} takes a sequence of elements, got {values!r}")
+        return list(values)
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Move the elements of namespaces of the current key to the end of the list in the namespace `target`.
+
+        The target's elements come first, then those of the sources in the order given. The sources are gone
+        afterwards; one without elements is passed over, and so is one equal to the target.
+        """
+        self._merge_current(target, sources)
+
+    @atomic
+    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
+        """Move the elements of each source namespace to the end of the list in its target namespace.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
+            for each of its sources, and their elements are appended in the order of the rows.
+        targets, sources
+            One namespace per row as columns, or one plain value for all rows.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
+            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
+            and a target; the state is unchanged then.
+        """
+        self.flush()
+        merge = self._merge_plan(keys, targets, sources)
+        if not len(merge.sources):
+            return
+        self._settle()
+        found = self._live(merge.sources)
+        schema = self.layout.schema
+        numbers = np.concatenate([numbers for _, numbers, _ in found]) if found else np.empty(0, dtype=np.int64)
+        columns = [gather(found, number, field.type) for number, field in enumerate(schema)]
+        order = np.lexsort((columns[1].to_numpy(), merge.first_rows[numbers]))
+        columns = [take(column, order) for column in columns]
+        # Key and namespace of the targets take the places of those of the sources.
+        moved = [take(column, merge.target_of[numbers[order]]) for column in merge.targets.columns]
+        self._remove_all(merge.sources)
+        hashes, order = kernels.sort_by_hash(columns[0].to_numpy())
+        columns[2 : 2 + len(moved)] = moved
+        rest = [take(column, order) for column in columns[2:]]
+        batch = [pa.array(hashes), pa.array(order + self._next_seq), *rest]
+        self._table.append(pa.RecordBatch.from_arrays(batch, schema=schema))
+        self._next_seq += order.size
+
+    def _append(self, columns: Sequence[pa.Array], values: pa.Array, updated: Sequence[pa.Array]) -> None:
+        hashes = self._context.hashes(columns[: len(self.layout.key)])
+        sorted_hashes, order = kernels.sort_by_hash(hashes)
+        rows = [take(column, order) for column in [*columns, *self.layout.split(values), *updated]]
+        arrays = [pa.array(sorted_hashes), pa.array(order + self._next_seq), *rows]
+        self._table.append(pa.RecordBatch.from_arrays(arrays, schema=self.layout.schema))
+        self._next_seq += order.size
+
+    def _elements(self, lists: Any, rows: int) -> tuple[Any, pa.Array]:
+        """Return (row of `keys`, element) for all elements of the lists, after checking them."""
+        kind = pa.list_(self.descriptor.type)
+        given = value_array(lists, kind, rows, self.descriptor.name)
+        if given.null_count:
+            raise InvalidInputError(
+                f"a list of list state {self.descriptor.name!r} must not be null; pass an empty one"
+            )
+        values = given.flatten()
+        self._refuse_nulls(values)
+        lengths = pc.list_value_length(given).to_numpy(zero_copy_only=False)
+        return np.repeat(np.arange(rows, dtype=np.int64), lengths), values
+
+    def _refuse_nulls(self, values: pa.Array) -> None:
+        if values.null_count:
+            row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            raise InvalidInputError(
+                f"an element of list state {self.descriptor.name!r} must not be null, the one in row {row} is"
+            )

@@ -1,0 +1,133 @@
+"""States with many rows per key: what list and map state share.
+
+All rows of a key are one slice of each run. They are found through the hash of the key, and compared by key and
+namespace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.schema.descriptors import ListStateDescriptor, MapStateDescriptor
+from arrowstate.schema.layout import StateLayout
+from arrowstate.state.base import KeyedState
+from arrowstate.state.transaction import atomic
+from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.run import Run
+from arrowstate.table.table import gather
+
+__all__ = ["ManyRowsState", "Rows", "as_lists"]
+
+Ints = npt.NDArray[np.int64]
+D = TypeVar("D", ListStateDescriptor, MapStateDescriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """All rows of some keys."""
+
+    numbers: Ints
+    "The number of the key each row belongs to."
+    seconds: Ints
+    "The second sort column."
+    user_keys: pa.Array | None
+    values: pa.Array
+
+
+class ManyRowsState(KeyedState[D]):
+    """A state with any number of rows per key."""
+
+    @atomic
+    def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
+        """Remove all rows of each key; a key without any is passed over."""
+        self.flush()
+        batch = self._keys(keys, namespace)
+        self._settle()
+        self._remove_all(batch)
+
+    @atomic
+    def clear(self) -> None:
+        """Remove all rows of the current key."""
+        self.flush()
+        _, keys = self._current()
+        self._remove_all(keys)
+
+    def _remove_all(self, keys: KeyBatch) -> None:
+        for run, _, rows in self._table.find_all(keys):
+            self._table.kill(run, rows)
+
+    def _rows(self, keys: KeyBatch) -> Rows:
+        """Return the rows of the keys for a caller; with a time to live this may renew or remove some."""
+        found = self._table.find_all(keys)
+        if self.descriptor.ttl is not None:
+            found = self._seen(found)
+        layout: StateLayout = self.layout
+        first: int = layout.first_value
+        fields = [layout.schema.field(1), *layout.value_fields]
+        columns = [1, *range(first, first + len(layout.value_fields))]
+        if layout.user_key_type is not None:
+            fields.append(layout.entry_fields[-1])
+            columns.append(first - 1)
+        taken = [gather(found, number, field.type) for number, field in zip(columns, fields, strict=True)]
+        numbers = [numbers for _, numbers, _ in found]
+        values = layout.join(taken[1 : 1 + len(layout.value_fields)], np.empty(0, dtype=np.int64))
+        return Rows(
+            np.concatenate(numbers) if numbers else np.empty(0, dtype=np.int64),
+            taken[0].to_numpy(),
+            taken[-1] if layout.user_key_type is not None else None,
+            values,
+        )
+
+    def _seen(self, found: list[tuple[Run, Ints, Ints]]) -> list[tuple[Run, Ints, Ints]]:
+        """Return the rows that a caller sees; remove those that have expired, renew the rest if that is the rule."""
+        ttl = self.descriptor.ttl
+        assert ttl is not None
+        cutoff, now = self._cutoff(), self._time_of_read()
+        last = len(self.layout.schema) - 1
+        out, renewed = [], []
+        for run, numbers, rows in found:
+            updated = gather([(run, numbers, rows)], last, pa.int64()).to_numpy()
+            expired = np.zeros(rows.size, dtype=np.bool_) if cutoff is None else updated <= cutoff
+            if now is not None:
+                # In the order of the run, which keys of one hash may not be asked for in.
+                older = np.sort(rows[~expired & (updated < now)])
+                if older.size:
+                    part = [(run, older, older)]
+                    columns = [gather(part, number, field.type) for number, field in enumerate(self.layout.schema)]
+                    columns[last] = pa.array(np.full(older.size, now, dtype=np.int64))
+                    renewed.append((run, older, pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)))
+            self._table.kill(run, rows[expired])
+            if ttl.visibility == "never_return_expired":
+                numbers, rows = numbers[~expired], rows[~expired]
+            out.append((run, numbers, rows))
+        for run, older, batch in renewed:
+            self._table.kill(run, older)
+            self._table.append(batch)
+        if renewed:
+            self._settle()
+        return out
+
+    def _live(self, keys: KeyBatch) -> list[tuple[Run, Ints, Ints]]:
+        """Find the rows of the keys that have not expired; they are not renewed."""
+        found = self._table.find_all(keys)
+        cutoff = None if self.descriptor.ttl is None else self._cutoff()
+        if cutoff is None:
+            return found
+        last = len(self.layout.schema) - 1
+        out = []
+        for run, numbers, rows in found:
+            fresh = gather([(run, numbers, rows)], last, pa.int64()).to_numpy() > cutoff
+            out.append((run, numbers[fresh], rows[fresh]))
+        return out
+
+
+def as_lists(numbers: Ints, values: pa.Array, count: int) -> pa.ListArray:
+    """Return one list per key; `values` are in the order of the keys, key by key."""
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(np.bincount(numbers, minlength=count), out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), values)

@@ -1,0 +1,251 @@
+"""Map state: one row per entry, found by key and user key in a search of two levels.
+
+An entry costs one row, whatever the size of the map. Values may be null: such an entry exists. A struct value that
+is null as a whole reads back as a struct of nulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from arrowstate.errors import NullKeyError
+from arrowstate.schema.descriptors import MapStateDescriptor
+from arrowstate.schema.keys import key_columns, value_array
+from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.plain import column_of
+from arrowstate.state.current_key import KeyContext
+from arrowstate.state.folds.retraction import row_flags
+from arrowstate.state.kinds.many_rows import ManyRowsState, as_lists
+from arrowstate.state.transaction import atomic
+from arrowstate.table.columns import canonical_floats
+from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.table import Found, Table
+
+__all__ = ["MapState"]
+
+_PENDING_ENTRIES = 16_384
+
+
+class MapState(ManyRowsState[MapStateDescriptor]):
+    """Any number of entries per key.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> cart = backend.state(arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64()))
+    >>> cart.put_batch(["ann", "ann", "bob"], ["apple", "pear", "fig"], [3, 1, 9])
+    >>> cart.get_batch(["ann", "bob"], ["pear", "pear"]).to_pylist()
+    [1, None]
+    >>> backend.current_key = "ann"
+    >>> cart.remove("apple")
+    >>> dict(cart.items())
+    {'pear': 1}
+    """
+
+    def __init__(self, descriptor: MapStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
+        super().__init__(descriptor, layout, table, context)
+        self._user_key = pa.schema([(f"{descriptor.name}_key", descriptor.key_type)])
+
+    @atomic
+    def put_batch(
+        self,
+        keys: Any,
+        user_keys: Any,
+        values: Any,
+        *,
+        namespace: Any = None,
+        timestamps: Any = None,
+        removed: Any = None,
+    ) -> None:
+        """Set one entry per row; the last one wins where a key and user key occur more than once.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+        user_keys
+            As many user keys, without nulls.
+        values
+            As many values of the state's type; a null is a value.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+        timestamps
+            For a state that expires by event time: the time of each row, in milliseconds.
+        removed
+            Which rows remove their entry instead of setting it, one a row, without nulls; none by default.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
+            If a key, user key or value does not fit; the state is unchanged then.
+        """
+        self.flush()
+        batch = self._entries(keys, user_keys, namespace)
+        given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
+        last = pa.array(batch.last_rows())
+        updated = [column.take(last) for column in self._update_times(batch.row_count, timestamps)]
+        keep = None
+        if removed is not None:
+            flags = row_flags(removed, batch.row_count, self.descriptor.name, "removed").take(last)
+            keep = np.flatnonzero(~flags.to_numpy(zero_copy_only=False))
+        self._settle()
+        self._table.put(self._table.find(batch), batch, [*self.layout.split(given.take(last)), *updated], keep=keep)
+
+    @atomic
+    def get_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.Array:
+        """Return the value of one entry per row; null where there is no such entry, or its value is null."""
+        self.flush()
+        batch = self._entries(keys, user_keys, namespace)
+        return self._read_entries(batch)[0].take(pa.array(batch.groups()))
+
+    @atomic
+    def contains_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.BooleanArray:
+        """Return for each row whether there is such an entry."""
+        self.flush()
+        batch = self._entries(keys, user_keys, namespace)
+        return pa.array(self._read_entries(batch)[1][batch.groups()])
+
+    @atomic
+    def remove_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> None:
+        """Remove one entry per row; one that does not exist is passed over."""
+        self.flush()
+        batch = self._entries(keys, user_keys, namespace)
+        self._settle()
+        self._table.remove(self._table.find(batch))
+
+    @atomic
+    def entries_batch(self, keys: Any, *, namespace: Any = None) -> pa.MapArray:
+        """Return all entries of each key, in no particular order; an empty map where it has none."""
+        self.flush()
+        batch = self._keys(keys, namespace)
+        rows = self._rows(batch)
+        order = pa.array(np.argsort(rows.numbers, kind="stable"))
+        assert rows.user_keys is not None
+        lists = as_lists(rows.numbers, rows.values.take(order), len(batch))
+        maps = pa.MapArray.from_arrays(lists.offsets, rows.user_keys.take(order), lists.values)
+        return maps.take(pa.array(batch.groups()))
+
+    def put(self, user_key: Any, value: Any) -> None:
+        """Set one entry of the current key; the value may be None."""
+        self._write(user_key, self._value(value), removed=False)
+
+    @atomic
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        """Set entries of the current key."""
+        given = dict(entries)
+        for user_key, value in given.items():
+            self.put(user_key, value)
+
+    @atomic
+    def get(self, user_key: Any) -> Any:
+        """Return the value of an entry of the current key, None if there is none."""
+        return self._plain(self._look(user_key)[0])
+
+    @atomic
+    def contains(self, user_key: Any) -> bool:
+        """Whether the current key has such an entry."""
+        return self._look(user_key)[1]
+
+    def remove(self, user_key: Any) -> None:
+        """Remove an entry of the current key, if there is one."""
+        self._write(user_key, None, removed=True)
+
+    @atomic
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Iterate over the entries of the current key as they are now; entries may be set and removed meanwhile."""
+        self.flush()
+        _, keys = self._current()
+        rows = self._rows(keys)
+        assert rows.user_keys is not None
+        return iter([(self._plain(k), self._plain(v)) for k, v in zip(rows.user_keys, rows.values, strict=True)])
+
+    def keys(self) -> Iterator[Any]:
+        """Iterate over the user keys of the current key."""
+        return (user_key for user_key, _ in self.items())
+
+    def values(self) -> Iterator[Any]:
+        """Iterate over the values of the current key."""
+        return (value for _, value in self.items())
+
+    @atomic
+    def is_empty(self) -> bool:
+        """Whether the current key has no entry."""
+        self.flush()
+        _, keys = self._current()
+        return not any(rows.size for _, _, rows in self._live(keys))
+
+    def flush(self, *, settle: bool = True) -> None:
+        if not self._pending:
+            return
+        entries = list(self._pending.values())
+        columns = [pa.concat_arrays(column) for column in zip(*(entry[0].columns for entry in entries), strict=True)]
+        count = len(self.layout.key)
+        batch = self._context.group(columns[:count], columns[count:])
+        rows = batch.last_rows()
+        values = column_of([entry[1] for entry in entries], self.descriptor.type).take(pa.array(rows))
+        kept = np.flatnonzero(~np.array([entry[2] for entry in entries])[rows])
+        updated = [
+            pa.concat_arrays(column).take(pa.array(rows))
+            for column in zip(*(entry[3] for entry in entries), strict=True)
+        ]
+        if settle:
+            self._settle()
+        self._table.put(self._table.find(batch), batch, [*self.layout.split(values), *updated], keep=kept)
+        self._pending.clear()
+
+    def _value(self, value: Any) -> pa.Scalar | None:
+        """Return a plain value as it is stored."""
+        if value is not None:
+            return self._scalar(value, self.descriptor.type)
+        # Fields are all that is stored of a struct.
+        return pa.scalar({}, self.descriptor.type) if pa.types.is_struct(self.descriptor.type) else None
+
+    def _entries(self, keys: Any, user_keys: Any, namespace: Any) -> KeyBatch:
+        return self._keys(keys, namespace, self._user_keys(user_keys))
+
+    def _user_keys(self, user_keys: Any) -> pa.Array:
+        return canonical_floats(key_columns(user_keys, self._user_key)[0])
+
+    def _one(self, user_key: Any) -> tuple[Any, KeyBatch]:
+        if user_key is None:
+            raise NullKeyError(f"{self.descriptor.name}_key", 0)
+        return self._current(self._user_keys([user_key]))
+
+    def _write(self, user_key: Any, scalar: pa.Scalar | None, *, removed: bool) -> None:
+        identity, keys = self._one(user_key)
+        if len(self._pending) >= _PENDING_ENTRIES:
+            self.flush()
+        updated = self._no_times(1) if removed else self._update_times(1, None)
+        self._pending[identity] = (keys, scalar, removed, updated)
+
+    def _look(self, user_key: Any) -> tuple[pa.Scalar | None, bool]:
+        """Return the value of an entry of the current key and whether it exists."""
+        identity, keys = self._one(user_key)
+        if self.descriptor.ttl is not None:
+            self.flush()
+        elif identity in self._pending:
+            _, scalar, removed, _ = self._pending[identity]
+            return scalar, not removed
+        values, exists = self._read_entries(keys)
+        return (values[0] if exists[0] else None), bool(exists[0])
+
+    def _read_entries(self, batch: KeyBatch) -> tuple[pa.Array, Any]:
+        """Return (values, whether they exist) of entries for a caller, by number of the batch."""
+        ttl = self.descriptor.ttl
+        found = self._find(batch)
+        values = self._values(found)
+        exists = np.ones(len(batch), dtype=np.bool_)
+        exists[found.absent] = False
+        if ttl is not None:
+            self._after_read(batch, found, values)
+        return values, exists
+
+    def _values(self, found: Found) -> pa.Array:
+        first = self.layout.first_value
+        columns = [found.column(first + i, field.type) for i, field in enumerate(self.layout.value_fields)]
+        return self.layout.join(columns, found.absent)

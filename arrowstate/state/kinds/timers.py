@@ -1,0 +1,569 @@
+"""Timers: timestamps per key and namespace, each once, that come out in the order of time.
+
+A timer is a row of a table without value columns, so timers are found, deleted, frozen and rescaled as every
+state is. To fire, each run is asked for its earliest timestamp; only a run that is due is put into the order of
+time, once, and from then on read from where the last call stopped.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import TimerStateDescriptor
+from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.plain import plain_value
+from arrowstate.schema.times import saturated, timestamp_array
+from arrowstate.state.base import KeyedState
+from arrowstate.state.current_key import CurrentKey, KeyContext, identities_of, identity_of
+from arrowstate.state.transaction import Pending, atomic
+from arrowstate.table import kernels, pair_kernels
+from arrowstate.table.columns import take
+from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.run import Run
+from arrowstate.table.table import Found, Table, find_keys, gather
+
+__all__ = ["Timer", "TimerService", "TimerState"]
+
+Ints = npt.NDArray[np.int64]
+
+_PENDING_TIMERS = 16_384
+_CHUNK_TIMERS = 1024
+_SKIP_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A timer that fires."""
+
+    timestamp: int
+    "Milliseconds since 1970."
+    key: Any
+    "A plain value, or a tuple for several key columns."
+    namespace: Any = None
+    "The same for the namespace columns; None where there are none."
+
+
+@dataclass(slots=True)
+class _InTime:
+    """A run in the order of time."""
+
+    run: Run
+    lowest: int
+    "No live row has an earlier timestamp."
+    highest: int
+    "No row has a later one."
+    timestamps: Ints | None = None
+    "All timestamps of the run, ascending; None until the run is due."
+    rows: Ints | None = None
+    "The rows they are of."
+    place: int = 0
+    "All rows before it are dead."
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A timer taken out of the table to fire next."""
+
+    identity: Any
+    timestamp: int
+    key: CurrentKey
+    namespace: tuple[pa.Array, ...]
+
+
+class TimerState(KeyedState[TimerStateDescriptor]):
+    """The timers of one time domain; used through `TimerService`."""
+
+    def __init__(
+        self, descriptor: TimerStateDescriptor, layout: StateLayout, table: Table, context: KeyContext
+    ) -> None:
+        super().__init__(descriptor, layout, table, context)
+        self._in_time: dict[int, _InTime] = {}
+        self._column = layout.first_value - 1
+        # While timers fire: those taken out of the table, which are all up to this timestamp.
+        self._due: Pending[Any, _Due] = Pending()
+        self._heap: list[tuple[int, int, Any]] = []
+        self._cut: int | None = None
+        self._turn = count()
+        self._firing = False
+
+    def begin(self) -> Any:
+        places = [(entry, entry.place, entry.lowest) for entry in self._in_time.values()]
+        return super().begin(), self._due.begin(), self._heap, self._cut, places
+
+    def keep(self) -> None:
+        super().keep()
+        self._due.keep()
+
+    def go_back(self, mark: Any) -> None:
+        rows, due, self._heap, self._cut, places = mark
+        super().go_back(rows)
+        self._due.go_back(due)
+        self._in_time = {}
+        for entry, place, lowest in places:
+            entry.place, entry.lowest = place, lowest
+            self._in_time[id(entry.run)] = entry
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in memory, the order of time included; mapped rows do not count."""
+        ordered = [(entry.timestamps, entry.rows) for entry in self._in_time.values()]
+        known = [array.nbytes for pair in ordered for array in pair if array is not None]
+        return super().memory_bytes + sum(known)
+
+    @atomic
+    def register_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> None:
+        """Register one timer per row; one that is registered already stays one timer."""
+        batch = self._batch(keys, timestamps, namespace)
+        self._settle()
+        found = self._find_timers(batch)
+        if found.absent.size:
+            # The rows of timers that are there already stay where they are.
+            self._table.put(Found(len(batch), (), found.absent), batch, [], keep=found.absent)
+
+    @atomic
+    def delete_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> None:
+        """Delete one timer per row; one that is not registered is passed over."""
+        batch = self._batch(keys, timestamps, namespace)
+        self._table.remove(self._find_timers(batch))
+
+    @atomic
+    def contains_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> npt.NDArray[np.bool_]:
+        """Return for each row whether its timer is registered."""
+        batch = self._batch(keys, timestamps, namespace)
+        registered = np.ones(len(batch), dtype=np.bool_)
+        registered[self._find_timers(batch).absent] = False
+        return registered[batch.groups()]
+
+    def write_current(self, timestamp: Any, *, registered: bool) -> None:
+        """Register or delete a timer of the current key and namespace."""
+        time = saturated(timestamp)
+        key = self._context.current
+        spaces = () if self.descriptor.namespace is None else tuple(self._current_namespace()[1])
+        identity = (key.identity, tuple(identity_of(column) for column in spaces), time)
+        if self._cut is not None and time <= self._cut:
+            if not registered:
+                if identity in self._due:
+                    del self._due[identity]
+            elif identity not in self._due:
+                self._push(_Due(identity, time, key, spaces))
+            return
+        if len(self._pending) >= _PENDING_TIMERS:
+            self.flush()
+        self._pending[identity] = (registered, time, key, spaces)
+
+    @atomic
+    def pop_due(self, time: int) -> pa.RecordBatch:
+        """Remove and return the timers with a timestamp up to `time`, in the order of time."""
+        self.flush()
+        return self._pop(time)
+
+    def fire(self, time: int, on_timer: Callable[[Timer], object], other: TimerState) -> int:
+        """Call `on_timer` for each timer up to `time` in the order of time; return how many fired.
+
+        `other` are the timers of the other clock, whose current namespace goes along.
+        """
+        self.flush()
+        fired = 0
+        with self._context.kept(), self.kept_namespace(), other.kept_namespace(), self._marked():
+            while (cut := self._next_cut(time)) is not None:
+                try:
+                    self._take_out(cut)
+                    while (due := self._earliest_due()) is not None:
+                        # A callback that raises has done nothing, and its timer is as registered as before.
+                        with self.transactions.begun():
+                            self._fire_one(due, on_timer, other)
+                        fired += 1
+                finally:
+                    self._put_back()
+                self.flush()
+        return fired
+
+    def check_not_firing(self) -> None:
+        """Refuse to fire timers from a callback, which would be out of order.
+
+        Raises
+        ------
+        InvalidInputError
+            If timers of this clock are firing.
+        """
+        if self._firing:
+            raise InvalidInputError(f"{self.descriptor.name!r} is firing; a callback registers timers, it fires none")
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        self._firing = True
+        try:
+            yield
+        finally:
+            self._firing = False
+
+    @atomic
+    def next_timestamp(self) -> int | None:
+        """Return the timestamp of the earliest timer, None if there is none."""
+        self.flush()
+        best: int | None = None
+        for entry in sorted(self._entries(), key=lambda entry: entry.lowest):
+            if best is not None and entry.lowest >= best:
+                break
+            earliest = self._earliest_of(entry)
+            if earliest is not None and (best is None or earliest < best):
+                best = earliest
+        return best
+
+    def none_after(self, time: int) -> bool:
+        """Whether it is certain, without looking at every timer, that none has a later timestamp."""
+        self.flush()
+        return all(entry.highest <= time for entry in self._entries())
+
+    def flush(self, *, settle: bool = True) -> None:
+        if self._pending:
+            if settle:
+                self._settle()
+            self._write(list(self._pending.values()))
+            self._pending.clear()
+        # What a callback reads, writes in batches or freezes holds the timers that have not fired yet.
+        self._put_back()
+
+    def _batch(self, keys: Any, timestamps: Any, namespace: Any) -> KeyBatch:
+        self.flush()
+        times = timestamp_array(self.descriptor.name, timestamps)
+        columns = self._context.columns(keys)
+        if len(times) != len(columns[0]):
+            raise InvalidInputError(f"{len(columns[0])} keys need {len(columns[0])} timestamps, got {len(times)}")
+        return self._context.group(columns, [*self.namespace_columns(namespace, len(times)), times])
+
+    def _write(self, entries: list[tuple[bool, int, CurrentKey, tuple[pa.Array, ...]]]) -> None:
+        for wanted in (False, True):
+            chosen = [entry for entry in entries if entry[0] is wanted]
+            if not chosen:
+                continue
+            columns = [
+                pa.concat_arrays(column) for column in zip(*(key.columns for _, _, key, _ in chosen), strict=True)
+            ]
+            spaces = [pa.concat_arrays(column) for column in zip(*(item[3] for item in chosen), strict=True)]
+            times = pa.array([time for _, time, _, _ in chosen], pa.int64())
+            batch = self._context.group(columns, [*spaces, times])
+            found = self._find_timers(batch)
+            if not wanted:
+                self._table.remove(found)
+            elif found.absent.size:
+                self._table.put(Found(len(batch), (), found.absent), batch, [], keep=found.absent)
+
+    def _find_timers(self, batch: KeyBatch) -> Found:
+        """Find timers, in runs with timestamps such as theirs only: most runs hold another time."""
+        if not len(batch):
+            return Found(0, (), np.empty(0, dtype=np.int64))
+        ends = pc.min_max(batch.columns[-1]).as_py()
+        runs = [e.run for e in self._entries() if e.lowest <= ends["max"] and e.highest >= ends["min"]]
+        return find_keys(runs, batch)
+
+    # In the order of time
+
+    def _entries(self) -> list[_InTime]:
+        """Return what is known of each run that has live rows."""
+        known, self._in_time = self._in_time, {}
+        for run in self._table.runs:
+            if not run.live_rows:
+                continue
+            entry = known.get(id(run))
+            if entry is None or entry.run is not run:
+                ends = [pc.min_max(segment.batch.column(self._column)).as_py() for segment in run.segments]
+                entry = _InTime(run, min(end["min"] for end in ends), max(end["max"] for end in ends))
+            self._in_time[id(run)] = entry
+        return list(self._in_time.values())
+
+    @staticmethod
+    def _live(run: Run, rows: Ints) -> npt.NDArray[np.bool_]:
+        bits = rows - run.first_row
+        return (run.live[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 != 0
+
+    def _ordered(self, entry: _InTime) -> tuple[Ints, Ints]:
+        if entry.timestamps is None or entry.rows is None:
+            columns = [segment.batch.column(self._column).to_numpy() for segment in entry.run.segments]
+            times = columns[0] if len(columns) == 1 else np.concatenate(columns)
+            entry.timestamps, order = kernels.sort_by_hash(times)
+            entry.rows = order + entry.run.first_row
+        return entry.timestamps, entry.rows
+
+    def _earliest_of(self, entry: _InTime) -> int | None:
+        """Return the earliest timestamp of a live row of a run, and go on to it."""
+        times, rows = self._ordered(entry)
+        while entry.place < rows.size:
+            live = np.flatnonzero(self._live(entry.run, rows[entry.place : entry.place + _SKIP_ROWS]))
+            if live.size:
+                entry.place += int(live[0])
+                entry.lowest = int(times[entry.place])
+                return entry.lowest
+            entry.place = min(entry.place + _SKIP_ROWS, rows.size)
+        return None
+
+    def _next_cut(self, time: int) -> int | None:
+        """Return up to which timestamp to take the next chunk of timers out; None if none is due."""
+        cut = None
+        for entry in self._entries():
+            if entry.lowest > time or (earliest := self._earliest_of(entry)) is None or earliest > time:
+                continue
+            times, _ = self._ordered(entry)
+            last = min(int(times[min(entry.place + _CHUNK_TIMERS, times.size) - 1]), time)
+            cut = last if cut is None else min(cut, last)
+        return cut
+
+    def _pop(self, time: int) -> pa.RecordBatch:
+        found: list[tuple[Run, Ints, Ints]] = []
+        passed: list[tuple[_InTime, int]] = []
+        for entry in self._entries():
+            if entry.lowest > time:
+                continue
+            times, rows = self._ordered(entry)
+            end = int(np.searchsorted(times, time, side="right"))
+            due = rows[entry.place : end]
+            due = np.sort(due[self._live(entry.run, due)])
+            passed.append((entry, end))
+            if due.size:
+                found.append((entry.run, due, due))
+        schema = self.layout.schema
+        hashes = gather(found, 0, pa.int64()).to_numpy()
+        seconds = gather(found, 1, pa.int64()).to_numpy()
+        times = gather(found, self._column, pa.int64()).to_numpy()
+        by_key = pair_kernels.sort_by_pair(hashes, seconds)
+        sorted_times, by_time = kernels.sort_by_hash(times[by_key])
+        order = by_key[by_time]
+        fields = [schema.field(self._column), *(schema.field(number) for number in range(2, self._column))]
+        columns = [pa.array(sorted_times)]
+        columns += [take(gather(found, number, schema.field(number).type), order) for number in range(2, self._column)]
+        popped = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        for run, _, rows in found:
+            self._table.kill(run, rows)
+        for entry, end in passed:
+            entry.place = max(entry.place, end)
+            if end < entry.run.rows and entry.timestamps is not None:
+                entry.lowest = int(entry.timestamps[end])
+        return popped
+
+    # Firing
+
+    @atomic
+    def _take_out(self, cut: int) -> None:
+        batch = self._pop(cut)
+        self._cut = cut
+        if not batch.num_rows:
+            return
+        last = 1 + len(self.layout.key)
+        columns, spaces = batch.columns[1:last], batch.columns[last:]
+        of_keys = list(zip(*(identities_of(column) for column in columns), strict=True))
+        of_spaces = list(zip(*(identities_of(column) for column in spaces), strict=True)) or [()] * batch.num_rows
+        for row, (time, key, space) in enumerate(zip(batch.column(0).to_pylist(), of_keys, of_spaces, strict=True)):
+            one = tuple(column.slice(row, 1) for column in columns)
+            current = CurrentKey(key, one, _plain(one))
+            self._push(_Due((key, space, time), time, current, tuple(column.slice(row, 1) for column in spaces)))
+
+    def _push(self, due: _Due) -> None:
+        self._due[due.identity] = due
+        heapq.heappush(self._heap, (due.timestamp, next(self._turn), due.identity))
+
+    def _earliest_due(self) -> _Due | None:
+        while self._heap:
+            due = self._due.get(heapq.heappop(self._heap)[2])
+            # One that was deleted, or deleted and registered again, has left its old place in the heap.
+            if due is not None:
+                return due
+        return None
+
+    def _fire_one(self, due: _Due, on_timer: Callable[[Timer], object], other: TimerState) -> None:
+        del self._due[due.identity]
+        self._context.use(due.key)
+        namespace = _plain(due.namespace) if due.namespace else None
+        if due.namespace:
+            for state in (self, other):
+                state.take_namespace(namespace, list(due.namespace))
+        on_timer(Timer(due.timestamp, due.key.value, namespace))
+
+    def _put_back(self) -> None:
+        """Put what was taken out and has not fired back into the table; that needs no room on disk."""
+        if self._due:
+            self._write([(True, due.timestamp, due.key, due.namespace) for due in self._due.values()])
+            self._due.clear()
+        self._heap, self._cut = [], None
+
+    def take_namespace(self, value: Any, columns: list[pa.Array]) -> None:
+        """Set the current namespace, given in both forms."""
+        self._namespace = (value, columns)
+
+
+class TimerService:
+    """The timers of an operator, by event time and by processing time.
+
+    A timer is a timestamp of a key, and of a namespace where there are any. Registering one twice is one timer,
+    deleting one that is not registered does nothing. Timestamps are milliseconds since 1970; one that 64 bits
+    cannot hold becomes the lowest or highest they can. `clock` is `event_time` or `processing_time`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> timers = backend.timers()
+    >>> timers.register_batch(["ann", "bob", "ann"], [30, 10, 20])
+    >>> timers.pop_due(15).to_pylist()
+    [{'timestamp': 10, 'user': 'bob'}]
+    >>> timers.advance_watermark(100, lambda timer: print(timer.key, timer.timestamp))
+    ann 20
+    ann 30
+    2
+    """
+
+    def __init__(self, event: TimerState, processing: TimerState, context: KeyContext) -> None:
+        self._states = {"event_time": event, "processing_time": processing}
+        self._context = context
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(state)} by {clock.replace('_', ' ')}" for clock, state in self._states.items())
+        return f"<TimerService {counts}>"
+
+    def __len__(self) -> int:
+        """The number of timers of both clocks."""
+        return sum(len(state) for state in self._states.values())
+
+    def count(self, clock: str = "event_time") -> int:
+        """Return the number of timers of a clock."""
+        return len(self._of(clock))
+
+    def register_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None, clock: str = "event_time") -> None:
+        """Register one timer per row.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+        timestamps
+            As many integers or Arrow timestamps, without nulls.
+        namespace
+            For timers with namespaces: one per row as columns, or one plain value for all rows.
+        clock
+            `event_time` or `processing_time`.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
+            If a key, timestamp or namespace does not fit; no timer is registered then.
+        """
+        self._of(clock).register_batch(keys, timestamps, namespace=namespace)
+
+    def delete_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None, clock: str = "event_time") -> None:
+        """Delete one timer per row; arguments and errors as for `register_batch`."""
+        self._of(clock).delete_batch(keys, timestamps, namespace=namespace)
+
+    def pop_due(self, time: int, *, clock: str = "event_time") -> pa.RecordBatch:
+        """Remove and return all timers with a timestamp up to `time`; the watermark stays as it is.
+
+        Returns
+        -------
+        pa.RecordBatch
+            `timestamp` int64, milliseconds since 1970, ascending; the key columns; the namespace columns. No nulls.
+            Where a key column is named `timestamp`, the first column is `<state>_timestamp`.
+        """
+        return self._of(clock).pop_due(saturated(time))
+
+    def next_timestamp(self, clock: str = "event_time") -> int | None:
+        """Return the timestamp of the earliest timer, None if there is none."""
+        return self._of(clock).next_timestamp()
+
+    @property
+    def current_namespace(self) -> Any:
+        """The namespace that scalar verbs work in."""
+        return self._states["event_time"].current_namespace
+
+    @current_namespace.setter
+    def current_namespace(self, value: Any) -> None:
+        for state in self._states.values():
+            state.current_namespace = value
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Register a timer of the current key and namespace."""
+        self._states["event_time"].write_current(timestamp, registered=True)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Delete a timer of the current key and namespace, if it is registered."""
+        self._states["event_time"].write_current(timestamp, registered=False)
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Register a timer of the current key and namespace."""
+        self._states["processing_time"].write_current(timestamp, registered=True)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Delete a timer of the current key and namespace, if it is registered."""
+        self._states["processing_time"].write_current(timestamp, registered=False)
+
+    def advance_watermark(self, watermark: int, on_timer: Callable[[Timer], object]) -> int:
+        """Set the watermark, then fire all event-time timers with a timestamp up to it, in the order of time.
+
+        The current key, and the current namespace of these timers, are those of the timer. What `on_timer` registers
+        at or below the watermark fires in the same call, what it deletes does not. Otherwise a timer registered at or
+        below the watermark waits for the next call. If `on_timer` raises, its timer and those after it stay registered
+        for the next call with this watermark or a higher one, and what it did for this timer is undone.
+
+        Parameters
+        ----------
+        watermark
+            Milliseconds since 1970. One below the current watermark is passed over: nothing fires.
+        on_timer
+            Called with each `Timer`.
+
+        Returns
+        -------
+        int
+            How many timers fired.
+        """
+        time = saturated(watermark)
+        self._states["event_time"].check_not_firing()
+        if self._context.watermark is not None and time < self._context.watermark:
+            return 0
+        # What may fail for want of room does so before time has passed.
+        self._states["event_time"].flush()
+        self._context.watermark = time
+        return self._fire("event_time", time, on_timer)
+
+    def advance_processing_time(self, on_timer: Callable[[Timer], object], *, now_ms: int | None = None) -> int:
+        """Fire all processing-time timers with a timestamp up to now, as `advance_watermark` does.
+
+        Parameters
+        ----------
+        on_timer
+            Called with each `Timer`.
+        now_ms
+            Milliseconds since 1970; by default what the backend's clock says.
+
+        Returns
+        -------
+        int
+            How many timers fired.
+        """
+        now = self._context.now("processing_time") if now_ms is None else now_ms
+        assert now is not None
+        self._states["processing_time"].check_not_firing()
+        return self._fire("processing_time", saturated(now), on_timer)
+
+    def _fire(self, clock: str, time: int, on_timer: Callable[[Timer], object]) -> int:
+        state = self._of(clock)
+        (other,) = (item for item in self._states.values() if item is not state)
+        return state.fire(time, on_timer, other)
+
+    def _of(self, clock: str) -> TimerState:
+        if clock not in self._states:
+            raise InvalidInputError(f"the clock of a timer is event_time or processing_time, got {clock!r}")
+        return self._states[clock]
+
+
+def _plain(columns: tuple[pa.Array, ...]) -> Any:
+    values = tuple(plain_value(column[0], "a timer") for column in columns)
+    return values[0] if len(values) == 1 else values

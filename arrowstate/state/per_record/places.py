@@ -1,0 +1,277 @@
+"""The states of a process function: one record at a time on the outside, whole columns on the inside.
+
+For each batch the distinct keys are numbered. A view of a state holds plain Python values by these numbers, or where
+the state has namespaces by number and namespace: read from the table in one probe, changed in place by the function,
+and written back in one put. What is written is checked at once and kept as the type stores it, so that a read gives the
+same wherever the batch begins and ends. The table does not change before the whole batch has gone through. This module
+has what the views of all kinds share.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.plain import fitting, plain_values
+from arrowstate.state.base import KeyedState
+from arrowstate.state.current_key import identities_of
+from arrowstate.table.key_batch import KeyBatch
+
+__all__ = ["ElementState", "Place", "key_rows"]
+
+S = TypeVar("S", bound=KeyedState[Any])
+
+
+class Place(Protocol):
+    """Where in a batch the function is."""
+
+    @property
+    def row(self) -> int:
+        """The row of the batch."""
+
+    @property
+    def number(self) -> Any:
+        """The number of the row's key; in a state with namespaces a tuple of this number and the namespace."""
+
+
+class _Space:
+    """The place in a state with namespaces: that of the element, and the current namespace."""
+
+    def __init__(self, state: KeyedState[Any], place: Place) -> None:
+        self._state = state
+        self._place = place
+        self._fields = state.layout.namespace_fields
+        # Plain values of these types are equal where the namespaces are, and Arrow takes them as they are. Others go
+        # through Arrow, once for each namespace of a batch.
+        plain = [{pa.int64(): int, pa.string(): str}.get(field.type) for field in self._fields]
+        self._plain = None if None in plain else tuple(plain)
+        self._value: Any = None
+        self._identity: Hashable = None
+        self._known: dict[Hashable, Hashable] = {}
+        self._columns: dict[Hashable, list[pa.Array]] = {}
+        state.transactions.join(self)
+
+    def begin(self) -> Any:
+        return self._value, self._identity, self._columns.get(self._identity)
+
+    def keep(self) -> None:
+        """There is nothing to give up."""
+
+    def go_back(self, mark: Any) -> None:
+        self._value, self._identity, columns = mark
+        if columns is not None:
+            self._columns[self._identity] = columns
+
+    @property
+    def row(self) -> int:
+        return self._place.row
+
+    @property
+    def number(self) -> tuple[int, Hashable]:
+        if self._identity is None:
+            raise InvalidInputError(
+                f"no namespace of state {self._state.descriptor.name!r} is set; set its current_namespace before"
+            )
+        return self._place.number, self._identity
+
+    def at(self, namespace: Any) -> tuple[int, Hashable]:
+        """Return the place of the element's key in a namespace."""
+        return self._place.number, self.identity(namespace)
+
+    @property
+    def current(self) -> Any:
+        """The current namespace, as it was given."""
+        self.number  # noqa: B018 (refuses where there is none)
+        return self._value
+
+    @current.setter
+    def current(self, value: Any) -> None:
+        self._identity = self.identity(value)
+        self._value = value
+
+    def identity(self, namespace: Any) -> Hashable:
+        """Return a namespace as a tuple, equal for equal ones."""
+        given = namespace if len(self._fields) > 1 else (namespace,)
+        types = tuple(map(type, given)) if type(given) is tuple else ()
+        if types and types == self._plain and all(map(_is_plain, given)):
+            return given
+        try:
+            known = self._known.get((types, given))
+        except TypeError:
+            types, known = (), None
+        if known is None:
+            columns = self._state.namespace_columns(namespace, 1)
+            known = self.identities(columns)[0]
+            self._columns[known] = columns
+            if types:
+                # True and 1 are equal, and only one of them is a namespace.
+                self._known[types, given] = known
+        return known
+
+    @staticmethod
+    def identities(columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+        """Return namespaces in columns as `identity` returns one."""
+        return list(zip(*map(identities_of, columns), strict=True))
+
+    def columns(self, identities: Sequence[Any]) -> Any:
+        """Return namespaces that `identity` has returned in this batch as columns."""
+        columns = []
+        for number, field in enumerate(self._fields):
+            if self._plain is None:
+                columns.append(pa.concat_arrays([self._columns[each][number] for each in identities]))
+            else:
+                columns.append(pa.array([each[number] for each in identities], field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._state.descriptor.namespace)
+
+    def end(self) -> None:
+        """Forget all namespaces but the current one."""
+        self._known = {}
+        self._columns = {self._identity: self._columns[self._identity]} if self._identity in self._columns else {}
+
+
+class ElementState(Generic[S]):
+    """What the views of all kinds share."""
+
+    def __init__(self, state: S, place: Place) -> None:
+        self.state = state
+        self._space = None if state.descriptor.namespace is None else _Space(state, place)
+        self._place: Place = place if self._space is None else self._space
+        self._keys: KeyBatch | None = None
+        nested = pa.types.is_nested(state.descriptor.type)
+        self._copy: Callable[[Any], Any] = copy.deepcopy if nested else _same
+        self._fit = fitting(state.descriptor.type, state.descriptor.name)
+
+    @property
+    def current_namespace(self) -> Any:
+        """The namespace that the verbs work in, until another is set: a plain value, or a tuple of several.
+
+        Raises
+        ------
+        InvalidInputError
+            If it is read before it was set, or the state has no namespaces.
+        NullKeyError, KeyTypeError
+            If it is set to something that is no namespace of this state.
+        """
+        return self._spaces().current
+
+    @current_namespace.setter
+    def current_namespace(self, value: Any) -> None:
+        self._batch()
+        self._spaces().current = value
+
+    def begin(self, keys: KeyBatch) -> None:
+        """Start a batch with these distinct keys."""
+        self._keys = keys
+
+    def convert(self, timestamps: pa.Array | None) -> None:
+        """Make columns of what was written; `timestamps` are the event times of the rows of the batch."""
+
+    def apply(self) -> None:
+        """Write the columns into the state."""
+
+    def end(self) -> None:
+        """Forget the batch."""
+        self._keys = None
+        if self._space is not None:
+            self._space.end()
+
+    def _batch(self) -> KeyBatch:
+        if self._keys is None:
+            raise self._outside()
+        return self._keys
+
+    def _outside(self) -> InvalidInputError:
+        return InvalidInputError(
+            f"state {self.state.descriptor.name!r} belongs to the key of an element: use it in process_element"
+        )
+
+    def _spaces(self) -> _Space:
+        if self._space is None:
+            raise InvalidInputError(f"state {self.state.descriptor.name!r} has no namespaces")
+        return self._space
+
+    def _stored(self) -> tuple[KeyBatch, Sequence[Any]]:
+        """Return all that the table may have rows of for the keys of the batch, and the place that each of them is."""
+        keys = self._batch()
+        if self._space is None:
+            return keys, range(len(keys))
+        stored, numbers = self.state.namespaces_of(keys)
+        spaces = self._space.identities(stored.columns[len(keys.columns) :])
+        return stored, list(zip(numbers.tolist(), spaces, strict=True))
+
+    def _read_all(self, read: Callable[..., pa.Array]) -> Any:
+        """Read what all keys of the batch have by a batch verb; return it as plain values by place."""
+        stored, places = self._stored()
+        key, count = self.state.layout.key, len(self.state.layout.key)
+        columns = stored.columns[:count]
+        keys = columns[0] if count == 1 else pa.RecordBatch.from_arrays(list(columns), schema=key)
+        schema = self.state.descriptor.namespace
+        if schema is None:
+            return self._plain(read(keys))
+        spaces = pa.RecordBatch.from_arrays(list(stored.columns[count:]), schema=schema)
+        return self._by_place(places, self._plain(read(keys, namespace=spaces)))
+
+    def _plain(self, values: pa.Array) -> list[Any]:
+        return plain_values(values, f"state {self.state.descriptor.name!r}")
+
+    def _by_place(self, places: Sequence[Any], values: list[Any]) -> Any:
+        """Return values so that each is found by its place: a list where places are numbers."""
+        return values if self._space is None else _Sparse(zip(places, values, strict=True))
+
+    def _where(self, places: Sequence[Any]) -> tuple[Any, Any]:
+        """Return places as the keys and the namespaces that a batch verb takes."""
+        schema = self.state.layout.key
+        if self._space is None:
+            return key_rows(self._batch(), places, schema), None
+        spaces = self._space.columns([each for _, each in places])
+        return key_rows(self._batch(), [number for number, _ in places], schema), spaces
+
+    def _is_timed(self) -> bool:
+        """Whether rows expire by the event time of the elements that wrote them."""
+        ttl = self.state.descriptor.ttl
+        return ttl is not None and ttl.clock == "event_time"
+
+    def _times(self, rows: Sequence[int], timestamps: pa.Array | None) -> pa.Array | None:
+        """Return the event times that rows carry, for a state that expires by them; without any one must be known."""
+        if not rows or not self._is_timed():
+            return None
+        if timestamps is None:
+            # Refused here, and not when other states have been written already.
+            self.state.check_time_known()
+            return None
+        return timestamps.take(pa.array(rows, pa.int64()))
+
+    def _sources(self, target: Any, sources: Iterable[Any]) -> tuple[Any, list[Any]]:
+        """Return the places of a target namespace of the element's key, and of those to be merged into it."""
+        self._batch()
+        space = self._spaces()
+        number, into = space.at(target)
+        places = [space.at(source) for source in sources]
+        return (number, into), [place for place in places if place != (number, into)]
+
+
+class _Sparse(dict[Any, Any]):
+    """Values by place, None where there is none."""
+
+    def __missing__(self, place: Any) -> None:
+        return None
+
+
+def key_rows(keys: KeyBatch, numbers: Sequence[int], schema: pa.Schema) -> Any:
+    """Return the keys with these numbers as a batch verb takes them."""
+    rows = pa.array(numbers, pa.int64())
+    columns = [column.take(rows) for column in keys.columns]
+    return columns[0] if len(columns) == 1 else pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an int or str is a namespace as it stands: within 64 bits, and text for certain."""
+    return value.isascii() if type(value) is str else -(1 << 63) <= value < 1 << 63

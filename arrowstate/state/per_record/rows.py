@@ -1,0 +1,449 @@
+"""The states with one row per key as a process function sees them: value, reducing and aggregating state."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from arrowstate.errors import ValueOverflowError, ValueTypeError
+from arrowstate.schema.descriptors import ReducingStateDescriptor
+from arrowstate.schema.plain import fitting, integer_bounds, rounding
+from arrowstate.state.folds.reducers import PLAIN_FOLDS, fits_in
+from arrowstate.state.kinds.aggregating import AggregatingState
+from arrowstate.state.kinds.one_row import ReducingState, ValueState
+from arrowstate.state.per_record.places import ElementState, Place
+from arrowstate.table.key_batch import KeyBatch
+
+__all__ = ["ElementAggregating", "ElementReducing", "ElementValue"]
+
+OneRow = TypeVar("OneRow", bound=ValueState | ReducingState | AggregatingState)
+Folding = TypeVar("Folding", bound=ReducingState | AggregatingState)
+
+
+class _ElementRow(ElementState[OneRow]):
+    """A state with one row per key: values by place, and the rows that wrote them."""
+
+    def __init__(self, state: OneRow, place: Place) -> None:
+        super().__init__(state, place)
+        self._values: Any = []
+        self._rows: Any = []
+        self._write: Callable[[], None] | None = None
+
+    def begin(self, keys: KeyBatch) -> None:
+        super().begin(keys)
+        stored, places = self._stored()
+        self._values = self._by_place(places, self._read(stored))
+        self._rows = [-1] * len(keys) if self._space is None else {}
+        self._write = None
+
+    def clear(self) -> None:
+        """Remove the value of the element's key."""
+        self._set(None)
+
+    def convert(self, timestamps: pa.Array | None) -> None:
+        keys, places, rows = self._written()
+        if places:
+            given = pa.array([self._values[place] for place in places], self.state.descriptor.type)
+            self._write = self.state.stage(keys, given, self._times(rows, timestamps))
+
+    def apply(self) -> None:
+        if self._write is not None:
+            self._write()
+
+    def end(self) -> None:
+        super().end()
+        self._values, self._rows, self._write = [], [], None
+
+    def _read(self, stored: KeyBatch) -> list[Any]:
+        return self._plain(self.state.read_keys(stored))
+
+    def _written(self) -> tuple[KeyBatch, Sequence[Any], Sequence[int]]:
+        """Return the keys written to, the place of each, and the row that wrote to it last."""
+        keys = self._batch()
+        if self._space is None:
+            written = np.flatnonzero(np.array(self._rows, dtype=np.int64) >= 0)
+            if written.size == len(keys):
+                return keys, range(len(keys)), self._rows
+            numbers = written.tolist()
+            return keys.only(written), numbers, [self._rows[number] for number in numbers]
+        places, rows = list(self._rows), list(self._rows.values())
+        if not places:
+            return keys, [], []
+        batch = self.state.key_batch(*self._where(places))
+        order = batch.order.tolist()
+        return batch, [places[n] for n in order], [rows[n] for n in order]
+
+    def _get(self) -> Any:
+        try:
+            return self._values[self._place.number]
+        except (IndexError, TypeError):
+            raise self._outside() from None
+
+    def _set(self, value: Any) -> None:
+        place = self._place
+        number = place.number
+        try:
+            self._values[number] = value
+        except (IndexError, TypeError):
+            raise self._outside() from None
+        self._rows[number] = place.row
+
+
+class ElementValue(_ElementRow[ValueState]):
+    """One value per key, as a process function sees it."""
+
+    def __init__(self, state: ValueState, place: Place) -> None:
+        super().__init__(state, place)
+        default = state.descriptor.default
+        self._is_nested = pa.types.is_nested(state.descriptor.type)
+        self._default = None if default is None else self._fit(default)
+        self._lowest, self._highest = integer_bounds(state.descriptor.type)
+
+    def value(self) -> Any:
+        """Return the value of the element's key, or the default."""
+        try:
+            value = self._values[self._place.number]
+        except (IndexError, TypeError):
+            raise self._outside() from None
+        if value is None:
+            value = self._default
+        return self._copy(value) if self._is_nested else value
+
+    def update(self, value: Any) -> None:
+        """Set the value of the element's key; None clears it."""
+        # Integers without a call: counters are most of what is written.
+        if type(value) is int and self._lowest <= value <= self._highest:
+            pass
+        elif value is not None:
+            value = self._fit(value)
+        place = self._place
+        number = place.number
+        try:
+            self._values[number] = value
+        except (IndexError, TypeError):
+            raise self._outside() from None
+        self._rows[number] = place.row
+
+
+class _ElementFold(_ElementRow[Folding], ABC):
+    """A state into which values are folded: what was added in the batch, and from where on it counts."""
+
+    def __init__(self, state: Folding, place: Place) -> None:
+        super().__init__(state, place)
+        # Place, row and value; of a reducing state they only tell times.
+        self._added: list[tuple[Any, int, Any]] = []
+        self._starts: dict[Any, int] = {}
+
+    def begin(self, keys: KeyBatch) -> None:
+        super().begin(keys)
+        self._added, self._starts = [], {}
+
+    def clear(self) -> None:
+        """Remove what the element's key has."""
+        self._set(None)
+        self._starts[self._place.number] = len(self._added)
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Fold what the element's key has in some namespaces, in their order, into what it has in `target`.
+
+        The sources are gone afterwards; one without anything is passed over, and so is one equal to the target. With
+        a time to live the result counts as written by the element.
+        """
+        into, places = self._sources(target, sources)
+        for place in places:
+            value = self._take(place)
+            if value is not None:
+                self._rows[place] = self._rows[into] = self._place.row
+                self._starts[place] = len(self._added)
+                self._put(into, value)
+
+    def end(self) -> None:
+        super().end()
+        self._added, self._starts = [], {}
+
+    @abstractmethod
+    def _take(self, place: Any) -> Any:
+        """Remove what is in a place, and return it; None if there is nothing."""
+
+    @abstractmethod
+    def _put(self, place: Any, value: Any) -> None:
+        """Merge something into what is in a place."""
+
+    def _stage(
+        self, keys: KeyBatch, places: Sequence[Any], values: pa.Array, rows: Sequence[int], timestamps: pa.Array | None
+    ) -> None:
+        """Make ready to write; with a time to live what was folded is as old as the youngest that went into it."""
+        times = self._times(rows, timestamps)
+        if times is not None and timestamps is not None:
+            at, latest = timestamps.to_pylist(), dict(zip(places, times.to_pylist(), strict=True))
+            for number, (place, row, _) in enumerate(self._added):
+                if number >= self._starts.get(place, 0):
+                    latest[place] = max(latest[place], at[row])
+            times = pa.array([latest[place] for place in places], pa.int64())
+        anew = np.array([number for number, place in enumerate(places) if place in self._starts], dtype=np.int64)
+        self._write = self.state.stage(keys, values, times, anew=anew)
+
+
+class ElementReducing(_ElementFold[ReducingState]):
+    """One value per key into which values are folded, as a process function sees it."""
+
+    def __init__(self, state: ReducingState, place: Place) -> None:
+        super().__init__(state, place)
+        self._given = _given_of(state.descriptor)
+        self._fold = _fold_of(state.descriptor)
+        self._merge = _fold_of(state.descriptor, merging=True)
+        self._timed = self._is_timed()
+
+    def add(self, value: Any) -> None:
+        """Fold one value into that of the element's key; None clears it."""
+        if value is None:
+            self.clear()
+            return
+        value = self._given(value)
+        place = self._place
+        number = place.number
+        try:
+            old = self._values[number]
+        except (IndexError, TypeError):
+            raise self._outside() from None
+        folded = self._fold(old, value)
+        if folded is None:
+            self.clear()
+            return
+        self._values[number] = folded
+        self._rows[number] = place.row
+        if self._timed:
+            self._added.append((number, place.row, None))
+
+    def get(self) -> Any:
+        """Return the value of the element's key, None if it has none."""
+        return self._copy(self._get())
+
+    def convert(self, timestamps: pa.Array | None) -> None:
+        keys, places, rows = self._written()
+        if places:
+            given = pa.array([self._values[place] for place in places], self.state.descriptor.type)
+            self._stage(keys, places, given, rows, timestamps)
+
+    def _take(self, place: Any) -> Any:
+        value = self._values[place]
+        if value is not None:
+            self._values[place] = None
+        return value
+
+    def _put(self, place: Any, value: Any) -> None:
+        self._values[place] = merged = self._merge(self._values[place], value)
+        if merged is None:
+            self._starts[place] = len(self._added)
+
+
+class ElementAggregating(_ElementFold[AggregatingState]):
+    """An accumulator per key, as a process function sees it.
+
+    Values are added to the accumulators of all keys at once, at the end of the batch; before that only to the one
+    that `get` is asked for after an `add`.
+    """
+
+    def __init__(self, state: AggregatingState, place: Place) -> None:
+        super().__init__(state, place)
+        self._copy_result = copy.deepcopy if pa.types.is_nested(state.descriptor.result_type) else _same
+        self._accumulators = pa.array([], state.layout.value_type)
+        self._results: list[Any] | None = None
+        # Of each place the numbers among those added that are in no accumulator yet.
+        self._pending: dict[Any, list[int]] = {}
+
+    def begin(self, keys: KeyBatch) -> None:
+        super().begin(keys)
+        self._results, self._pending = None, {}
+
+    def add(self, value: Any) -> None:
+        """Add one value to the accumulator of the element's key; None clears it."""
+        if value is None:
+            self.clear()
+            return
+        value = self._fit(value)
+        self._set(self._get())
+        place = self._place.number
+        self._pending.setdefault(place, []).append(len(self._added))
+        self._added.append((place, self._place.row, value))
+
+    def get(self) -> Any:
+        """Return the result of the element's key, None if it has no values.
+
+        After an `add` to the key in the same batch the aggregate is called for one key alone. Other results are
+        computed for all keys of the batch by the first call.
+        """
+        held = self._get()
+        if self._place.number in self._pending:
+            held = self._fold(self._place.number)
+        if held is None:
+            return None
+        if isinstance(held, pa.Array):
+            return self._plain(self.state.results(held))[0]
+        if self._results is None:
+            self._results = self._plain(self.state.results(self._accumulators))
+        return self._copy_result(self._results[held])
+
+    def clear(self) -> None:
+        super().clear()
+        self._pending.pop(self._place.number, None)
+
+    clear.__doc__ = _ElementFold.clear.__doc__
+
+    def convert(self, timestamps: pa.Array | None) -> None:
+        keys, places, rows = self._written()
+        if not places:
+            return
+        given = pa.array([value for _, _, value in self._added], self.state.descriptor.type)
+        parts, numbers = [self._accumulators], []
+        for place in places:
+            held = self._values[place]
+            if isinstance(held, pa.Array):
+                numbers.append(len(self._accumulators) + len(parts) - 1)
+                parts.append(held)
+            else:
+                numbers.append(held)
+        old = pa.concat_arrays(parts).take(pa.array(numbers, pa.int64()))
+        added = [self._pending.get(place, ()) for place in places]
+        chosen = pa.array([number for some in added for number in some], pa.int64())
+        accumulators = self.state.added(old, given.take(chosen), np.array(list(map(len, added)), dtype=np.int64))
+        self._stage(keys, places, accumulators, rows, timestamps)
+
+    def end(self) -> None:
+        super().end()
+        self._accumulators, self._results, self._pending = self._accumulators[:0], None, {}
+
+    def _read(self, stored: KeyBatch) -> list[Any]:
+        # A value is the number of a stored accumulator, or one that has been folded in this batch.
+        self._accumulators = self.state.read_keys(stored)
+        return list(range(len(stored)))
+
+    def _one(self, place: Any) -> pa.StructArray:
+        """Return the accumulator in a place, null if there is none, without what is pending."""
+        held = self._values[place]
+        if isinstance(held, pa.Array):
+            return held
+        return self._accumulators.take(pa.array([held], pa.int64()))
+
+    def _fold(self, place: Any) -> pa.StructArray:
+        """Add what is pending to the accumulator in a place."""
+        chosen = [self._added[number] for number in self._pending[place]]
+        given = pa.array([value for _, _, value in chosen], self.state.descriptor.type)
+        held = self.state.added(self._one(place), given, np.array([len(chosen)], dtype=np.int64))
+        self._values[place] = held
+        del self._pending[place]
+        return held
+
+    def _take(self, place: Any) -> Any:
+        held = self._fold(place) if place in self._pending else self._one(place)
+        if held.null_count:
+            return None
+        self._values[place] = None
+        return held
+
+    def _put(self, place: Any, value: Any) -> None:
+        if place in self._pending:
+            self._fold(place)
+        self._values[place] = self.state.merged(self._one(place), np.zeros(1, dtype=np.int64), value)
+
+
+def _given_of(descriptor: ReducingStateDescriptor) -> Callable[[Any], Any]:
+    """Return what gives a value to be added as the type has it; what is counted may be anything."""
+    reduce, name = descriptor.reduce, descriptor.name
+    if not isinstance(reduce, Mapping):
+        return _same if reduce == "count" else fitting(descriptor.type, name)
+    fields = {
+        field.name: _same if reduce[field.name] == "count" else fitting(field.type, name) for field in descriptor.type
+    }
+
+    def given(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not set(value) <= set(fields):
+            raise ValueTypeError(name, f"a mapping of {', '.join(fields)}", repr(value))
+        return {field: fields[field](item) for field, item in value.items() if item is not None}
+
+    return given
+
+
+def _fold_of(descriptor: ReducingStateDescriptor, *, merging: bool = False) -> Callable[[Any, Any], Any]:
+    """Return what folds a value as the type has it, or where `merging` a result, into an old one or None."""
+    reduce = descriptor.reduce
+    if isinstance(reduce, str):
+        return _fold_of_column(reduce, descriptor.type, descriptor.name, merging)
+    if not isinstance(reduce, Mapping):
+        return _fold_of_callable(reduce, descriptor.type, descriptor.name)
+    folds = {
+        field.name: _fold_of_column(reduce[field.name], field.type, f"{descriptor.name}.{field.name}", merging)
+        for field in descriptor.type
+    }
+    empty = {name: 0 if reduce[name] == "count" else None for name in folds}
+
+    def fold(old: Any, new: Any) -> Any:
+        out = dict(empty if old is None else old)
+        for name, value in new.items():
+            if value is not None:
+                out[name] = folds[name](out[name], value)
+        return out
+
+    return fold
+
+
+def _fold_of_callable(reduce: Callable[[Any, Any], Any], kind: pa.DataType, name: str) -> Callable[[Any, Any], Any]:
+    fit = fitting(kind, name)
+    kept = copy.deepcopy if pa.types.is_nested(kind) else _same
+
+    def fold(old: Any, new: Any) -> Any:
+        if old is None:
+            return new
+        # A callable that changes what it was given, and raises, must not have changed the state.
+        folded = reduce(kept(old), new)
+        return None if folded is None else fit(folded)
+
+    return fold
+
+
+def _fold_of_column(reduce: str, kind: pa.DataType, where: str, merging: bool) -> Callable[[Any, Any], Any]:
+    if reduce == "count" and not merging:
+        return lambda old, _: 1 if old is None else old + 1
+    fold = PLAIN_FOLDS["sum" if reduce == "count" else reduce]
+    if reduce not in ("count", "sum", "product") or kind == pa.float64():
+        return lambda old, new: new if old is None else fold(old, new)
+    exact = _stored_of(reduce, kind, where)
+    return lambda old, new: new if old is None else exact(fold, old, new)
+
+
+def _stored_of(reduce: str, kind: pa.DataType, where: str) -> Callable[..., Any]:
+    """Return what folds two values by a sum or product, and gives the result as the type has it."""
+    rounded = rounding(kind)
+    if rounded is not None:
+        return lambda fold, old, new: rounded(fold(old, new))
+    if pa.types.is_duration(kind):
+        # Python's and pandas' durations end elsewhere than those of the type.
+        fit = fitting(kind, where)
+
+        def duration(fold: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
+            try:
+                return fit(fold(old, new))
+            except (OverflowError, ValueError) as error:
+                raise ValueOverflowError(where, reduce, str(kind)) from error
+
+        return duration
+    is_one = fits_in(kind)
+    # A product of decimals comes without the zeros at its end.
+    fit = fitting(kind, where) if pa.types.is_decimal(kind) else _same
+
+    def checked(fold: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
+        total = fold(old, new)
+        if not is_one(total):
+            raise ValueOverflowError(where, reduce, str(kind))
+        return fit(total)
+
+    return checked
+
+
+def _same(value: Any) -> Any:
+    return value
