@@ -18,9 +18,9 @@ HISTORIES = [
     "tests/conformance/test_state_machine.py",
     "tests/windows/test_window_model.py",
     "tests/state/test_reducers.py",
-    "tests/coordinator/test_compaction_of_kinds.py",
+    "tests/maintenance/test_compaction_of_kinds.py",
 ]
-CALLS = ["tests/coordinator/test_every_call.py"]
+CALLS = ["tests/checkpoints/test_every_call.py"]
 SPARK = [
     "tests/spark",
     "tests/docs/test_spark_pages.py",
@@ -82,8 +82,8 @@ PARTS = (
         "kills",
         "200 rounds of SIGKILL of a writer on a disk, and 200 on a simulator of S3",
         (
-            script("tests/coordinator/kill_rounds.py", "{folder}/store", "--rounds", "200"),
-            script("tests/coordinator/kill_rounds.py", "moto", "--rounds", "200"),
+            script("tests/checkpoints/kill_rounds.py", "{folder}/store", "--rounds", "200"),
+            script("tests/checkpoints/kill_rounds.py", "moto", "--rounds", "200"),
         ),
     ),
     Part(

@@ -13,9 +13,9 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from arrowstate.maintenance import collection
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.entries import CommitLog, CommittedEntry
+from arrowstate.maintenance import collection
 from arrowstate.testing.faults import Call, Crashed, Fault
 from arrowstate.testing.simulate import main, simulate_many
 from arrowstate.testing.simulation import CONTROLS, simulate

@@ -1,7 +1,7 @@
 """Kill a process that writes checkpoints by SIGKILL, at a random moment, round after round, and look at its store.
 
-    tools/python tests/coordinator/kill_rounds.py LOCAL_FOLDER --rounds 200 [--seed N]
-    tools/python tests/coordinator/kill_rounds.py moto --rounds 200
+    tools/python tests/checkpoints/kill_rounds.py LOCAL_FOLDER --rounds 200 [--seed N]
+    tools/python tests/checkpoints/kill_rounds.py moto --rounds 200
 
 The writer restores the newest checkpoint, at another parallelism, and goes on: state of every kind, checkpoints in
 every format, tags, savepoints, leases, collections. It says what it was told is safe, with a checksum of the content.
