@@ -76,7 +76,7 @@ PARTS = (
     Part(
         "simulation",
         "20,000 seeds of processes around a store, interleaved call by call",
-        ([sys.executable, "-m", "arrowstate.testing.simulate", "--seeds", "20000"],),
+        (script("tests/support/simulate.py", "--seeds", "20000"),),
     ),
     Part(
         "kills",

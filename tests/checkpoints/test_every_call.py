@@ -25,8 +25,8 @@ from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.storage import clear_memory_storage, open_storage
 from arrowstate.testing import Crashed, Fault, FaultyStorage
-from arrowstate.testing.simulation.content import OPERATOR, change, content_of, new_backends, restored_backends
 from long_form import every_nth
+from simulation.content import OPERATOR, change, content_of, new_backends, restored_backends
 
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL_BEFORE, Fault.FAIL_AFTER]
 GRACE_MS = 1000

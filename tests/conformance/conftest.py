@@ -9,9 +9,9 @@ import pytest
 
 from long_form import LONG, TURN
 
-pytest.register_assert_rewrite("arrowstate.testing")
+pytest.register_assert_rewrite("arrowstate.testing", "suites")
 
-from arrowstate.testing import DEPLOYMENTS  # noqa: E402
+from suites import DEPLOYMENTS  # noqa: E402
 
 FOLDER = Path(__file__).parent
 SHARED = ("deployment", "values")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arrowstate.testing import (
+from suites import (
     AggregatingStateSuite,
     EveryKindSuite,
     ExpiredRowsSuite,

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from arrowstate.testing import (
-    LANCE,
-    ExpiredRowsSuite,
-    KeyGroupSuite,
-    ListStateSuite,
-    MapStateSuite,
-    TimerSuite,
-    ValueStateSuite,
-)
+from suites import LANCE, ExpiredRowsSuite, KeyGroupSuite, ListStateSuite, MapStateSuite, TimerSuite, ValueStateSuite
 
 
 @pytest.fixture

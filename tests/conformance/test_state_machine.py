@@ -30,9 +30,9 @@ from arrowstate.snapshot.reading import forget_open_files, store_key
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store import StateStore
 from arrowstate.table.merging import MergePolicy
-from arrowstate.testing import Clock
-from arrowstate.testing.models import Folding, StateModel, TimerModel
 from long_form import short_or_long
+from suites import Clock
+from suites.models import Folding, StateModel, TimerModel
 
 # A null in a list leaves the hash alone, so most keys, spaces and user keys share theirs with others.
 COLLIDING = pa.list_(pa.int64())

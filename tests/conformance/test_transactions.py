@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arrowstate.table.merging import MergePolicy
-from arrowstate.testing import Deployment, TransactionSuite
+from suites import Deployment, TransactionSuite
 
 TINY_RUNS = MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1)
 

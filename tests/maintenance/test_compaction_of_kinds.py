@@ -22,8 +22,8 @@ from arrowstate import (
 from arrowstate.backend.keyed import restore_backend
 from arrowstate.checkpoints.compaction import plan_compaction
 from arrowstate.table.merging import MergePolicy
-from arrowstate.testing import Clock
 from long_form import short_or_long
+from suites import Clock
 
 # A null in a list leaves the hash alone, so keys of as many nulls more share theirs.
 KEY = pa.schema([("k", pa.list_(pa.int64()))])

@@ -30,9 +30,9 @@ from arrowstate import (
 )
 from arrowstate.table.merging import MergePolicy, SpillSink
 from arrowstate.table.table import Table
-from arrowstate.testing.adversary import Adversary
-from arrowstate.testing.scenes import Spread
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction, WindowOperator
+from suites.adversary import Adversary
+from suites.scenes import Spread
 
 USER = pa.schema([("user", pa.string())])
 CITY = ValueStateDescriptor("city", pa.string())

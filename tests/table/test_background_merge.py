@@ -8,7 +8,7 @@ import pytest
 
 from arrowstate import KeyedStateBackend, ListStateDescriptor, ReducingStateDescriptor, StorageFullError, TimeToLive
 from arrowstate.table.merging import MergePolicy, SpillSink
-from arrowstate.testing import Clock
+from suites import Clock
 
 KEY = pa.schema([("k", pa.int64())])
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")

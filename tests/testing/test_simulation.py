@@ -1,6 +1,6 @@
 """Processes around a store, interleaved call by call with faults: what was acknowledged is never lost.
 
-The long form: `tools/python -m arrowstate.testing.simulate --seeds 20000`.
+The long form: `tools/python tests/support/simulate.py --seeds 20000`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.log.entries import CommitLog, CommittedEntry
 from arrowstate.maintenance import collection
 from arrowstate.testing.faults import Call, Crashed, Fault
-from arrowstate.testing.simulate import main, simulate_many
-from arrowstate.testing.simulation import CONTROLS, simulate
-from arrowstate.testing.simulation.actors import SCRIPTS
-from arrowstate.testing.simulation.run import Profile
-from arrowstate.testing.simulation.scheduler import Scheduler
 from arrowstate_formats.documents import encode
 from arrowstate_formats.run_files import checksum
 from long_form import LONG, TURN, short_or_long
+from simulate import main, simulate_many
+from simulation import CONTROLS, simulate
+from simulation.actors import SCRIPTS
+from simulation.run import Profile
+from simulation.scheduler import Scheduler
 
 SEEDS = short_or_long(64, 500)
 FIRST = 0 if LONG else TURN * SEEDS % 20_000
@@ -105,7 +105,7 @@ def test_a_guarantee_that_does_not_exist_cannot_be_left_out():
 
 
 def test_a_seed_is_the_same_run_in_every_process():
-    script = "from arrowstate.testing.simulation import simulate; print([simulate(s).digest for s in (5, 17, 19)])"
+    script = "from simulation import simulate; print([simulate(s).digest for s in (5, 17, 19)])"
 
     answers = {
         subprocess.run(

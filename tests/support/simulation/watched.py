@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from arrowstate.storage.base import Outcome, Storage
-from arrowstate.testing.simulation.oracle import Oracle
+from simulation.oracle import Oracle
 
 __all__ = ["WatchedStorage"]
 

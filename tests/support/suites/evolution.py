@@ -26,9 +26,9 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
-from arrowstate.testing.changes import CHANGES, DAY, POINT, REFUSED
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import TTL, KeyedStateSuite, Time
+from suites.changes import CHANGES, DAY, POINT, REFUSED
+from suites.deployments import Job
+from suites.suite import TTL, KeyedStateSuite, Time
 
 __all__ = ["SchemaEvolutionSuite"]
 

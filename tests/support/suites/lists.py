@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError, NullKeyError, ValueTypeError
 from arrowstate.schema.descriptors import ListStateDescriptor
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import KeyedStateSuite
 from arrowstate_formats.key_groups import KeyGroupRange
+from suites.deployments import Job
+from suites.suite import KeyedStateSuite
 
 __all__ = ["ListStateSuite"]
 

@@ -18,8 +18,8 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.state.kinds.timers import Timer
-from arrowstate.testing.adversary import Act, Adversary, Scene
-from arrowstate.testing.deployments import Job
+from suites.adversary import Act, Adversary, Scene
+from suites.deployments import Job
 
 __all__ = ["HIGHEST", "SPACE", "TIMERS", "VERBS", "Spread", "descriptors", "scribble", "write"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
-from arrowstate.testing.deployments import COLLIDING_KEYS, PLAIN_KEYS, Deployment, Job, Keys
+from suites.deployments import COLLIDING_KEYS, PLAIN_KEYS, Deployment, Job, Keys
 
 __all__ = ["TTL", "KeyedStateSuite", "Time", "TimedSuite"]
 

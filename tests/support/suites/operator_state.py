@@ -22,8 +22,8 @@ from arrowstate.schema.operator_state import (
     OperatorListStateDescriptor,
     OperatorStateDescriptor,
 )
-from arrowstate.testing.deployments import PLAIN_KEYS, Job, Keys
-from arrowstate.testing.suite import KeyedStateSuite
+from suites.deployments import PLAIN_KEYS, Job, Keys
+from suites.suite import KeyedStateSuite
 
 __all__ = ["OperatorStateSuite"]
 

@@ -7,8 +7,8 @@ import pytest
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
 from arrowstate.schema.descriptors import MapStateDescriptor
-from arrowstate.testing.deployments import Deployment, Job, Keys
-from arrowstate.testing.suite import KeyedStateSuite
+from suites.deployments import Deployment, Job, Keys
+from suites.suite import KeyedStateSuite
 
 __all__ = ["MapStateSuite"]
 

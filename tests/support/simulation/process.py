@@ -17,8 +17,8 @@ from arrowstate.errors import (
 from arrowstate.log.entries import open_store_document
 from arrowstate.storage.base import Storage
 from arrowstate.store import StateStore
-from arrowstate.testing.simulation.oracle import Oracle
-from arrowstate.testing.simulation.scheduler import Actor
+from simulation.oracle import Oracle
+from simulation.scheduler import Actor
 
 __all__ = ["Process", "Script"]
 

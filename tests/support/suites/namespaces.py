@@ -15,8 +15,8 @@ from arrowstate.schema.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from arrowstate.testing.deployments import Job, Keys
-from arrowstate.testing.suite import KeyedStateSuite
+from suites.deployments import Job, Keys
+from suites.suite import KeyedStateSuite
 
 __all__ = ["NamespaceSuite"]
 

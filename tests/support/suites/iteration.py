@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import KeyedStateSuite
 from arrowstate_formats.key_groups import key_groups
+from suites.deployments import Job
+from suites.suite import KeyedStateSuite
 
 __all__ = ["IterationSuite"]
 

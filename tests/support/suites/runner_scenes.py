@@ -12,9 +12,6 @@ import pyarrow.compute as pc
 from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchProcess
 from arrowstate.processing.process_function import Collector, KeyedProcess, KeyedProcessFunction, ProcessContext
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
-from arrowstate.testing.adversary import Act, Adversary, Scene
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.scenes import HIGHEST, SPACE, Spread, descriptors, scribble, write
 from arrowstate.windows import (
     CountWindows,
     EventTimeSessionWindows,
@@ -25,6 +22,9 @@ from arrowstate.windows import (
     WindowFunction,
     WindowOperator,
 )
+from suites.adversary import Act, Adversary, Scene
+from suites.deployments import Job
+from suites.scenes import HIGHEST, SPACE, Spread, descriptors, scribble, write
 
 __all__ = ["RUNNERS", "WINDOWS"]
 

@@ -20,12 +20,12 @@ from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.memory import MemoryStorage, clear_memory_storage
 from arrowstate.testing.faults import VERBS, Call, Fault, FaultyStorage, SeededFaults
-from arrowstate.testing.simulation.actors import SCRIPTS
-from arrowstate.testing.simulation.oracle import Oracle
-from arrowstate.testing.simulation.process import Process
-from arrowstate.testing.simulation.scheduler import Actor, Scheduler
-from arrowstate.testing.simulation.watched import WatchedStorage
 from arrowstate_formats.run_files import checksum
+from simulation.actors import SCRIPTS
+from simulation.oracle import Oracle
+from simulation.process import Process
+from simulation.scheduler import Actor, Scheduler
+from simulation.watched import WatchedStorage
 
 __all__ = ["CONTROLS", "Profile", "Result", "simulate"]
 
@@ -147,7 +147,7 @@ def _doing_without(guarantee: str | None) -> Iterator[None]:
 class _Run:
     def __init__(self, seed: int, without: str | None) -> None:
         self.without = without
-        draw = random.Random(f"{seed}/profile")  # noqa: S311 - meant to be repeatable
+        draw = random.Random(f"{seed}/profile")
         self.profile = Profile.draw(draw)
         self.scheduler = Scheduler(seed)
         self.url = f"memory://simulation-{seed}"

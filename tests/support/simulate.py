@@ -1,8 +1,8 @@
 """The simulation from the command line: many seeds, or one seed with its trace.
 
 ```text
-python -m arrowstate.testing.simulate --seeds 20000        # a summary; status 1 and the trace if a seed fails
-python -m arrowstate.testing.simulate --seed 4711          # repeats one seed call by call
+tools/python tests/support/simulate.py --seeds 20000        # a summary; status 1 and the trace if a seed fails
+tools/python tests/support/simulate.py --seed 4711          # repeats one seed call by call
 ```
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from arrowstate.testing.simulation.run import CONTROLS, Result, simulate
+from simulation.run import CONTROLS, Result, simulate
 
 __all__ = ["main", "simulate_many"]
 
@@ -67,7 +67,7 @@ def _chunk(seeds: Sequence[int], without: str | None) -> list[Result]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0 if every seed held, 1 if one did not."""
     parser = argparse.ArgumentParser(
-        prog="python -m arrowstate.testing.simulate",
+        prog="tests/support/simulate.py",
         description="Run processes around a store with faults, in an order that a seed decides; check what must hold.",
     )
     which = parser.add_mutually_exclusive_group()

@@ -51,7 +51,7 @@ class Actor:
 
     def __init__(self, scheduler: Scheduler, name: str, script: Callable[[Actor], None], *, skew_ms: int) -> None:
         self.name = name
-        self.random = random.Random(f"{scheduler.seed}/{name}")  # noqa: S311 - meant to be repeatable
+        self.random = random.Random(f"{scheduler.seed}/{name}")
         self.faults = 0
         "How many of its calls went wrong so far."
         self.paused_until = 0
@@ -152,7 +152,7 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.random = random.Random(f"{seed}/schedule")  # noqa: S311 - meant to be repeatable
+        self.random = random.Random(f"{seed}/schedule")
         self.now_ms = 1_000_000
         self.steps: list[Step] = []
         self.actors: list[Actor] = []

@@ -26,9 +26,9 @@ from arrowstate.schema.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import KeyedStateSuite
 from arrowstate_formats.key_groups import key_groups
+from suites.deployments import Job
+from suites.suite import KeyedStateSuite
 
 __all__ = ["KINDS", "EveryKindSuite", "Kind"]
 

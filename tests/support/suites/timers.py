@@ -17,8 +17,8 @@ from arrowstate.errors import (
 )
 from arrowstate.schema.descriptors import TimerStateDescriptor, ValueStateDescriptor
 from arrowstate.state.kinds.timers import TimerService
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import KeyedStateSuite
+from suites.deployments import Job
+from suites.suite import KeyedStateSuite
 
 __all__ = ["TimerSuite"]
 

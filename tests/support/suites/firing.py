@@ -10,8 +10,8 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ReducingStateDescriptor
 from arrowstate.state.kinds.timers import Timer
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import KeyedStateSuite
+from suites.deployments import Job
+from suites.suite import KeyedStateSuite
 
 __all__ = ["TimerFiringSuite"]
 

@@ -20,9 +20,9 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.store import Snapshot
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import TTL, KeyedStateSuite, Time
 from arrowstate_formats.key_groups import key_groups
+from suites.deployments import Job
+from suites.suite import TTL, KeyedStateSuite, Time
 
 __all__ = ["KeyEvolutionSuite"]
 

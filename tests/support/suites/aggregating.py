@@ -15,8 +15,8 @@ import pytest
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NullKeyError, ValueTypeError
 from arrowstate.schema.aggregates import Aggregate, BuiltIn, CountDistinct, Mean, Quantiles, TopK, Variance
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, TimeToLive
-from arrowstate.testing.deployments import Job, Keys
-from arrowstate.testing.suite import KeyedStateSuite
+from suites.deployments import Job, Keys
+from suites.suite import KeyedStateSuite
 
 __all__ = ["AggregatingStateSuite"]
 

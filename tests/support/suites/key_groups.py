@@ -11,8 +11,6 @@ import pytest
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor
-from arrowstate.testing.deployments import Job, Keys
-from arrowstate.testing.suite import KeyedStateSuite
 from arrowstate_formats.key_groups import (
     KeyGroupRange,
     default_max_parallelism,
@@ -21,6 +19,8 @@ from arrowstate_formats.key_groups import (
     key_groups_of_hashes,
 )
 from arrowstate_formats.key_hash import key_hash
+from suites.deployments import Job, Keys
+from suites.suite import KeyedStateSuite
 
 __all__ = ["KeyGroupSuite"]
 

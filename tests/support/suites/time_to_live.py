@@ -15,8 +15,8 @@ from arrowstate.schema.descriptors import (
     TimeToLive,
     ValueStateDescriptor,
 )
-from arrowstate.testing.deployments import Job
-from arrowstate.testing.suite import TTL, Time, TimedSuite
+from suites.deployments import Job
+from suites.suite import TTL, Time, TimedSuite
 
 __all__ = ["TimeToLiveSuite"]
 

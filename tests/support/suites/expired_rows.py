@@ -9,9 +9,9 @@ import pytest
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ListStateDescriptor, TimeToLive, ValueStateDescriptor
-from arrowstate.testing.deployments import PLAIN_KEYS, Job, Keys
-from arrowstate.testing.kinds import KINDS, Kind
-from arrowstate.testing.suite import Time, TimedSuite
+from suites.deployments import PLAIN_KEYS, Job, Keys
+from suites.kinds import KINDS, Kind
+from suites.suite import Time, TimedSuite
 
 __all__ = ["ExpiredRowsSuite"]
 

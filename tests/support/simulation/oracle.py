@@ -18,9 +18,9 @@ from arrowstate.log.boundary import path_of
 from arrowstate.log.entries import CommitLog, open_store_document
 from arrowstate.storage.base import Storage
 from arrowstate.storage.memory import MemoryStorage
-from arrowstate.testing.simulation.content import Content, content_of
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.run_files import checksum
+from simulation.content import Content, content_of
 
 __all__ = ["Commit", "Oracle"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from arrowstate.testing.adversary import LONG, survives
-from arrowstate.testing.deployments import COLLIDING_KEYS, PLAIN_KEYS, Deployment, Keys
-from arrowstate.testing.runner_scenes import RUNNERS, WINDOWS
-from arrowstate.testing.scenes import TIMERS, VERBS
+from suites.adversary import LONG, survives
+from suites.deployments import COLLIDING_KEYS, PLAIN_KEYS, Deployment, Keys
+from suites.runner_scenes import RUNNERS, WINDOWS
+from suites.scenes import TIMERS, VERBS
 
 __all__ = ["TransactionSuite"]
 

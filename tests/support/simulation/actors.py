@@ -30,7 +30,8 @@ from arrowstate.maintenance.leases import CheckpointLease
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.store import StateStore
-from arrowstate.testing.simulation.content import (
+from arrowstate_formats.documents import LogEntryDocument
+from simulation.content import (
     OPERATOR,
     Backends,
     change,
@@ -38,8 +39,7 @@ from arrowstate.testing.simulation.content import (
     new_backends,
     restored_backends,
 )
-from arrowstate.testing.simulation.process import Process, Script
-from arrowstate_formats.documents import LogEntryDocument
+from simulation.process import Process, Script
 
 __all__ = ["SCRIPTS"]
 

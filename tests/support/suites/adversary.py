@@ -21,7 +21,7 @@ from arrowstate.state.kinds import one_row, timers
 from arrowstate.table import table
 from arrowstate.table.merging import MemorySink, SpillSink
 from arrowstate.table.run import Run
-from arrowstate.testing.deployments import Deployment, Job, Keys
+from suites.deployments import Deployment, Job, Keys
 
 __all__ = ["LONG", "Act", "Adversary", "Scene", "Trouble", "live", "stored", "survives"]
 

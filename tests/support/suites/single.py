@@ -14,8 +14,8 @@ import pytest
 
 from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError, ValueTypeError
 from arrowstate.schema.descriptors import REDUCERS, ReducingStateDescriptor, ValueStateDescriptor
-from arrowstate.testing.deployments import Job, Keys
-from arrowstate.testing.suite import KeyedStateSuite
+from suites.deployments import Job, Keys
+from suites.suite import KeyedStateSuite
 
 __all__ = ["ReducingStateSuite", "ValueStateSuite"]
 
