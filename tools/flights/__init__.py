@@ -1,0 +1,1 @@
+"""The demonstration: a stateful Spark stream over the flights from New York in 2013."""
