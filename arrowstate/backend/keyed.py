@@ -52,8 +52,9 @@ from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
-from arrowstate.state.kinds.one_row import ReducingState, ValueState
+from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timers import TimerService, TimerState
+from arrowstate.state.kinds.value import ValueState
 from arrowstate.state.transaction import Participant, Transactions
 from arrowstate.storage.base import Storage
 from arrowstate.table.key_batch import KeyBatch

@@ -30,7 +30,7 @@ from arrowstate.state.base import KeyedState
 from arrowstate.state.inspection import namespaces_of
 from arrowstate.state.kinds.due import DueRows, Rows, ascending, gathered
 from arrowstate.state.kinds.list import ListState
-from arrowstate.state.kinds.one_row import ReducingState
+from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.windows.assigners import (

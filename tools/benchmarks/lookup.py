@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.state.kinds.one_row import ReducingState
+from arrowstate.state.kinds.reducing import ReducingState
 from benchmarks.harness import Contender, Report, argument_parser
 from benchmarks.workload import SUM, Keys, load_rocksdb
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.state.kinds.one_row import ReducingState
+from arrowstate.state.kinds.reducing import ReducingState
 from benchmarks.rocksdb_peer import RocksDB
 
 __all__ = ["SUM", "Keys", "load_arrowstate", "load_rocksdb"]

@@ -37,8 +37,9 @@ from arrowstate.state.base import KeyedState
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
-from arrowstate.state.kinds.one_row import ReducingState, ValueState
+from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timers import TimerState
+from arrowstate.state.kinds.value import ValueState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table import kernels

@@ -24,7 +24,9 @@ from arrowstate.state.base import KeyedState
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
-from arrowstate.state.kinds.one_row import OneRowState, ReducingState, ValueState
+from arrowstate.state.kinds.one_row import OneRowState
+from arrowstate.state.kinds.reducing import ReducingState
+from arrowstate.state.kinds.value import ValueState
 from arrowstate.table.key_batch import KeyBatch
 
 __all__ = ["StateRows", "ordered"]

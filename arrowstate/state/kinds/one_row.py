@@ -1,8 +1,8 @@
-"""Value and reducing state: one row per key."""
+"""States with one row per key: what value, reducing and aggregating state share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -10,31 +10,26 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from arrowstate.errors import ProcessElementError, ValueTypeError
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ReducingStateDescriptor,
-    StoredCallable,
     ValueStateDescriptor,
 )
-from arrowstate.schema.keys import value_array
 from arrowstate.schema.plain import column_of
 from arrowstate.state.base import KeyedState
-from arrowstate.state.folds.reducers import reduce_by_callable, reduce_column, reduce_scalar
-from arrowstate.state.folds.retraction import amounts, check_retractable, row_flags, without_empty
 from arrowstate.state.transaction import atomic
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Found
 
-__all__ = ["OneRowState", "ReducingState", "ValueState", "after_last_null"]
+__all__ = ["LOWEST", "OneRowState", "after_last_null"]
+
 
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=ValueStateDescriptor | ReducingStateDescriptor | AggregatingStateDescriptor)
 
 _PENDING_KEYS = 16_384
-_LOWEST = np.iinfo(np.int64).min
+LOWEST = np.iinfo(np.int64).min
 
 
 class OneRowState(KeyedState[D]):
@@ -155,8 +150,8 @@ class OneRowState(KeyedState[D]):
             return updated
         times = updated[0].to_numpy()[order]
         for group, place in anew.items():
-            times[starts[group] : place] = _LOWEST
-        latest = np.full(starts.size - 1, _LOWEST)
+            times[starts[group] : place] = LOWEST
+        latest = np.full(starts.size - 1, LOWEST)
         present = np.flatnonzero(np.diff(starts))
         if present.size:
             latest[present] = np.maximum.reduceat(times, starts[present])
@@ -190,352 +185,6 @@ class OneRowState(KeyedState[D]):
             self.flush()
         updated = self._no_times(1) if scalar is None else self._update_times(1, None)
         self._pending[identity] = (keys, scalar, updated)
-
-
-class ValueState(OneRowState[ValueStateDescriptor]):
-    """One value per key.
-
-    Examples
-    --------
-    >>> import arrowstate, pyarrow as pa
-    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
-    >>> city.update_batch(pa.array(["ann", "bob", "ann"]), pa.array(["Rome", "Oslo", "Bonn"]))
-    >>> city.get_batch(pa.array(["ann", "eve"])).to_pylist()
-    ['Bonn', None]
-    >>> backend.current_key = "eve"
-    >>> city.update("Lima")
-    >>> city.value()
-    'Lima'
-    """
-
-    @atomic
-    def update_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
-        """Set the value of each key; the last one wins where a key occurs more than once.
-
-        Parameters
-        ----------
-        keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
-        values
-            As many values of the state's type; a null clears its key.
-        namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
-        timestamps
-            For a state that expires by event time: the time of each row, in milliseconds.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
-            If a key or value does not fit; the state is unchanged then.
-        StorageFullError
-            If the disk has no room for spilled runs; the state is unchanged then.
-        """
-        self.flush()
-        batch = self._keys(keys, namespace)
-        given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
-        last = pa.array(batch.last_rows())
-        updated = [column.take(last) for column in self._update_times(batch.row_count, timestamps)]
-        self._settle()
-        self._replace(self._table.find(batch), batch, given.take(last), updated)
-
-    @atomic
-    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
-        values = super().get_batch(keys, namespace=namespace)
-        if self.descriptor.default is None or not values.null_count:
-            return values
-        default = pa.array([self.descriptor.default], type=self.descriptor.type)
-        rows = np.arange(len(values), dtype=np.int64)
-        rows[values.is_null().to_numpy(zero_copy_only=False)] = len(values)
-        return pa.concat_arrays([values, default]).take(pa.array(rows))
-
-    get_batch.__doc__ = OneRowState.get_batch.__doc__
-
-    def update(self, value: Any) -> None:
-        """Set the value of the current key; None clears it."""
-        self._write_current(None if value is None else self._scalar(value, self.descriptor.type))
-
-    @atomic
-    def value(self) -> Any:
-        """Return the value of the current key as a plain Python value, or the default."""
-        value = self._plain(self._read_current())
-        if value is None and self.descriptor.default is not None:
-            return pa.scalar(self.descriptor.default, self.descriptor.type).as_py()
-        return value
-
-
-class ReducingState(OneRowState[ReducingStateDescriptor]):
-    """One value per key, into which each added value is folded.
-
-    Examples
-    --------
-    >>> import arrowstate, pyarrow as pa
-    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
-    >>> clicks.add_batch(pa.array(["ann", "bob", "ann"]), pa.array([1, 1, 5]))
-    >>> clicks.get_batch(pa.array(["bob", "ann"])).to_pylist()
-    [1, 6]
-    >>> backend.current_key = "bob"
-    >>> clicks.add(2)
-    >>> clicks.get()
-    3
-    """
-
-    @atomic
-    def add_batch(
-        self,
-        keys: Any,
-        values: Any,
-        *,
-        namespace: Any = None,
-        timestamps: Any = None,
-        retracted: Any = None,
-    ) -> None:
-        """Fold each value into its key's, in the order of the batch.
-
-        Parameters
-        ----------
-        keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
-        values
-            As many values of the state's type; for `count`, of any type. A null clears its key, and values
-            after it start anew. In a state with a reducer per field, a null field is passed over.
-        namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
-        timestamps
-            For a state that expires by event time: the time of each row, in milliseconds.
-        retracted
-            For sums and counts: which values are taken back instead of added, one a row, without nulls. A key whose
-            counts and sums have all come back to zero is removed, if the state counts anything.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
-            If a key or value does not fit; the state is unchanged then.
-        InvalidInputError
-            If a reducer cannot take values back; the state is unchanged then.
-        ValueOverflowError
-            If a sum does not fit the type; the state is unchanged then.
-        ProcessElementError
-            If a reducer that is a Python callable raises; the state is unchanged then.
-        StorageFullError
-            If the disk has no room for spilled runs; the state is unchanged then.
-        """
-        self.flush()
-        batch = self._keys(keys, namespace)
-        given = self._given(values, batch.row_count)
-        if retracted is not None:
-            check_retractable(self.descriptor)
-            flags = row_flags(retracted, batch.row_count, self.descriptor.name, "retracted")
-            given = amounts(self.descriptor, given, flags)
-        updated = self._update_times(batch.row_count, timestamps)
-        self._settle()
-        found = self._find(batch)
-        if given.null_count:
-            order, starts, cleared = after_last_null(given, batch)
-        else:
-            order, starts, cleared = batch.order, batch.starts, None
-        # What a count is given with retractions are amounts, as it is in a merge.
-        values, anew = self._reduce(found, given, order, starts, cleared, merging=retracted is not None)
-        if retracted is not None:
-            values = without_empty(self.descriptor, values)
-        left = found if cleared is None else found.without(cleared)
-        times = self._latest(_without(left, anew), self._youngest(updated, order, starts, anew))
-        self._replace(found, batch, values, times)
-
-    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        """Fold the values of namespaces of the current key into that of the namespace `target`, in the order given.
-
-        The sources are gone afterwards; one without a value is passed over, and so is one equal to the target.
-        """
-        self._merge_current(target, sources)
-
-    @atomic
-    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
-        """Fold the value of each source namespace into that of its target namespace.
-
-        With a time to live a merged value is as old as the youngest that went into it.
-
-        Parameters
-        ----------
-        keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
-            for each of its sources, which are folded in the order of the rows.
-        targets, sources
-            One namespace per row as columns, or one plain value for all rows.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
-            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
-            and a target; the state is unchanged then.
-        ValueOverflowError
-            If a sum does not fit the type; the state is unchanged then.
-        """
-        self.flush()
-        merge = self._merge_plan(keys, targets, sources)
-        if not len(merge.sources):
-            return
-        self._settle()
-        away, old = self._table.find(merge.sources), self._table.find(merge.targets)
-        fresh, into = away, old
-        if self.descriptor.ttl is not None:
-            fresh, into = away.without(self._expired(away)), old.without(self._expired(old))
-        order = np.lexsort((merge.first_rows, merge.target_of))
-        starts = np.searchsorted(merge.target_of[order], np.arange(len(merge.targets) + 1))
-        try:
-            values, anew = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
-        except ProcessElementError as error:
-            # What was folded were the sources, and the caller knows them by the row where each came first.
-            raise ProcessElementError(int(merge.first_rows[error.row]), error.detail) from error.__cause__
-        # A callable may return None; a target that neither had nor got a value has none either.
-        written = values.is_valid().to_numpy(zero_copy_only=False)
-        nothing = np.zeros(len(merge.targets), dtype=np.bool_)
-        nothing[into.absent] = True
-        present = np.ones(len(merge.sources), dtype=np.bool_)
-        present[fresh.absent] = False
-        nothing[merge.target_of[present]] = False
-        updated = []
-        if self.descriptor.ttl is not None:
-            youngest = self._youngest([self._times_of(fresh).fill_null(_LOWEST)], order, starts, anew)
-            updated = self._latest(_without(into, anew), youngest)
-        columns = [*self.layout.split(values), *updated]
-        self._table.put(old, merge.targets, columns, keep=np.flatnonzero(written & ~nothing))
-        self._table.remove(away)
-
-    def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
-        if not updated or not found.hits:
-            return updated
-        times = updated[0].to_numpy()
-        return [pa.array(np.maximum(times, pc.coalesce(self._times_of(found), updated[0]).to_numpy()))]
-
-    def _given(self, values: Any, rows: int) -> pa.Array:
-        descriptor = self.descriptor
-        if descriptor.reduce == "count" and isinstance(values, (pa.Array, pa.ChunkedArray)):
-            return value_array(values, values.type, rows, descriptor.name)
-        if isinstance(descriptor.reduce, Mapping) and isinstance(values, (pa.RecordBatch, pa.StructArray)):
-            # A counted field may come in any type.
-            names = [field.name for field in descriptor.type]
-            have = {field.name: field.type for field in _fields(values)}
-            if set(have) != set(names):
-                raise ValueTypeError(
-                    descriptor.name, f"a struct of {', '.join(names)}", f"a struct of {', '.join(have)}"
-                )
-            kinds = [
-                have[field.name] if descriptor.reduce[field.name] == "count" else field.type
-                for field in descriptor.type
-            ]
-            fields = [pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)]
-            return value_array(values, pa.struct(fields), rows, descriptor.name)
-        return value_array(values, descriptor.type, rows, descriptor.name)
-
-    def _reduce(
-        self,
-        found: Found,
-        given: pa.Array,
-        order: Ints,
-        starts: Ints,
-        cleared: Ints | None,
-        *,
-        merging: bool = False,
-    ) -> tuple[pa.Array, dict[int, int]]:
-        """Fold values, or where `merging` results of the same reducers, into what was found.
-
-        The second result says from where on groups started anew, as `reduce_by_callable` does.
-        """
-        descriptor = self.descriptor
-        old = self._read(found)
-        if cleared is not None:
-            keep = np.arange(len(old), dtype=np.int64)
-            old = old.take(pa.array(keep, mask=np.isin(keep, cleared)))
-        where = descriptor.name
-        if not isinstance(descriptor.reduce, (str, Mapping)):
-            if isinstance(descriptor.reduce, StoredCallable):
-                descriptor.reduce(None, None)
-            return reduce_by_callable(descriptor.reduce, given, order, starts, old, where)
-        if isinstance(descriptor.reduce, str):
-            # A struct reduces as a whole only by first and last.
-            reduce = _merged(descriptor.reduce) if merging else descriptor.reduce
-            new = reduce_column(reduce, given, order, starts, old, descriptor.type, where)
-            if cleared is not None and descriptor.reduce == "count":
-                empty = np.diff(starts) == 0
-                gone = empty & np.isin(np.arange(len(new)), cleared)
-                return new.take(pa.array(np.arange(len(new)), mask=gone)), {}
-            return new, {}
-        given_fields, old_fields = given.flatten(), old.flatten()
-        fields = [
-            reduce_column(
-                _merged(descriptor.reduce[field.name]) if merging else descriptor.reduce[field.name],
-                given_fields[number],
-                order,
-                starts,
-                old_fields[number],
-                field.type,
-                f"{where}.{field.name}",
-            )
-            for number, field in enumerate(descriptor.type)
-        ]
-        gone = (np.diff(starts) == 0) & (
-            np.zeros(len(old), dtype=np.bool_) if cleared is None else np.isin(np.arange(len(old)), cleared)
-        )
-        mask = pa.array(gone) if gone.any() else None
-        return pa.StructArray.from_arrays(fields, fields=list(descriptor.type), mask=mask), {}
-
-    @atomic
-    def add(self, value: Any) -> None:
-        """Fold one value into the current key's; None clears it."""
-        if value is None:
-            self._write_current(None)
-            return
-        descriptor = self.descriptor
-        old = self._read_current()
-        if isinstance(descriptor.reduce, str):
-            new = self._add_one(descriptor.reduce, old, value, descriptor.type, descriptor.name)
-        elif not isinstance(descriptor.reduce, Mapping):
-            given = self._scalar(value, descriptor.type)
-            called = given if old is None else descriptor.reduce(self._plain(old), self._plain(given))
-            new = called if called is given or called is None else self._scalar(called, descriptor.type)
-        else:
-            if not isinstance(value, Mapping) or not set(value) <= set(descriptor.reduce):
-                raise ValueTypeError(descriptor.name, f"a mapping of {', '.join(descriptor.reduce)}", repr(value))
-            parts = {
-                field.name: self._add_one(
-                    descriptor.reduce[field.name],
-                    None if old is None or not old[field.name].is_valid else old[field.name],
-                    value.get(field.name),
-                    field.type,
-                    f"{descriptor.name}.{field.name}",
-                )
-                for field in descriptor.type
-            }
-            new = pa.scalar(parts, descriptor.type)
-        self._write_current(new)
-
-    def _add_one(
-        self, reduce: str, old: pa.Scalar | None, value: Any, kind: pa.DataType, where: str
-    ) -> pa.Scalar | None:
-        """Fold one plain value into an old one; None is passed over."""
-        if reduce == "count":
-            return pa.scalar((0 if old is None else old.as_py()) + (value is not None), kind)
-        return old if value is None else reduce_scalar(reduce, old, self._scalar(value, kind), where)
-
-    @atomic
-    def get(self) -> Any:
-        """Return the value of the current key as a plain Python value, None if it has none."""
-        return self._plain(self._read_current())
-
-
-def _without(found: Found, groups: Mapping[int, int]) -> Found:
-    return found.without(np.array(list(groups), dtype=np.int64)) if groups else found
-
-
-def _merged(reduce: str) -> str:
-    """Return the reducer that folds results of a reducer."""
-    return "sum" if reduce == "count" else reduce
-
-
-def _fields(values: pa.RecordBatch | pa.StructArray) -> list[pa.Field]:
-    return list(values.schema) if isinstance(values, pa.RecordBatch) else list(values.type)
 
 
 def after_last_null(given: pa.Array, batch: KeyBatch) -> tuple[Ints, Ints, Ints]:

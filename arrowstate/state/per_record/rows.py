@@ -15,7 +15,8 @@ from arrowstate.schema.descriptors import ReducingStateDescriptor
 from arrowstate.schema.plain import fitting, integer_bounds, rounding
 from arrowstate.state.folds.reducers import PLAIN_FOLDS, fits_in
 from arrowstate.state.kinds.aggregating import AggregatingState
-from arrowstate.state.kinds.one_row import ReducingState, ValueState
+from arrowstate.state.kinds.reducing import ReducingState
+from arrowstate.state.kinds.value import ValueState
 from arrowstate.state.per_record.places import ElementState, Place
 from arrowstate.table.key_batch import KeyBatch
 

@@ -1,0 +1,89 @@
+"""Value state: one value per key, the last that was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from arrowstate.schema.descriptors import (
+    ValueStateDescriptor,
+)
+from arrowstate.schema.keys import value_array
+from arrowstate.state.kinds.one_row import OneRowState
+from arrowstate.state.transaction import atomic
+
+__all__ = ["ValueState"]
+
+
+class ValueState(OneRowState[ValueStateDescriptor]):
+    """One value per key.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
+    >>> city.update_batch(pa.array(["ann", "bob", "ann"]), pa.array(["Rome", "Oslo", "Bonn"]))
+    >>> city.get_batch(pa.array(["ann", "eve"])).to_pylist()
+    ['Bonn', None]
+    >>> backend.current_key = "eve"
+    >>> city.update("Lima")
+    >>> city.value()
+    'Lima'
+    """
+
+    @atomic
+    def update_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
+        """Set the value of each key; the last one wins where a key occurs more than once.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+        values
+            As many values of the state's type; a null clears its key.
+        namespace
+            For a state with namespaces: one per row as columns, or one plain value for all rows.
+        timestamps
+            For a state that expires by event time: the time of each row, in milliseconds.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
+            If a key or value does not fit; the state is unchanged then.
+        StorageFullError
+            If the disk has no room for spilled runs; the state is unchanged then.
+        """
+        self.flush()
+        batch = self._keys(keys, namespace)
+        given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
+        last = pa.array(batch.last_rows())
+        updated = [column.take(last) for column in self._update_times(batch.row_count, timestamps)]
+        self._settle()
+        self._replace(self._table.find(batch), batch, given.take(last), updated)
+
+    @atomic
+    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
+        values = super().get_batch(keys, namespace=namespace)
+        if self.descriptor.default is None or not values.null_count:
+            return values
+        default = pa.array([self.descriptor.default], type=self.descriptor.type)
+        rows = np.arange(len(values), dtype=np.int64)
+        rows[values.is_null().to_numpy(zero_copy_only=False)] = len(values)
+        return pa.concat_arrays([values, default]).take(pa.array(rows))
+
+    get_batch.__doc__ = OneRowState.get_batch.__doc__
+
+    def update(self, value: Any) -> None:
+        """Set the value of the current key; None clears it."""
+        self._write_current(None if value is None else self._scalar(value, self.descriptor.type))
+
+    @atomic
+    def value(self) -> Any:
+        """Return the value of the current key as a plain Python value, or the default."""
+        value = self._plain(self._read_current())
+        if value is None and self.descriptor.default is not None:
+            return pa.scalar(self.descriptor.default, self.descriptor.type).as_py()
+        return value
