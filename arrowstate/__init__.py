@@ -40,7 +40,8 @@ from arrowstate.errors import (
 from arrowstate.maintenance.importing import ClaimMode
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchProcess
-from arrowstate.processing.process_function import KeyedProcess, KeyedProcessFunction
+from arrowstate.processing.keyed_process import KeyedProcess
+from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.aggregates import Aggregate, CountDistinct, Mean, Quantiles, TopK, Variance
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -53,7 +54,8 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
 from arrowstate.snapshot.disposal import dispose_savepoint
-from arrowstate.state.kinds.timers import Timer, TimerService
+from arrowstate.state.kinds.timer_service import TimerService
+from arrowstate.state.kinds.timers import Timer
 from arrowstate.store import Snapshot, StateStore, open_store
 from arrowstate_formats.documents import FORMAT_VERSION
 from arrowstate_formats.key_groups import KeyGroupRange, default_max_parallelism, key_group_range, key_groups

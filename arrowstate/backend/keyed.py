@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,6 @@ import msgspec
 import pyarrow as pa
 
 from arrowstate.backend.inspection import Iteration
-from arrowstate.backend.rekeying import check_merge_rules, moves_keys, rekeyed
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.aggregates import BuiltIn
@@ -26,26 +25,17 @@ from arrowstate.schema.descriptors import (
     TimerStateDescriptor,
     ValueStateDescriptor,
 )
-from arrowstate.schema.evolution import SchemaEvolution
-from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import (
     StateLayout,
     check_same_state,
     descriptor_of,
     key_documents,
-    key_schema_of,
     state_document,
 )
 from arrowstate.schema.versions import (
     RunSchemas,
-    check_drop_and_rename,
-    evolve_key,
     evolve_state,
-    with_key,
-    with_name,
 )
-from arrowstate.snapshot.reading import find_operator, open_state, validated_savepoint
-from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
 from arrowstate.state.base import KeyedState
 from arrowstate.state.current_key import KeyContext
@@ -53,19 +43,19 @@ from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
 from arrowstate.state.kinds.reducing import ReducingState
-from arrowstate.state.kinds.timers import TimerService, TimerState
+from arrowstate.state.kinds.timer_service import TimerService
+from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.kinds.value import ValueState
 from arrowstate.state.transaction import Participant, Transactions
-from arrowstate.storage.base import Storage
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
-from arrowstate_formats.documents import FieldDocument, LogEntryDocument, StateDocument, SubtaskDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["KeyedStateBackend", "restore_backend"]
+__all__ = ["KeyedStateBackend"]
 
 
 _KINDS: dict[str, Any] = {
@@ -464,20 +454,6 @@ class KeyedStateBackend(Iteration):
         return state
 
 
-def restored_watermark(entry: LogEntryDocument, subtasks: Iterable[SubtaskDocument]) -> int | None:
-    """Return the lowest watermark of the subtasks that held the rows, the entry's if one of them had none."""
-    watermarks = [subtask.watermark for subtask in subtasks]
-    known = [watermark for watermark in watermarks if watermark is not None]
-    return min(known) if known and len(known) == len(watermarks) else entry.watermark
-
-
-def _expired(state: StateDocument, clock_ms: Callable[[], int], watermark: int | None) -> int | None:
-    """Return the last time of update, in milliseconds, whose rows of a state have expired; None for no row."""
-    ttl = state.time_to_live
-    now = None if ttl is None else clock_ms() if ttl.clock == "processing_time" else watermark
-    return None if ttl is None or now is None or now - ttl.ttl_ms < -(1 << 63) else now - ttl.ttl_ms
-
-
 def _computed(descriptor: StateDescriptor) -> Any:
     """What a descriptor brings that snapshots do not pin: a callable, the parameters of a result."""
     if isinstance(descriptor, ReducingStateDescriptor):
@@ -485,90 +461,3 @@ def _computed(descriptor: StateDescriptor) -> Any:
     if isinstance(descriptor, AggregatingStateDescriptor) and isinstance(descriptor.aggregate, BuiltIn):
         return descriptor.aggregate
     return None
-
-
-def restore_backend(
-    storage: Storage,
-    store_id: str,
-    entry: LogEntryDocument,
-    uid: str,
-    *,
-    parallelism: int = 1,
-    subtask: int = 0,
-    max_parallelism: int | None = None,
-    memory_budget_bytes: int | None = None,
-    spill_dir: str | Path | None = None,
-    merge_policy: MergePolicy | None = None,
-    clock_ms: Callable[[], int] = now_ms,
-    key: pa.Schema | None = None,
-    evolution: SchemaEvolution | None = None,
-    drop: Collection[str] = (),
-    rename: Mapping[str, str] = MappingProxyType({}),
-) -> KeyedStateBackend:
-    """Return the backend of one subtask of a checkpoint, at any parallelism and any max parallelism.
-
-    The run files are mapped and cut to the subtask's range of hashes; no row is rewritten, unless the key changes in
-    more than the names of its columns.
-
-    Raises
-    ------
-    OperatorNotFoundError
-        If the checkpoint has no such operator.
-    StateNotFoundError, InvalidInputError
-        If a state to be dropped or renamed is not there, or has no room under its new name.
-    IncompatibleStateError
-        If stored keys cannot follow a new key, or keys become equal without a rule to merge their rows.
-    CorruptDataError
-        If a file is missing, truncated or altered.
-    """
-    operator = find_operator(entry, uid)
-    if not operator.key:
-        raise InvalidInputError(f"operator {uid!r} has operator state only; restore it with restore_operator_state")
-    before = key_fields = operator.key
-    if key is not None:
-        before, key_fields = evolve_key(uid, operator.key, key, evolution or SchemaEvolution(), operator.states)
-    elif evolution is not None:
-        raise InvalidInputError("evolution says what becomes of the key; pass the new key too")
-    maximum = operator.max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
-    key_groups = key_group_range(maximum, parallelism=parallelism, subtask=subtask)
-    backend = KeyedStateBackend(
-        key=check_key_schema(key_schema_of(key_fields)),
-        max_parallelism=maximum,
-        key_groups=key_groups,
-        memory_budget_bytes=memory_budget_bytes,
-        spill_dir=spill_dir,
-        merge_policy=merge_policy,
-        clock_ms=clock_ms,
-    )
-    moves = moves_keys(operator.key, key_fields)
-    bounds = key_groups.hash_bounds(maximum)
-    # Read once, and by no state again.
-    subtasks = subtasks_of(storage, operator, None if moves else bounds)
-    operator = msgspec.structs.replace(operator, subtasks=subtasks, subtask_files=[], operator_states=[])
-    watermark = restored_watermark(entry, subtasks)
-    if watermark is not None:
-        backend.advance_watermark(watermark)
-    storage = validated_savepoint(storage, entry)
-    merge = {} if evolution is None else evolution.merge
-    check_merge_rules(merge, operator.states)
-    check_drop_and_rename(uid, operator.states, drop, rename)
-    states = []
-    for stored in operator.states:
-        if stored.name in drop:
-            continue
-        state = stored if key_fields == operator.key else with_key(stored, before, key_fields)
-        schemas = RunSchemas(key_fields, state)
-        if moves:
-            was = open_state(storage, store_id, operator, RunSchemas(operator.key, stored))
-            expired = _expired(state, clock_ms, backend.watermark)
-            runs = rekeyed(was.schemas, schemas, was.runs, bounds, merge.get(state.name), expired)
-        else:
-            runs = open_state(storage, store_id, operator, schemas, hash_bounds=bounds).runs
-        if stored.name in rename:
-            before_name, state = state, with_name(state, rename[stored.name], key_fields)
-            _, convert = RunSchemas(key_fields, state).of_version(before_name.schema_version)
-            assert convert is not None, "an older version is never the current one"
-            runs = tuple(run.with_conversion(convert) for run in runs)
-        states.append((state, runs))
-    backend.take_up(key_fields, states, [*drop, *rename])
-    return backend

@@ -29,8 +29,8 @@ from arrowstate.table import pair_kernels
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
-from arrowstate_formats.documents import FieldDocument, StateDocument
 from arrowstate_formats.key_hash import hash_columns
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 __all__ = ["ALL_HASHES", "check_merge_rules", "moves_keys", "rekeyed"]
 

@@ -31,15 +31,8 @@ from arrowstate.errors import (
     StorageFullError,
 )
 from arrowstate.log.boundary import NewReferences
-from arrowstate.log.entries import (
-    CommitLog,
-    CommittedEntry,
-    newest_id,
-    next_checkpoint,
-    next_fence,
-    refuse_loss,
-    warn_of_loss,
-)
+from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
+from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_fence
 from arrowstate.snapshot.operator import write_operator_states
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import ReferenceReader, operator_state_files, run_files

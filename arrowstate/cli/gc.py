@@ -8,7 +8,8 @@ from collections import Counter
 from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, say, time_text
-from arrowstate.maintenance.collection import CollectionPlan, CollectionReport
+from arrowstate.maintenance.collection import CollectionReport
+from arrowstate.maintenance.collection_plan import CollectionPlan
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.store import open_store
 

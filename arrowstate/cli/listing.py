@@ -12,7 +12,8 @@ from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.arrow_types import type_from_json
-from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, StateDocument
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
+from arrowstate_formats.schema_documents import StateDocument
 
 __all__ = ["list_checkpoints", "open_checkpoint", "show_checkpoint"]
 

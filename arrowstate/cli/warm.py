@@ -26,6 +26,7 @@ KERNEL_MODULES = (
     "arrowstate.state.folds.decimals",
     "arrowstate.state.kinds.due",
     "arrowstate.state.folds.reducers",
+    "arrowstate.table.equality",
     "arrowstate.table.kernels",
     "arrowstate.table.pair_kernels",
     "arrowstate.windows.assigners",

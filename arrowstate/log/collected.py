@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from arrowstate.errors import CollectedError, CorruptDataError
 from arrowstate.log.boundary import read_boundaries
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 

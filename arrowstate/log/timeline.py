@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from arrowstate.errors import CheckpointNotFoundError, CheckpointsCollectedError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["Step", "newest_checkpoint_id", "oldest_checkpoint_id", "oldest_followed_id", "steps_between"]

@@ -1,148 +1,36 @@
-"""Collection: delete what no checkpoint that is kept refers to; first a plan, then its application.
-
-A plan lists all files **before** it reads the roots, so a file that is referred to by the time it is looked at is never
-taken for garbage. Every root is marked in full: the log from the boundary on, what tags and leases hold, savepoints.
-Anything unreadable or unknown among them ends the collection. Applying a plan says durably what will go (see
-`arrowstate.log.boundary`), reads the roots once more, spares what they refer to, and deletes the rest: data,
-then manifests, then log entries, oldest first. It may be interrupted anywhere and started again.
-
-Files that nothing refers to and that no dropped checkpoint did are those of an attempt that failed, or of one that is
-still under way. They wait: the first collection that sees one writes its time down, and one that comes after
-the grace period deletes it. So it is with unfinished files, which no entry can refer to. A clock that is wrong can make
-a slow writer start again, but not lose a checkpoint: its write fails, or its commit finds the files condemned and is
-not acknowledged. Specification: formats/spec/collection.md.
-"""
+"""Collection: the deletions of a plan, in an order that loses nothing to those who write meanwhile."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Literal, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.log.boundary import (
     Boundary,
-    boundary_number,
     number_of,
     put_boundary,
     read_boundaries,
 )
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import (
-    HINT_PATH,
-    STORE_PATH,
-    CommitLog,
-    CommittedEntry,
-    hinted_number,
-    lost_entry,
-    open_store_document,
     path_of,
-    refuse_loss,
 )
-from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER, Pin, read_pins
-from arrowstate.maintenance.retention import RetentionPolicy, retain
+from arrowstate.maintenance.collection_plan import (
+    NEVER_NEEDED,
+    CollectionPlan,
+    all_taken,
+    files_at_risk,
+    mark,
+    read_roots,
+    settled_look,
+)
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage.base import Storage, many_deletions
-from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument
-from arrowstate_formats.integers import check_integer
+from arrowstate_formats.documents import BoundaryDocument
 
-__all__ = [
-    "DEFAULT_GRACE_MS",
-    "CollectionPlan",
-    "CollectionReport",
-    "Deletion",
-    "Kept",
-    "Waiting",
-    "apply_collection",
-    "check_grace",
-    "plan_collection",
-]
-
-DEFAULT_GRACE_MS = 24 * 3600 * 1000
-"""Longer than any checkpoint should take from its first file to its commit."""
-SHORTEST_GRACE_MS = 60_000
-"""A shorter grace period takes an explicit word."""
-
-_DATA = re.compile(r"data/[^/]+/[^/]+/[^/]+\.(arrow|parquet|lance|directory|roaring)")
-_MANIFEST = re.compile(r"manifests/[^/]+\.json")
-
-_Looked = TypeVar("_Looked")
-Kind = Literal["data", "manifest", "log entry", "lease", "unfinished"]
-_ORDER: tuple[Kind, ...] = ("lease", "unfinished", "data", "manifest", "log entry")
-_NEVER_NEEDED = ("lease", "unfinished")
-"""Nothing refers to these files, and their names are never used again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """A file that a collection deletes."""
-
-    path: str
-    kind: Kind
-    reason: str
-    bytes: int | None
-    "None where no document tells."
-    orphan: bool = False
-    "Whether nothing is known to have referred to it."
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A file that nothing refers to and that waits for its grace period to end."""
-
-    path: str
-    first_seen_ms: int
-    "When a collection saw it first, in milliseconds since 1970; for a file not seen before the time of the plan."
-    until_ms: int
-    "From when on a collection deletes it."
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A checkpoint or savepoint that is kept."""
-
-    number: int
-    checkpoint_id: int | None
-    reasons: tuple[str, ...]
-    "Empty where it stands between others that are kept."
-
-
-@dataclass(frozen=True, slots=True)
-class CollectionPlan:
-    """What a collection would do; nothing is changed until it is applied."""
-
-    head: int
-    "The number of the newest entry when it was made; 0 in a store without entries."
-    boundary: int
-    "Entries from this number on are kept."
-    kept: tuple[Kept, ...]
-    "By number."
-    dropped: tuple[int, ...]
-    "Ids of the checkpoints that go, ascending."
-    deletions: tuple[Deletion, ...]
-    "In the order in which they are deleted."
-    waiting: tuple[Waiting, ...]
-    "By path."
-    foreign: tuple[str, ...]
-    "Files of no shape that the format knows, and files of unfinished savepoints; they are never deleted."
-    taken: Mapping[str, int] = field(default_factory=dict)
-    """Files that collections took and that an entry may refer to all the same, without having been acknowledged; by the
-    number of an entry that was there when they went."""
-    statements: frozenset[Boundary] = frozenset()
-    "The documents in `gc/` that it was made by; what others say has `taken` left out without a look at it."
-
-    @property
-    def bytes(self) -> int:
-        """The bytes that would be freed, as far as documents tell."""
-        return sum(deletion.bytes or 0 for deletion in self.deletions)
-
-    @property
-    def unknown_sizes(self) -> int:
-        """How many of the files have a size that no document tells."""
-        return sum(deletion.bytes is None for deletion in self.deletions)
+__all__ = ["CollectionReport", "apply_collection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,123 +43,6 @@ class CollectionReport:
     "Files of the plan that had become referred to, or pinned, since it was made."
     boundary: int
     "Entries below it are no longer part of the log."
-
-
-def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: int) -> CollectionPlan:
-    """Find out what a collection would delete. Nothing is written.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    policy
-        Which checkpoints are kept by count and age.
-    now_ms
-        Milliseconds since 1970. Decides which leases have ended, which checkpoints are young, and which files have
-        waited long enough.
-    grace_ms
-        How long a file that nothing is known to have referred to waits from when a collection first saw it, at least 0.
-        It should be longer than any checkpoint takes from its first file to its commit. As long the checkpoint that the
-        newest compaction repeats is kept beside it; so it should also be longer than the time between checkpoints.
-
-    Raises
-    ------
-    CorruptDataError
-        If a root is damaged or lacks a file, or there is something in the store that this version does not know and
-        that might be a root. Nothing can be collected until that is settled; `verify` and `repair` say how.
-    FormatVersionError
-        If a document is of a newer version.
-    StoreNotFoundError
-        If there is no store.
-    InvalidInputError
-        If grace_ms is negative.
-    """
-    grace_ms = _grace(grace_ms)
-    open_store_document(storage)
-    return _settled(lambda: _plan(storage, policy, now_ms=now_ms, grace_ms=grace_ms))
-
-
-def _grace(grace_ms: int) -> int:
-    return check_integer("grace_ms, the grace period,", grace_ms, 0, unit="milliseconds")
-
-
-def check_grace(grace_ms: int, *, allow_short: bool) -> None:
-    """Refuse a grace period that is shorter than a checkpoint may take, unless it is allowed."""
-    if not allow_short and _grace(grace_ms) < SHORTEST_GRACE_MS:
-        raise InvalidInputError(
-            f"the grace period must be at least {SHORTEST_GRACE_MS} ms, got {grace_ms}: a shorter one may take the "
-            "files of a checkpoint that is being written; where nobody writes to the store, allow it with "
-            "allow_short_grace=True (`arrowstate gc --allow-short-grace`)"
-        )
-
-
-def _settled(look: Callable[[], _Looked]) -> _Looked:
-    """Return what a look at the store returns, although other collections, tags and leases come in between.
-
-    What is damaged is found by the next look too. What another collection took in the middle of the look is not: the
-    boundary or the pins have changed, and nothing that counts refers to it any more.
-    """
-    seen = None
-    while True:
-        try:
-            return look()
-        except CorruptDataError as error:
-            if str(error) == seen:
-                raise
-            seen = str(error)
-
-
-def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: int) -> CollectionPlan:
-    """Plan a collection; CorruptDataError where another one came in between, too."""
-    # Before any root is read: what is written from here on is not considered at all.
-    unfinished = storage.list_unfinished()
-    files = _Files.of(storage.list(""))
-    roots = _read_roots(storage, now_ms=now_ms, floor=boundary_number(storage))
-    entries = roots.entries
-    # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
-    read = read_boundaries(storage)
-    statements = read.values()
-    seen = _first_seen(statements, now_ms)
-    taken = _taken(statements)
-    risked = _risked(statements)
-    if not entries:
-        # All files of a store that has no entry yet are of attempts.
-        waiting, deletions = _unreferenced(files, unfinished, {}, {}, seen, now_ms=now_ms, grace_ms=grace_ms)
-        return CollectionPlan(0, 0, (), (), _in_order(deletions), waiting, files.foreign)
-    reader = ReferenceReader(storage)
-    pins = [(pin.entry.number, pin.holder) for pin in roots.held]
-    documents = [entry.document for entry in entries.values()]
-    in_doubt = _in_doubt(reader, (entry for entry in documents if entry.number >= roots.floor), risked)
-    retention = retain(documents, pins, policy, now_ms=now_ms, floor=roots.floor, in_doubt=in_doubt, grace_ms=grace_ms)
-    marked = _mark(storage, reader, [entries[number] for number in retention.kept], risked)
-    _check_whole(storage, {path: found for path, found in marked.items() if path not in risked})
-    known = _of_dropped(reader, [entries[number] for number in retention.dropped])
-    waiting, deletions = _unreferenced(files, unfinished, marked, known, seen, now_ms=now_ms, grace_ms=grace_ms)
-    for number in retention.dropped:
-        reason = f"below the boundary {retention.boundary}, nothing holds it"
-        deletions.append(Deletion(path_of(number), "log entry", reason, entries[number].bytes))
-    for pin in roots.ended:
-        deletions.append(Deletion(pin.path, "lease", f"ended at {pin.expires_at_ms}", None))
-    return CollectionPlan(
-        head=max(entries),
-        boundary=retention.boundary,
-        kept=tuple(
-            Kept(number, entries[number].document.checkpoint_id, reasons)
-            for number, reasons in retention.kept.items()
-            if entries[number].document.kind != "fence"
-        ),
-        dropped=tuple(
-            document.checkpoint_id
-            for document in (entries[number].document for number in retention.dropped)
-            if document.checkpoint_id is not None
-        ),
-        deletions=_in_order(deletions),
-        waiting=waiting,
-        foreign=files.foreign,
-        # Whoever was committing when they went had looked for them before, so only the next entry can refer to them.
-        taken={path: number for path, number in taken.items() if number >= max(entries) or path in marked},
-        statements=frozenset(read),
-    )
 
 
 def apply_collection(
@@ -304,11 +75,11 @@ def apply_collection(
     # Durably, before anything goes that a lease which came back would be missing.
     with many_deletions(storage):
         for deletion in plan.deletions:
-            if deletion.kind in _NEVER_NEEDED:
+            if deletion.kind in NEVER_NEEDED:
                 (storage.delete if deletion.kind == "lease" else storage.delete_unfinished)(deletion.path)
                 deleted.append(deletion.path)
     others = read_boundaries(storage)
-    doomed = [deletion for deletion in plan.deletions if deletion.kind not in _NEVER_NEEDED]
+    doomed = [deletion for deletion in plan.deletions if deletion.kind not in NEVER_NEEDED]
     waiting = {item.path: item.first_seen_ms for item in plan.waiting}
     swept = plan.head if any(deletion.orphan for deletion in doomed) else 0
     statement = BoundaryDocument(
@@ -321,7 +92,7 @@ def apply_collection(
         # What another collection has said since the plan was made, too.
         taken={
             **plan.taken,
-            **_taken(document for other, document in others.items() if other not in plan.statements),
+            **all_taken(document for other, document in others.items() if other not in plan.statements),
         },
     )
     spared: list[str] = []
@@ -329,7 +100,7 @@ def apply_collection(
     if doomed:
         # Durable before the roots are read again: who commits or pins after this reading finds it.
         said = put_boundary(storage, statement)
-        held = _settled(lambda: _held(storage, statement, now_ms))
+        held = settled_look(lambda: _held(storage, statement, now_ms))
         with many_deletions(storage):
             for deletion in doomed:
                 if deletion.path in held:
@@ -356,220 +127,9 @@ def apply_collection(
     return CollectionReport(tuple(deleted), tuple(spared), statement.boundary)
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """All files of a store at one moment, told apart by their paths."""
-
-    own: tuple[str, ...]
-    "Data and manifests; sorted."
-    foreign: tuple[str, ...]
-    "Never deleted: of no shape that the format knows, or of savepoints that were not finished."
-
-    @classmethod
-    def of(cls, listed: list[str]) -> _Files:
-        """Tell files apart, and refuse a store with one that might be a root of an unknown kind."""
-        # Savepoints, and any other store that somebody keeps in a folder of this one.
-        stores = tuple(path.removesuffix(STORE_PATH) for path in listed if path.endswith(f"/{STORE_PATH}"))
-        own, foreign = [], []
-        for path in listed:
-            if (
-                path.startswith(stores)
-                or path in (STORE_PATH, HINT_PATH)
-                or path.startswith((LEASE_FOLDER, TAG_FOLDER))
-            ):
-                continue
-            if _DATA.fullmatch(path) or _MANIFEST.fullmatch(path):
-                own.append(path)
-            elif path.startswith(("data/", "manifests/", "savepoints/")):
-                foreign.append(path)
-            elif path.startswith("log/"):
-                if number_of(path) is None:
-                    foreign.append(path)
-            elif Boundary.of(path) is None:
-                raise CorruptDataError(
-                    path,
-                    "this version does not know what it is, and it might say what is still needed; "
-                    "nothing is collected: move it out of the store, or use a newer arrowstate",
-                )
-        return cls(tuple(own), tuple(foreign))
-
-
-@dataclass(frozen=True, slots=True)
-class _Roots:
-    """The log and the pins at one moment."""
-
-    entries: dict[int, CommittedEntry]
-    "All there are, ascending."
-    floor: int
-    "The boundary: entries from it on are the log."
-    held: list[Pin]
-    ended: list[Pin]
-    "Leases that hold nothing any more."
-
-
-def _read_roots(storage: Storage, *, now_ms: int, floor: int) -> _Roots:
-    """Read everything that may keep a file, and refuse what is not whole."""
-    # The hint and the pins before the log: the entry that one names is there before it.
-    hinted = hinted_number(storage)
-    pins = read_pins(storage, strict=True)
-    log = CommitLog(storage)
-    while True:
-        found = {number: log.get(number) for number in log.numbers()}
-        boundary = boundary_number(storage)
-        if boundary <= floor:
-            break
-        # Another collection has gone on meanwhile, and the entry at its boundary may be newer than the listing.
-        floor = boundary
-    gone = [number for number, entry in found.items() if entry is None and number >= floor]
-    if gone:
-        raise CorruptDataError(path_of(gone[0]), "the log entry is listed and missing")
-    entries = {number: entry for number, entry in found.items() if entry is not None}
-    newest = max(entries, default=None)
-    if hinted is not None and hinted >= floor and (newest is None or hinted > newest):
-        # What the lost entry refers to looks like garbage.
-        refuse_loss(lost_entry(hinted, HINT_PATH, newest))
-    _check_chain([entry for number, entry in entries.items() if number >= floor], floor)
-    held = [pin for pin in pins if pin.holds(now_ms)]
-    for pin in held:
-        entry = entries.get(pin.entry.number)
-        if entry is None or entry.as_parent != pin.entry:
-            remedy = "remove the tag" if pin.tag is not None else "wait until it ends, or delete its file"
-            raise CorruptDataError(
-                pin.path, f"{pin.holder} holds checkpoint {pin.checkpoint_id}, which is not in the log; {remedy}"
-            )
-    return _Roots(entries, floor, held, [pin for pin in pins if not pin.holds(now_ms)])
-
-
-def _check_chain(log: list[CommittedEntry], floor: int) -> None:
-    """Refuse a log with a gap, or with an entry that its successor was not written after."""
-    if floor and (not log or log[0].document.number != floor):
-        raise CorruptDataError(path_of(floor), "the log begins with this entry, and it is missing")
-    for before, entry in pairwise(log):
-        if entry.document.parent != before.as_parent:
-            path = path_of(entry.document.number - 1)
-            raise CorruptDataError(path, "it is missing, or the entry after it was written after other bytes")
-
-
-def _mark(
-    storage: Storage, reader: ReferenceReader, entries: Iterable[CommittedEntry], risked: Collection[str]
-) -> dict[str, tuple[int, int]]:
-    """Return (bytes, number of an entry) of every file that entries refer to, but for those in manifests that went."""
-    marked: dict[str, tuple[int, int]] = {}
-    for entry in entries:
-        number = entry.document.number
-        unreadable: list[Exception] = []
-        for path, size in reader.files(entry.document.operators, unreadable=unreadable).items():
-            marked.setdefault(path, (size, number))
-        for error in unreadable:
-            if not isinstance(error, CorruptDataError) or error.path not in risked or storage.exists(error.path):
-                raise error
-    return marked
-
-
-def _taken(statements: Iterable[BoundaryDocument]) -> dict[str, int]:
-    """Return the files that collections took, by the number of an entry that was there when they went."""
-    found: dict[str, int] = {}
-    for statement in statements:
-        for path, number in statement.taken.items():
-            found[path] = max(number, found.get(path, 0))
-    return found
-
-
-def _risked(statements: Iterable[BoundaryDocument]) -> set[str]:
-    """Return the files that collections took, and those that one which is not known to be done may be deleting."""
-    return {path for statement in statements for path in (*statement.condemned, *statement.taken)}
-
-
-def _in_doubt(reader: ReferenceReader, log: Iterable[LogEntryDocument], risked: set[str]) -> set[int]:
-    """Return the entries that refer to files which a collection took, or may delete.
-
-    Such an entry was made too late for that collection to see it, and was not acknowledged; or it was seen, and the
-    collection died before it could say so. An older checkpoint must not go for its sake.
-    """
-    if not risked:
-        return set()
-    # What cannot be read is found when it is marked.
-    return {entry.number for entry in log if not risked.isdisjoint(reader.files(entry.operators, unreadable=[]))}
-
-
-def _check_whole(storage: Storage, marked: dict[str, tuple[int, int]]) -> None:
-    """Refuse to go on where a checkpoint that is kept lacks a file: an older one may be needed in its place."""
-    # Listed anew: of a collection that is done since the statements were read, all files are gone.
-    there = {path for folder in ("data/", "manifests/") for path in storage.list(folder)}
-    for path, (_, number) in sorted(marked.items()):
-        if path not in there:
-            raise CorruptDataError(
-                path,
-                f"it is missing, and log entry {number}, which is kept, refers to it; nothing is collected until "
-                "newer checkpoints have taken its place, `repair` says which checkpoints are whole",
-            )
-
-
-def _of_dropped(reader: ReferenceReader, entries: Iterable[CommittedEntry]) -> dict[str, tuple[int | None, str]]:
-    """Return (bytes, reason) of the files that dropped entries refer to, oldest entry first."""
-    known: dict[str, tuple[int | None, str]] = {}
-    for entry in entries:
-        document = entry.document
-        what = (
-            f"checkpoint {document.checkpoint_id}" if document.checkpoint_id is not None else f"fence {document.number}"
-        )
-        # A manifest may be gone since an earlier collection was interrupted; the data went before it.
-        for path, size in reader.files(document.operators, unreadable=[]).items():
-            known.setdefault(path, (size, f"of {what}, which is dropped"))
-    return known
-
-
-def _in_order(deletions: list[Deletion]) -> tuple[Deletion, ...]:
-    """Sort by kind, and leave data in the order of the checkpoints that it was of, log entries by number."""
-    return tuple(sorted(deletions, key=lambda deletion: _ORDER.index(deletion.kind)))
-
-
-def _unreferenced(
-    files: _Files,
-    unfinished: list[str],
-    marked: dict[str, tuple[int, int]],
-    known: dict[str, tuple[int | None, str]],
-    seen: dict[str, int],
-    *,
-    now_ms: int,
-    grace_ms: int,
-) -> tuple[tuple[Waiting, ...], list[Deletion]]:
-    """Tell the files that go from those that wait."""
-    waiting: list[Waiting] = []
-    orphans: list[Deletion] = []
-    attributed: dict[str, Deletion] = {}
-    kinds: dict[str, Kind] = dict.fromkeys(unfinished, "unfinished")
-    kinds |= {path: "manifest" if _MANIFEST.fullmatch(path) else "data" for path in files.own}
-    for path, kind in kinds.items():
-        if path in marked:
-            continue
-        if path in known:
-            size, reason = known[path]
-            attributed[path] = Deletion(path, kind, reason, size)
-            continue
-        first = seen.get(path, now_ms)
-        if now_ms - first >= grace_ms:
-            reason = "nothing refers to it" if kind != "unfinished" else "it was not finished"
-            orphans.append(Deletion(path, kind, f"{reason}, first seen at {first}", None, orphan=True))
-        else:
-            waiting.append(Waiting(path, first, first + grace_ms))
-    oldest_first = [attributed[path] for path in known if path in attributed]
-    return tuple(waiting), [*orphans, *oldest_first]
-
-
-def _first_seen(statements: Iterable[BoundaryDocument], now_ms: int) -> dict[str, int]:
-    """Return when a collection first saw each file that waits."""
-    seen: dict[str, int] = {}
-    for statement in statements:
-        for path, first in statement.waiting.items():
-            # A time in the future would have a file wait for a clock that was wrong.
-            seen[path] = min(first, seen.get(path, now_ms), now_ms)
-    return seen
-
-
 def _held(storage: Storage, own: BoundaryDocument, now_ms: int) -> set[str]:
     """Return every file that must not be deleted now: all roots, read and marked anew, and their log entries."""
-    roots = _read_roots(storage, now_ms=now_ms, floor=own.boundary)
+    roots = read_roots(storage, now_ms=now_ms, floor=own.boundary)
     pinned = {pin.entry.number for pin in roots.held}
     kept = [
         entry
@@ -578,7 +138,7 @@ def _held(storage: Storage, own: BoundaryDocument, now_ms: int) -> set[str]:
     ]
     # Nothing has gone yet by the own document.
     statements = [other for other in read_boundaries(storage).values() if other.collection_id != own.collection_id]
-    marked = _mark(storage, ReferenceReader(storage), kept, _risked(statements))
+    marked = mark(storage, ReferenceReader(storage), kept, files_at_risk(statements))
     return {*marked, *(path_of(entry.document.number) for entry in kept)}
 
 

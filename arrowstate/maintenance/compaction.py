@@ -34,7 +34,8 @@ from arrowstate.errors import (
 )
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.log.entries import CommitLog, next_compaction, refuse_loss
+from arrowstate.log.commit_log import CommitLog, refuse_loss
+from arrowstate.log.entries import next_compaction
 from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.reading import clear_dead, find_operator, find_state, open_run, subtask_runs
@@ -51,10 +52,10 @@ from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
     RunDocument,
-    StateDocument,
     StateRunsDocument,
     SubtaskDocument,
 )
+from arrowstate_formats.schema_documents import StateDocument
 from arrowstate_formats.state_columns import fields_of_run, time_column
 
 __all__ = [

@@ -24,9 +24,11 @@ from arrowstate.maintenance.leases import held_while_read
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.disposal import dispose, files_to_dispose
+from arrowstate.snapshot.open_files import open_file
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.reading import clear_dead, open_file, subtask_runs, validated
+from arrowstate.snapshot.reading import clear_dead, subtask_runs
 from arrowstate.snapshot.subtasks import read_states, whole_operators
+from arrowstate.snapshot.validation import validated
 from arrowstate.snapshot.writing import delete_quietly, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel

@@ -21,7 +21,8 @@ from arrowstate.errors import (
     StorageError,
     StorageFullError,
 )
-from arrowstate.log.entries import CommitLog, CommittedEntry
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.pins import put_lease
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from arrowstate.errors import ArrowStateError
-from arrowstate.log.entries import CommitLog, CommittedEntry
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry
 from arrowstate.snapshot.verification import LogCheck, Verification, verify_checkpoint, verify_log
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument

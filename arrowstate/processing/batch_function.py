@@ -15,7 +15,7 @@ import pyarrow as pa
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
-from arrowstate.state.kinds.timers import TimerService
+from arrowstate.state.kinds.timer_service import TimerService
 from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer

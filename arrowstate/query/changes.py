@@ -26,14 +26,8 @@ from arrowstate.storage.base import Storage
 from arrowstate.table.columns import columns_equal, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import HASH_COLUMN
-from arrowstate_formats.documents import (
-    FieldDocument,
-    LogEntryDocument,
-    OperatorDocument,
-    RunDocument,
-    SchemaDocument,
-    StateDocument,
-)
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument
+from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
 __all__ = ["CHANGE_TYPES", "CHANGE_TYPE_COLUMN", "StateChanges", "change_columns"]
 

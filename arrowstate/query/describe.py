@@ -11,14 +11,8 @@ from arrowstate.snapshot.storage_use import storage_use
 from arrowstate.snapshot.subtasks import subtasks_of, whole_operator
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
-from arrowstate_formats.documents import (
-    FieldDocument,
-    LogEntryDocument,
-    OperatorDocument,
-    RunDocument,
-    SchemaDocument,
-    StateDocument,
-)
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument
+from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
 __all__ = ["bytes_of", "columns_of", "live_rows", "overview", "runs_of", "state_overview"]
 

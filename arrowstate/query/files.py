@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from arrowstate.query.picking import Picked, count_rows
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot import reading
+from arrowstate.snapshot.open_files import OpenFile, open_file
+from arrowstate.snapshot.reading import clear_dead
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import HASH_COLUMN, Directory, Run, Segment, all_live, hashes_of
 from arrowstate_formats.documents import ColumnStatistics, RunDocument
@@ -53,15 +54,15 @@ class StoredRun:
         return self.document.last_row - self.document.first_row
 
     @property
-    def file(self) -> reading.OpenFile:
+    def file(self) -> OpenFile:
         # Asked for each time, so that a file the process closed for want of room is not kept open from here.
         if self.document.path is None:
             return self._inline_file
-        return reading.open_file(self._storage, self.document, self._schema)
+        return open_file(self._storage, self.document, self._schema)
 
     @cached_property
-    def _inline_file(self) -> reading.OpenFile:
-        return reading.open_file(self._storage, self.document, self._schema)
+    def _inline_file(self) -> OpenFile:
+        return open_file(self._storage, self.document, self._schema)
 
     @property
     def statistics(self) -> dict[str, ColumnStatistics]:
@@ -79,7 +80,7 @@ class StoredRun:
             return self._given_live
         bits = all_live(self.rows)
         if self.document.deletion_vector is not None:
-            reading.clear_dead(self._storage, self.document.deletion_vector, bits, self.rows, self.document.first_row)
+            clear_dead(self._storage, self.document.deletion_vector, bits, self.rows, self.document.first_row)
         return bits
 
     @cached_property

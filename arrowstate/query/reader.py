@@ -20,9 +20,9 @@ from arrowstate.query.catalog import resolve, sql_names
 from arrowstate.query.describe import overview
 from arrowstate.query.kept_reads import Recent
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.reading import is_validated
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
 from arrowstate.snapshot.subtasks import whole_state
+from arrowstate.snapshot.validation import is_validated
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange

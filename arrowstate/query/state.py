@@ -25,8 +25,9 @@ from arrowstate.query.picking import Picked, gather
 from arrowstate.query.read_ahead import map_ahead
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs, validated_savepoint
+from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch

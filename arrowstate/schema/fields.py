@@ -11,7 +11,7 @@ import pyarrow as pa
 from arrowstate.errors import CorruptDataError
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.defaults import decode_default, encode_default
-from arrowstate_formats.documents import FieldDocument, NestedFieldDocument
+from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument
 
 __all__ = ["Field", "documents_of", "fields_of", "fresh_field", "inner_fields", "unused_ids"]
 

@@ -27,7 +27,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.fields import documents_of, fresh_field, unused_ids
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
-from arrowstate_formats.documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
+from arrowstate_formats.schema_documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
 __all__ = [
     "StateLayout",

@@ -21,8 +21,8 @@ from arrowstate.schema.evolution import SchemaEvolution, evolve
 from arrowstate.schema.fields import Field, documents_of, fields_of, fresh_field, unused_ids
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout, described, descriptor_of, key_schema_of, state_document
-from arrowstate_formats.documents import FieldDocument, SchemaDocument, StateDocument
 from arrowstate_formats.names import check_state_name
+from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
 __all__ = ["RunSchemas", "check_drop_and_rename", "evolve_key", "evolve_state", "with_key", "with_name"]
 

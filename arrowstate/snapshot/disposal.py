@@ -14,7 +14,8 @@ from typing import Any
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError, StoreNotFoundError
 from arrowstate.log.boundary import Boundary, number_of
-from arrowstate.log.entries import HINT_PATH, STORE_PATH, CommitLog, open_store_document, path_of
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import HINT_PATH, STORE_PATH, open_store_document, path_of
 from arrowstate.log.pins import read_pins
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage.base import Storage, many_deletions

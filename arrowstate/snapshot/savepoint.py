@@ -9,42 +9,30 @@ is no store. Specification: formats/spec/savepoints.md.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-import pyarrow as pa
-
 from arrowstate.errors import ArrowStateError, CheckpointCancelledError, InvalidInputError, StoreNotFoundError
-from arrowstate.log.entries import HINT_PATH, STORE_PATH, CommitLog, open_store_document, path_of, put_store_document
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import HINT_PATH, STORE_PATH, open_store_document, path_of, put_store_document
 from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part, write_operator_states
-from arrowstate.snapshot.reading import open_run, subtask_runs, validated_savepoint
+from arrowstate.snapshot.reading import open_run, subtask_runs
+from arrowstate.snapshot.savepoint_rows import cutoff_of, drop_expired, merged_rows
 from arrowstate.snapshot.subtasks import fitted, subtask_of, whole_operator
+from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.snapshot.writing import FrozenSubtask, RunWriter, delete_quietly, schema_versions, write_manifest
 from arrowstate.storage.base import Storage
-from arrowstate.table.merging import MemorySink, MergePolicy, SpillSink, merge_runs
 from arrowstate.table.run import Run
-from arrowstate_formats.documents import (
-    FieldDocument,
-    LogEntryDocument,
-    OperatorDocument,
-    StateDocument,
-    StateRunsDocument,
-    SubtaskDocument,
-    TimeToLiveDocument,
-)
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, StateRunsDocument, SubtaskDocument
 from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 from arrowstate_formats.state_columns import fields_of_run, time_column
 
 __all__ = ["write_frozen_savepoint", "write_savepoint"]
-
-_IN_MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,9 +375,9 @@ class _Writing:
         state = schemas.document
         runs = subtask.runs(schemas)
         watermark = self.watermark if subtask.watermark is None else subtask.watermark
-        _drop_expired(runs, _cutoff(state.time_to_live, self.now_ms, watermark))
+        drop_expired(runs, cutoff_of(state.time_to_live, self.now_ms, watermark))
         rows = sum(run.live_rows for run in runs)
-        merged = _merged(runs, schemas.schema)
+        merged = merged_rows(runs, schemas.schema)
         if merged is None and or_no_rows:
             merged = Run.of([])
         documents = []
@@ -428,27 +416,3 @@ def _withdraw(target: Storage, store_id: str, number: int, commit_id: str, paths
             target.delete(HINT_PATH)
             target.delete(path_of(number))
     delete_quietly(target, paths)
-
-
-def _cutoff(ttl: TimeToLiveDocument | None, now_ms: int, watermark: int | None) -> int | None:
-    """Return the last time of update that has expired, None if nothing can have."""
-    now = None if ttl is None else now_ms if ttl.clock == "processing_time" else watermark
-    if ttl is None or now is None or now - ttl.ttl_ms < -(1 << 63):
-        return None
-    return now - ttl.ttl_ms
-
-
-def _drop_expired(runs: list[Run], cutoff: int | None) -> None:
-    if cutoff is None:
-        return
-    for run in runs:
-        for segment in run.segments:
-            updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
-            run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)
-
-
-def _merged(runs: list[Run], schema: pa.Schema) -> Run | None:
-    size = sum(segment.stored.nbytes for run in runs for segment in run.segments)
-    if size <= _IN_MEMORY_BYTES:
-        return merge_runs(runs, MergePolicy(), MemorySink())
-    return merge_runs(runs, MergePolicy(), SpillSink(Path(tempfile.gettempdir()), schema))

@@ -27,8 +27,6 @@ from arrowstate_formats.documents import (
     OperatorPartsDocument,
     OperatorStateDocument,
     PartFileDocument,
-    SchemaDocument,
-    StateDocument,
     StateRunsDocument,
     SubtaskDocument,
     SubtaskFileDocument,
@@ -38,6 +36,7 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.run_files import checksum
+from arrowstate_formats.schema_documents import SchemaDocument, StateDocument
 
 __all__ = [
     "Content",

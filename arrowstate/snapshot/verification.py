@@ -24,20 +24,23 @@ from arrowstate.errors import (
 )
 from arrowstate.log.boundary import BOUNDARY_FOLDER, Boundary, boundaries, path_of, read_boundary
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.log.entries import HINT_PATH, CommitLog, CommittedEntry, hinted_number
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import HINT_PATH, CommittedEntry, hinted_number
 from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.contents import checked_pieces
+from arrowstate.snapshot.open_files import forget_open_files, open_file
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.reading import forget_open_files, open_file, open_run, subtask_runs, validated
+from arrowstate.snapshot.reading import open_run, subtask_runs
 from arrowstate.snapshot.subtasks import list_files, parts_in, subtasks_in
+from arrowstate.snapshot.validation import validated
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
-from arrowstate_formats.run_files import times_and_seq
+from arrowstate_formats.run_writing import times_and_seq
 from arrowstate_formats.state_columns import time_column
 
 __all__ = ["LogCheck", "Verification", "first_key_column", "noting", "verify_checkpoint", "verify_log"]

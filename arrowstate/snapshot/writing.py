@@ -30,12 +30,10 @@ from arrowstate_formats.directory import write_directory
 from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
-    FieldDocument,
     ManifestDocument,
     ManifestHandle,
     OperatorDocument,
     RunDocument,
-    StateDocument,
     StateRunsDocument,
     SubtaskDocument,
     SubtaskStatisticsDocument,
@@ -43,13 +41,9 @@ from arrowstate_formats.documents import (
     pack,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
-from arrowstate_formats.run_files import (
-    INLINE_BYTES,
-    RunFile,
-    RunFormat,
-    checksum,
-    write_run,
-)
+from arrowstate_formats.run_files import INLINE_BYTES, RunFile, RunFormat, checksum
+from arrowstate_formats.run_writing import write_run
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 from arrowstate_formats.splitting import TARGET_ROWS, split_at_key_groups
 from arrowstate_formats.state_columns import fields_of_run, time_column
 from arrowstate_formats.statistics import column_statistics

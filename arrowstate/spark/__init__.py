@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from arrowstate.spark.operators.stream import StatefulStream, stateful, write_stream
     from arrowstate.spark.read.native import StateScan, plan_read, read_state
     from arrowstate.spark.read.progress import progress
-    from arrowstate.spark.register import register
     from arrowstate.spark.sink.keyed_sink import keyed_sink
+    from arrowstate.spark.source import register
 
 __all__ = [
     "ImportReport",
@@ -53,7 +53,7 @@ _MODULES = {
     "plan_read": "read.native",
     "progress": "read.progress",
     "read_state": "read.native",
-    "register": "register",
+    "register": "source",
     "stateful": "operators.stream",
     "write_stream": "operators.stream",
 }

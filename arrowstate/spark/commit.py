@@ -13,7 +13,8 @@ from functools import partial
 
 from arrowstate.errors import FencedError, InvalidInputError
 from arrowstate.log.boundary import NewReferences
-from arrowstate.log.entries import CommitLog, CommittedEntry, next_checkpoint, next_fence, refuse_loss
+from arrowstate.log.commit_log import CommitLog, refuse_loss
+from arrowstate.log.entries import CommittedEntry, next_checkpoint, next_fence
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted
 from arrowstate.snapshot.writing import delete_quietly

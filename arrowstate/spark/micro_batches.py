@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from arrowstate.errors import CorruptDataError, QueryConflictError
-from arrowstate.log.entries import CommitLog, path_of
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import path_of
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["BATCH_SUFFIX", "BatchRecord", "MicroBatch", "StoredState", "is_committed", "stored_state"]

@@ -27,13 +27,14 @@ from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.task import SubtaskResult, fold_micro_batch
-from arrowstate.spark.workers import spare_collector
+from arrowstate.spark.workers import own_python, spare_collector
 from arrowstate_formats.documents import pack, unpack
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "ArrowStateDataSource", "KeyedStateWriter", "SubtaskMessage"]
+__all__ = ["FORMAT", "ArrowStateDataSource", "KeyedStateWriter", "SubtaskMessage", "register"]
 
 FORMAT = "arrowstate"
 """The name of the data source."""
@@ -122,3 +123,101 @@ def _micro_batch(context: TaskContext) -> MicroBatch:
     if query_id is None or run_id is None or batch_id is None:
         raise InvalidInputError("this task belongs to no streaming query; write with keyed_sink only")
     return MicroBatch(query_id, run_id, int(batch_id))
+
+
+def register(spark: SparkSession) -> None:
+    """Make the data source `arrowstate` known to a session; `keyed_sink` does it by itself.
+
+    Options of `spark.read.format("arrowstate")`, given before `.load(path of a store or savepoint)`; names do not tell
+    case apart:
+
+    operator
+        The operator's uid.
+    state
+        The state, timers (`timers_event_time`) and operator states too; may be left out where the operator has one.
+    checkpoint
+        The id of a checkpoint or the name of a tag; by default the newest when `load` is called, and the DataFrame
+        stays with it.
+    asOf
+        Instead: the newest checkpoint committed at this time or before, in ISO 8601 (UTC where it has no offset) or in
+        milliseconds since 1970.
+    columns
+        The columns to read, separated by commas, or as a JSON array (`["a", "b, c"]`); all by default.
+    keyGroups
+        A key group, or a range such as `3-7` with both ends inclusive.
+    partitions
+        How many key-group ranges to read apart, up to the number of key groups; one per subtask by default, and more
+        for a state of over 2,097,152 rows each.
+    validate
+        `full` takes nothing on trust that was not written by this package, see `open_store`; `checksums` by default.
+        Change feeds take it too.
+    table
+        In the place of a state: `arrowstate.checkpoints` or `arrowstate.subtasks`, the history of the store as
+        `Snapshot.sql` documents it.
+    output
+        In the place of a state: the name of an output table, whose rows come in the order of their commits.
+    readChangeFeed
+        `true` for what changed in the state from one checkpoint to the next: its columns, `_change_type` (`insert`,
+        `update_preimage`, `update_postimage`, `delete`) and `_checkpoint_id`, the later checkpoint.
+    startingCheckpoint, endingCheckpoint
+        A change feed has what changed after the first, up to the second inclusive, both named as in `checkpoint`; by
+        default all rows of the oldest checkpoint and what changed since then, up to the newest. Over checkpoints that
+        were collected it goes in one step.
+    waitSeconds
+        For how long a change feed or an output waits at most for the first checkpoint of a store that has none yet:
+        60 by default, 0 for not at all. It is `load` that waits, which has to know the columns; a stream whose columns
+        are given with `.schema(...)` is loaded at once, and waits when it is started.
+
+    `spark.readStream` takes a change feed, with `operator`, `state`, `columns`, `partitions`, `keyGroups`,
+    `waitSeconds`, and:
+
+    startingCheckpoint
+        The stream has what changed after this checkpoint, or after the `latest`; with `earliest` all rows of the oldest
+        one since which none was collected, first. By default it has all rows of the newest one first. All changes of a
+        key are in one partition of a micro-batch, in the order of the checkpoints. If the checkpoint that was read last
+        or one since was collected, the query ends with `CheckpointsCollectedError`.
+    maxCheckpointsPerTrigger
+        The most checkpoints of a micro-batch; no limit by default.
+
+    and the rows of an output table, with `output`, `columns`, `waitSeconds`, and:
+
+    startingPosition
+        `earliest`, the default, for all rows, or `latest` for those committed after the start.
+    maxRowsPerTrigger
+        The most rows of a micro-batch; no limit by default.
+
+    A table is written with `df.write.format("arrowstate")` and `.mode("append")`, or `.mode("overwrite")` to replace a
+    state that exists, then `.save(path of a store)`. One process makes the state then, so large tables go through
+    `bootstrap`, and so do several states at once, times to live and namespaces. The options:
+
+    operator, state, key
+        The operator's uid, the state, and the key columns, separated by commas or as a JSON array.
+    kind
+        `value` (the default), `reducing`, `aggregating`, `list` or `map`.
+    reduce
+        For a reducing state: a reducer, or `field=reducer` for each field, separated by commas.
+    aggregate
+        For an aggregating state: `mean`, `variance`, `count_distinct`, `quantiles` or `top_k`.
+    columns
+        The columns with the values; all but the key by default. One column that is named, or that has the name of the
+        state, is the value itself; otherwise the value is a struct of them.
+    userKey
+        For a map with one entry a row: the column with its user key, `<state>_key` by default.
+    accumulators
+        `true` if the rows have what a reducing state stores, once for each key.
+    parallelism, maxParallelism
+        Subtasks and key groups of the operator; by default those it has, or 1 and 128.
+    savepoint
+        A name or a path: also write the checkpoint as a savepoint.
+    format
+        `arrow` (the default) or `parquet`, or `lance`.
+
+    Examples
+    --------
+    >>> from arrowstate.spark import register
+    >>> def read_clicks(spark, folder):
+    ...     register(spark)
+    ...     return spark.read.format("arrowstate").option("operator", "counter").load(f"{folder}/store")
+    """
+    with own_python(spark):
+        spark.dataSource.register(ArrowStateDataSource)

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkPicklingError
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.spark.operators.clocks import is_connect
 from arrowstate.spark.read.progress import committed_batches
 from arrowstate.storage.registry import open_storage

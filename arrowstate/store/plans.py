@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from arrowstate.maintenance.collection import (
-    CollectionPlan,
-    CollectionReport,
-    apply_collection,
-)
+from arrowstate.maintenance.collection import CollectionReport, apply_collection
+from arrowstate.maintenance.collection_plan import CollectionPlan
 from arrowstate.maintenance.compaction import (
     StoreCompactionPlan,
     StoreCompactionReport,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.clock import now_ms
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.reader import SnapshotReader

@@ -17,13 +17,10 @@ from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.log.entries import CommitLog, CommittedEntry, create_store, open_store_document
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry, create_store, open_store_document
 from arrowstate.log.pins import delete_tag, put_tag, read_pins
-from arrowstate.maintenance.collection import (
-    DEFAULT_GRACE_MS,
-    check_grace,
-    plan_collection,
-)
+from arrowstate.maintenance.collection_plan import DEFAULT_GRACE_MS, check_grace, plan_collection
 from arrowstate.maintenance.compaction import (
     StoreCompactionReport,
     apply_store_compaction,
@@ -34,9 +31,9 @@ from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, held_while_read
 from arrowstate.maintenance.recovery import StoreVerification, find_newest_whole, proposals, verify_store
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.snapshot.disposal import dispose_savepoint
-from arrowstate.snapshot.reading import Validation, check_validation, readable
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
+from arrowstate.snapshot.validation import Validation, check_validation, readable
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.store.plans import Collection, Compaction, Lease

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.table import kernels
+from arrowstate.table import equality, kernels
 
 __all__ = ["canonical_floats", "columns_equal", "fixed_words", "gather_places", "rows_equal", "sort_order", "take"]
 
@@ -94,11 +94,13 @@ def rows_equal(left: pa.Array, left_rows: Ints, right: pa.Array, right_rows: Int
     left_words, right_words = fixed_words(left), fixed_words(right)
     if left_words is not None and right_words is not None:
         width = left_words.itemsize * left_words.shape[1]
-        return kernels.equal_fixed(left_words.ctypes.data, left_rows, right_words.ctypes.data, right_rows, width)
+        return equality.equal_fixed(left_words.ctypes.data, left_rows, right_words.ctypes.data, right_rows, width)
     left_text, right_text = _text_parts(left), _text_parts(right)
     if left_text is not None and right_text is not None:
         (left_offsets, left_data, wide), (right_offsets, right_data, _) = left_text, right_text
-        return kernels.equal_bytes(left_offsets, left_data, left_rows, right_offsets, right_data, right_rows, wide=wide)
+        return equality.equal_bytes(
+            left_offsets, left_data, left_rows, right_offsets, right_data, right_rows, wide=wide
+        )
     return _equal(take(left, left_rows), take(right, right_rows))
 
 

@@ -8,7 +8,8 @@ from arrowstate.windows.assigners import (
     TumblingEventTimeWindows,
 )
 from arrowstate.windows.function import WindowFunction
-from arrowstate.windows.operator import Trigger, WindowOperator, WindowOutput
+from arrowstate.windows.operator import WindowOperator, WindowOutput
+from arrowstate.windows.triggers import Trigger
 
 __all__ = [
     "WindowFunction",

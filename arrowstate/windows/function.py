@@ -10,7 +10,8 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.processing.batch_function import BatchContext, BatchFunction
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.windows.assigners import CountWindows, GlobalWindows, WindowAssigner
-from arrowstate.windows.operator import Trigger, WindowOperator
+from arrowstate.windows.operator import WindowOperator
+from arrowstate.windows.triggers import Trigger
 
 __all__ = ["WindowFunction"]
 

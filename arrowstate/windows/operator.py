@@ -38,39 +38,14 @@ from arrowstate.windows.assigners import (
     EventTimeSessionWindows,
     GlobalWindows,
     WindowAssigner,
-    whole_number,
 )
 from arrowstate.windows.assigning import WINDOW, Batch, Windows, assign, assign_sessions
+from arrowstate.windows.triggers import HIGHEST, LOWEST, Progress, Trigger, check_triggers
 
-__all__ = ["Trigger", "WindowOperator", "WindowOutput"]
+__all__ = ["WindowOperator", "WindowOutput"]
+
 
 Ints = npt.NDArray[np.int64]
-
-_LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """When a window fires.
-
-    Parameters
-    ----------
-    count
-        None: when the watermark passes the end of the window, and again with every batch that brings it late elements.
-        A number from 1: with every batch after which it has got at least so many elements since it fired last; time
-        alone does not make it fire.
-    purging
-        Whether the elements of a window are removed when it fires, so that the next result has those after them only.
-    """
-
-    count: int | None = None
-    purging: bool = False
-
-    def __post_init__(self) -> None:
-        if self.count is not None:
-            whole_number("the count of a trigger", self.count, 1)
-        if not isinstance(self.purging, bool):
-            raise InvalidInputError(f"purging must be True or False, got {self.purging!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +56,6 @@ class WindowOutput:
     "The windows that fired at once: the key columns, `window_start`, `window_end`, and the result."
     late: pa.RecordBatch
     "The side output: the key columns, `timestamp` and value of each row that came too late for all its windows."
-
-
-@dataclass(slots=True, weakref_slot=True)
-class _Progress:
-    """What a window operator knows besides its states."""
-
-    fired_end: int = _LOWEST
-    "All windows with an end up to this have fired, and so do those at once that get elements later."
-    late_rows: int = 0
-
-    def begin(self) -> Any:
-        return self.fired_end, self.late_rows
-
-    def keep(self) -> None:
-        """There is nothing to give up."""
-
-    def go_back(self, mark: Any) -> None:
-        self.fired_end, self.late_rows = mark
 
 
 class WindowOperator:
@@ -154,7 +111,7 @@ class WindowOperator:
         trigger: Trigger | None = None,
         allowed_lateness_ms: int = 0,
     ) -> None:
-        _check(windows, descriptor, trigger, allowed_lateness_ms)
+        check_triggers(windows, descriptor, trigger, allowed_lateness_ms)
         self._backend = backend
         self._windows = windows
         self._trigger = trigger or Trigger()
@@ -176,7 +133,7 @@ class WindowOperator:
             self._fired = backend.state(TimerStateDescriptor(f"{name}_fired", "event_time", namespace=WINDOW))
         column = 2 + len(backend.key) + 1
         self._to_fire = DueRows(self._contents, column)
-        self._progress = _Progress()
+        self._progress = Progress()
         backend.transactions.join(self._progress)
         # Windows that do not stay after they have fired are gone then.
         staying = self._counts is not None or self._fired is not None
@@ -250,7 +207,7 @@ class WindowOperator:
         self._contents.add_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
         if self._seen is not None:
             self._seen.add_batch(self._key_rows(batch.keys), batch.values)
-        if self._fired is not None and not self._fired.none_after(_LOWEST if watermark is None else watermark):
+        if self._fired is not None and not self._fired.none_after(LOWEST if watermark is None else watermark):
             # The watermark was restored to before the end of windows that have fired; these will fire again.
             self._change_fired(windows, registered=False)
         fired = self._fire_touched(windows, due, given)
@@ -294,7 +251,7 @@ class WindowOperator:
             if self._counts is None:
                 fired = self._fire_passed(passed, removed)
             for rows in self._to_remove:
-                rows.remove(rows.find(_LOWEST, removed))
+                rows.remove(rows.find(LOWEST, removed))
             if self._fired is not None:
                 self._fired.pop_due(removed - 1)
         self._backend.advance_watermark(time)
@@ -348,7 +305,7 @@ class WindowOperator:
             return np.empty(0, dtype=np.int64)
         dropped = np.ones(len(batch.values), dtype=np.bool_)
         dropped[accepted] = False
-        limit = watermark if watermark == _HIGHEST else max(watermark - self._lateness, _LOWEST)
+        limit = watermark if watermark == HIGHEST else max(watermark - self._lateness, LOWEST)
         return np.flatnonzero(dropped & (batch.places <= limit))
 
     def _late_batch(self, batch: Batch, rows: Ints) -> pa.RecordBatch:
@@ -365,15 +322,15 @@ class WindowOperator:
 
     def _removed_end(self, watermark: int | None) -> int:
         """Return the highest end of windows that the watermark has passed for good."""
-        if watermark is None or watermark == _HIGHEST:
-            return _LOWEST if watermark is None else _HIGHEST
-        return max(watermark - self._lateness + 1, _LOWEST)
+        if watermark is None or watermark == HIGHEST:
+            return LOWEST if watermark is None else HIGHEST
+        return max(watermark - self._lateness + 1, LOWEST)
 
     def _due_end(self, batch: Batch, rows: Ints | None, watermark: int | None) -> Any:
         """Return up to which end windows fire with this batch."""
         if batch.totals is not None:
             return batch.totals if rows is None else batch.totals[rows]
-        return _passed_end(watermark) if self._timed and self._counts is None else _LOWEST
+        return _passed_end(watermark) if self._timed and self._counts is None else LOWEST
 
     def _merge(self, sources: Windows, targets: Windows) -> None:
         keys = self._key_rows(sources.keys)
@@ -452,34 +409,7 @@ class WindowOperator:
 
 def _passed_end(watermark: int | None) -> int:
     """Return the highest end of windows that the watermark has passed."""
-    return _LOWEST if watermark is None else min(watermark + 1, _HIGHEST)
-
-
-def _check(windows: Any, descriptor: Any, trigger: Any, lateness: Any) -> None:
-    """Refuse arguments that do not fit each other."""
-    if not isinstance(windows, WindowAssigner):
-        raise InvalidInputError(f"windows must be one of the assigners of arrowstate.windows, got {windows!r}")
-    if not isinstance(descriptor, (ReducingStateDescriptor, AggregatingStateDescriptor, ListStateDescriptor)):
-        raise InvalidInputError(f"a window holds a reducing, aggregating or list state, got {descriptor!r}")
-    if descriptor.namespace is not None or descriptor.ttl is not None:
-        raise InvalidInputError(
-            f"state {descriptor.name!r} is kept per window and as long as its window: declare it without namespaces "
-            "and without a time to live"
-        )
-    if trigger is not None and not isinstance(trigger, Trigger):
-        raise InvalidInputError(f"a trigger is a Trigger, got {trigger!r}")
-    if isinstance(windows, GlobalWindows) and (trigger is None or trigger.count is None):
-        raise InvalidInputError(f"global windows never end, so they need a trigger with a count; got {trigger!r}")
-    if isinstance(windows, CountWindows) and trigger is not None:
-        raise InvalidInputError(f"count windows fire when they are full and take no trigger, got {trigger!r}")
-    if isinstance(windows, EventTimeSessionWindows) and trigger is not None and trigger.purging:
-        raise InvalidInputError(
-            f"a session that was purged could not be merged with later elements, so session windows take no trigger "
-            f"that purges; got {trigger!r}"
-        )
-    whole_number("allowed_lateness_ms", lateness, 0)
-    if lateness and isinstance(windows, (GlobalWindows, CountWindows)):
-        raise InvalidInputError(f"{windows!r} knows no time, so nothing is late for it; got {lateness} ms of lateness")
+    return LOWEST if watermark is None else min(watermark + 1, HIGHEST)
 
 
 def _schema(contents: KeyedState[Any]) -> pa.Schema:

@@ -19,7 +19,6 @@ from arrowstate_formats.document_base import (
     Checksum,
     Count,
     Document,
-    FieldId,
     Int64,
     KeyGroup,
     Milliseconds,
@@ -30,7 +29,6 @@ from arrowstate_formats.document_base import (
     Version,
     VersionedDocument,
     check_key_groups,
-    check_nesting,
     check_place,
     plain_json,
     wide,
@@ -48,24 +46,22 @@ from arrowstate_formats.run_documents import (
     RunDocument,
     StateRunsDocument,
 )
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 __all__ = [
     "FORMAT_VERSION",
     "MAX_ENTRY_BYTES",
-    "AggregateDocument",
     "BatchDocument",
     "BoundaryDocument",
     "ColumnStatistics",
     "DeletionVectorDocument",
     "DirectoryDocument",
     "Document",
-    "FieldDocument",
     "KeyHashDocument",
     "LeaseDocument",
     "LogEntryDocument",
     "ManifestDocument",
     "ManifestHandle",
-    "NestedFieldDocument",
     "OperatorDocument",
     "OperatorPartDocument",
     "OperatorPartsDocument",
@@ -74,8 +70,6 @@ __all__ = [
     "PartFileDocument",
     "PinnedDocument",
     "RunDocument",
-    "SchemaDocument",
-    "StateDocument",
     "StateRunsDocument",
     "Statistic",
     "StatisticsDocument",
@@ -85,7 +79,6 @@ __all__ = [
     "SubtaskStatisticsDocument",
     "SubtasksDocument",
     "TagDocument",
-    "TimeToLiveDocument",
     "decode",
     "decode_inline",
     "encode",
@@ -94,6 +87,7 @@ __all__ = [
     "plain_json",
     "unpack",
 ]
+
 
 MAX_ENTRY_BYTES = 4 << 20
 """The largest log entry. What grows with the subtasks of an operator goes to files before it gets there."""
@@ -120,101 +114,6 @@ class StoreDocument(PinnedDocument, frozen=True, kw_only=True):
     store_id: Text
     key_hash: KeyHashDocument = KeyHashDocument()
     created_at_ms: Milliseconds
-
-
-class NestedFieldDocument(Document, frozen=True, kw_only=True):
-    """The identity of a field inside a column, whose type tells its name and type."""
-
-    id: FieldId
-    default: str | None = None
-    fields: list[NestedFieldDocument] = []
-
-
-class FieldDocument(Document, frozen=True, kw_only=True):
-    """A key column or value column; `id` stays the same when the column is renamed.
-
-    `default` is what rows have that were written before the column was there, as `encode_default` writes it; None for
-    null. `fields` are the fields inside a nested type, in its order, once the schema of the state has changed.
-    """
-
-    id: FieldId
-    name: Text
-    type: TypeForm
-    nullable: bool = True
-    default: str | None = None
-    fields: list[NestedFieldDocument] = []
-
-    def __post_init__(self) -> None:
-        if type(self.type) is dict:
-            check_nesting(f"the type of {self.name!r}", self.type)
-
-
-class TimeToLiveDocument(Document, frozen=True, kw_only=True):
-    """When the rows of a state expire: `ttl_ms` after `_updated_at`, by the clock named."""
-
-    ttl_ms: Int64
-    update: Literal["on_create_and_write", "on_read_and_write"]
-    visibility: Literal["never_return_expired", "return_until_cleaned_up"]
-    clock: Literal["processing_time", "event_time"]
-
-    def __post_init__(self) -> None:
-        wide(self, "ttl_ms")
-        if self.ttl_ms < 1:
-            raise ValueError(f"ttl_ms is {self.ttl_ms}, it must be at least 1")
-
-
-class AggregateDocument(Document, frozen=True, kw_only=True):
-    """What an aggregating state computes: a built-in aggregate with its parameters, or the name of another.
-
-    `accumulator_type` is a struct; its fields are the columns of the state.
-    """
-
-    name: Text
-    parameters: dict[str, Any]
-    accumulator_type: TypeForm
-
-    def __post_init__(self) -> None:
-        check_nesting(f"aggregate {self.name!r}", [self.parameters, self.accumulator_type])
-
-
-class SchemaDocument(Document, frozen=True, kw_only=True):
-    """The columns that runs of an earlier schema version have."""
-
-    version: Version
-    value_type: TypeForm
-    key: list[FieldDocument]
-    namespace: list[FieldDocument] = []
-    user_key: FieldDocument | None = None
-    columns: list[FieldDocument]
-
-
-class StateDocument(Document, frozen=True, kw_only=True):
-    """A state as its descriptor declared it, and the columns its values are stored in.
-
-    `earlier_schemas` are those that runs of the checkpoint still have, ascending; `last_field_id` is the highest id
-    that a version had which is gone, or 0.
-    """
-
-    name: str
-    kind: Literal["value", "reducing", "list", "map", "timer", "aggregating"]
-    value_type: TypeForm
-    columns: list[FieldDocument]
-    reduce: str | dict[str, str] | None = None
-    schema_version: Version = 1
-    namespace: list[FieldDocument] = []
-    user_key: FieldDocument | None = None
-    time_to_live: TimeToLiveDocument | None = None
-    clock: Literal["event_time", "processing_time"] | None = None
-    aggregate: AggregateDocument | None = None
-    reduce_callable: str | None = None
-    earlier_schemas: list[SchemaDocument] = []
-    last_field_id: FieldId = 0
-
-    def __post_init__(self) -> None:
-        check_state_name(self.name)
-        versions = [schema.version for schema in self.earlier_schemas]
-        if sorted({*versions, self.schema_version}) != [*versions, self.schema_version]:
-            raise ValueError(f"schema version {self.schema_version} with the earlier versions {versions}")
 
 
 class SubtaskDocument(Document, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from arrowstate_formats.documents import FieldDocument, NestedFieldDocument, StateDocument
+from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, StateDocument
 
 __all__ = [
     "FIELD_ID_KEY",

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.defaults import encode_default
-from arrowstate_formats.documents import FieldDocument, NestedFieldDocument
 from arrowstate_formats.key_hash import hash_columns
-from arrowstate_formats.run_files import write_run
+from arrowstate_formats.run_writing import write_run
+from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument
 
 TARGET = Path(__file__).with_name("schema_evolution.json")
 

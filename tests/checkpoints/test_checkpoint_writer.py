@@ -24,8 +24,9 @@ from arrowstate import (
 )
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id
-from arrowstate.log.entries import CommitLog, path_of
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import path_of
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.writing import operator_document, write_subtask
 from arrowstate_formats.run_files import checksum
 

@@ -30,7 +30,7 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.log.entries import create_store, path_of
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage import open_storage

@@ -16,9 +16,11 @@ import pytest
 from arrowstate import CommitUnknownError, RetentionPolicy, StateStore, StorageError
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.writer import CheckpointWriter
-from arrowstate.log.entries import CommitLog, create_store, open_store_document, path_of
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import create_store, open_store_document, path_of
 from arrowstate.log.pins import read_pins
-from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.maintenance.collection import apply_collection
+from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
 from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.snapshot.references import ReferenceReader

@@ -13,7 +13,8 @@ import arrowstate
 from arrowstate.checkpoints.writer import CheckpointWriter, _Needs
 from arrowstate.clock import new_id
 from arrowstate.errors import CorruptDataError
-from arrowstate.log.entries import CommitLog, path_of
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import path_of
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.store import StateStore

@@ -21,7 +21,7 @@ from arrowstate import (
 )
 from arrowstate.log.entries import create_store
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import open_storage
 from arrowstate.store import StateStore

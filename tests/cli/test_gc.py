@@ -12,7 +12,7 @@ import pytest
 import arrowstate
 from arrowstate.cli import main
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 

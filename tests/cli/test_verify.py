@@ -16,7 +16,7 @@ from arrowstate import CheckpointNotFoundError, CorruptDataError, FormatVersionE
 from arrowstate.cli import main
 from arrowstate.maintenance.recovery import proposals
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.store import StateStore
 from arrowstate_formats.documents import LogEntryDocument, decode, encode

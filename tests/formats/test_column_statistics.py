@@ -12,7 +12,7 @@ import pytest
 
 from arrowstate_formats import InvalidInputError
 from arrowstate_formats.documents import ColumnStatistics, decode, encode
-from arrowstate_formats.run_files import write_run
+from arrowstate_formats.run_writing import write_run
 from arrowstate_formats.statistics import bound_of, column_statistics, paths_with_nan
 
 MOMENT = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)

@@ -23,7 +23,6 @@ from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
     Document,
-    FieldDocument,
     LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
@@ -33,7 +32,6 @@ from arrowstate_formats.documents import (
     OperatorStateDocument,
     ParentDocument,
     RunDocument,
-    StateDocument,
     StateRunsDocument,
     StoreDocument,
     SubtaskDocument,
@@ -43,6 +41,7 @@ from arrowstate_formats.documents import (
     encode,
     encode_inline,
 )
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 SUM = "0123456789abcdef" * 2
 

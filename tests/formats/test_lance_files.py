@@ -24,7 +24,9 @@ from lance.file import LanceFileReader, LanceFileWriter
 from arrowstate_formats import CorruptDataError, InvalidInputError, lance_files
 from arrowstate_formats.errors import MissingDependencyError
 from arrowstate_formats.lance_files import LocalCopy
-from arrowstate_formats.run_files import RunFile, read_run, write_run
+from arrowstate_formats.run_files import RunFile
+from arrowstate_formats.run_reading import read_run
+from arrowstate_formats.run_writing import write_run
 
 LONG = st.integers(-(2**63), 2**63 - 1)
 FLAT: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -325,7 +327,8 @@ def test_a_process_that_was_forked_after_the_first_use_gets_an_error_where_lance
 import io, os
 import pyarrow as pa
 from arrowstate_formats import InvalidInputError
-from arrowstate_formats.run_files import read_run, write_run
+from arrowstate_formats.run_reading import read_run
+from arrowstate_formats.run_writing import write_run
 
 batch = pa.record_batch({"_key_hash": pa.array(range(100_000))})
 

@@ -19,7 +19,9 @@ import pyarrow.compute as pc
 import pytest
 
 from arrowstate_formats import InvalidInputError
-from arrowstate_formats.run_files import RunFormat, read_run, write_run
+from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.run_reading import read_run
+from arrowstate_formats.run_writing import write_run
 
 Bools = npt.NDArray[np.bool_]
 

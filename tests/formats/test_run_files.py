@@ -21,17 +21,9 @@ import xxhash
 from msgspec.structs import replace
 
 from arrowstate_formats import CorruptDataError, InvalidInputError
-from arrowstate_formats.run_files import (
-    RunFile,
-    RunFormat,
-    checksum,
-    frame_checksum,
-    read_arrow_batches,
-    read_parquet_row_groups,
-    read_run,
-    split_at_key_groups,
-    write_run,
-)
+from arrowstate_formats.run_files import RunFile, RunFormat, checksum, frame_checksum, split_at_key_groups
+from arrowstate_formats.run_reading import read_arrow_batches, read_parquet_row_groups, read_run
+from arrowstate_formats.run_writing import write_run
 
 FORMATS = pytest.mark.parametrize("run_format", ["arrow", "parquet", "lance"])
 

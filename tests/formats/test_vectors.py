@@ -19,8 +19,10 @@ from arrowstate.schema.fields import fields_of
 from arrowstate_formats import hash_columns, type_from_json, type_to_json
 from arrowstate_formats.arrow_types import _FLAT
 from arrowstate_formats.deletion_vectors import clear_dead_rows, write_deletion_vector
-from arrowstate_formats.documents import BatchDocument, FieldDocument, NestedFieldDocument
-from arrowstate_formats.run_files import RunFormat, checksum, read_run
+from arrowstate_formats.documents import BatchDocument
+from arrowstate_formats.run_files import RunFormat, checksum
+from arrowstate_formats.run_reading import read_run
+from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument
 
 VECTORS = Path(__file__).parents[2] / "formats/vectors"
 HASHES = json.loads((VECTORS / "key_hash_types.json").read_text())["cases"]

@@ -14,14 +14,8 @@ from arrowstate.errors import (
     StoreNotFoundError,
 )
 from arrowstate.log.boundary import put_boundary
-from arrowstate.log.entries import (
-    HINT_PATH,
-    CommitLog,
-    create_store,
-    open_store_document,
-    path_of,
-    put_store_document,
-)
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import HINT_PATH, create_store, open_store_document, path_of, put_store_document
 from arrowstate.storage import clear_memory_storage, open_storage
 from arrowstate.testing.faults import Fault, FaultyStorage
 from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument, ParentDocument, encode

@@ -8,7 +8,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.log.boundary import boundaries, number_of, path_of
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.snapshot.verification import verify_log
 
 COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")

@@ -23,7 +23,7 @@ from arrowstate.log.boundary import boundaries, read_boundary
 from arrowstate.maintenance.collection import apply_collection
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store.store import StateStore

@@ -36,12 +36,14 @@ from arrowstate import (
     StorageError,
 )
 from arrowstate.log.boundary import boundaries, put_boundary, read_boundary
-from arrowstate.log.entries import CommitLog, create_store, path_of
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import create_store, path_of
 from arrowstate.log.pins import put_tag
-from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.maintenance.collection import apply_collection
+from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.leases import CheckpointLease
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.writing import RunWriter
 from arrowstate.storage import clear_memory_storage, local, open_storage

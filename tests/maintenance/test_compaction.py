@@ -20,7 +20,8 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.checkpoints.compaction import choose, compact_backends, plan_compaction
-from arrowstate.snapshot.reading import forget_open_files, store_key
+from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.storage_use import RunSlice
 from arrowstate.table.merging import MergePolicy
 

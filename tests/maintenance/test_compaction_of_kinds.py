@@ -19,7 +19,7 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.backend.keyed import restore_backend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.checkpoints.compaction import plan_compaction
 from arrowstate.table.merging import MergePolicy
 from long_form import short_or_long

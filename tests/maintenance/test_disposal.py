@@ -22,7 +22,7 @@ from arrowstate import (
 )
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.disposal import dispose
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.storage import open_storage
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")

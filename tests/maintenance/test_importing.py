@@ -26,11 +26,11 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot import contents
 from arrowstate.snapshot.contents import checked_pieces
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import open_storage
 from arrowstate.store import StateStore

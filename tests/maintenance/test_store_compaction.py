@@ -34,9 +34,11 @@ from arrowstate import (
     key_group_range,
     key_hash,
 )
-from arrowstate.log.entries import CommitLog, create_store
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import create_store
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.reading import forget_open_files, subtask_runs
+from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import clear_memory_storage, open_storage
 from arrowstate.store import StateStore

@@ -12,7 +12,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import CheckpointNotFoundError, CheckpointsCollectedError, IncompatibleStateError
 from arrowstate.log import timeline
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.changes import StateChanges, change_columns
 from arrowstate.query.state import StateReader
 

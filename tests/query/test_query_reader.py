@@ -10,7 +10,7 @@ import pytest
 
 import arrowstate
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 
 
 def test_to_arrow_returns_each_live_row_once(large):

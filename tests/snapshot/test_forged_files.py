@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from arrowstate import KeyedStateBackend, StateStore, ValueStateDescriptor, open_store
 from arrowstate.errors import CorruptDataError, InvalidInputError
-from arrowstate.log.entries import CommitLog, path_of
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import path_of
 from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import write_manifest
 from arrowstate.spark.read.changes import ChangePlan

@@ -12,7 +12,7 @@ import pytest
 from arrowstate import FencedError, KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, open_store
 from arrowstate.clock import new_id
 from arrowstate.snapshot import writing
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import RunWriter, operator_document, write_subtask
 from arrowstate.table.merging import MergePolicy

@@ -23,8 +23,9 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import forget_open_files, open_file, subtask_runs
-from arrowstate_formats import run_files
+from arrowstate.snapshot.open_files import forget_open_files, open_file
+from arrowstate.snapshot.reading import subtask_runs
+from arrowstate_formats import run_files, run_reading
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 KEYS = pa.array(range(100_000))
@@ -65,13 +66,13 @@ def open_file_of(snapshot):
 def rows_read(monkeypatch):
     """How many rows each call of the library returned."""
     numbers = []
-    read = run_files.read_lance_rows
+    read = run_reading.read_lance_rows
 
     def counted(path, rows, ranges, columns):
         numbers.append(sum(count for _, count in ranges))
         return read(path, rows, ranges, columns)
 
-    monkeypatch.setattr(run_files, "read_lance_rows", counted)
+    monkeypatch.setattr(run_reading, "read_lance_rows", counted)
     return numbers
 
 

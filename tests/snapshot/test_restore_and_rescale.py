@@ -23,7 +23,8 @@ from arrowstate import (
 )
 from arrowstate.clock import new_id
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import find_operator, find_state, forget_open_files, open_state
+from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.snapshot.reading import find_operator, find_state, open_state
 from arrowstate.snapshot.subtasks import read_states
 from arrowstate.snapshot.writing import operator_document, write_subtask
 

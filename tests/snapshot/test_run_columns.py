@@ -31,17 +31,11 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.storage import clear_memory_storage
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
-from arrowstate_formats import run_files
+from arrowstate_formats import run_writing
 from arrowstate_formats.arrow_types import type_from_json
-from arrowstate_formats.documents import (
-    BatchDocument,
-    FieldDocument,
-    NestedFieldDocument,
-    RunDocument,
-    StateDocument,
-    decode_inline,
-)
-from arrowstate_formats.run_files import read_run
+from arrowstate_formats.documents import BatchDocument, RunDocument, decode_inline
+from arrowstate_formats.run_reading import read_run
+from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, StateDocument
 from arrowstate_formats.state_columns import HIDDEN_FIELD_IDS
 
 PLACE = pa.struct([("x", pa.int8()), ("y", pa.int8())])
@@ -246,8 +240,8 @@ def test_a_deep_look_finds_batches_that_say_other_times(
         value = getattr(right, member)
         return right if value is None else replace(right, **{member: value + (1 if member.startswith("max") else -1)})
 
-    batch_document = run_files._batch_document
-    monkeypatch.setattr(run_files, "_batch_document", wrong)
+    batch_document = run_writing._batch_document
+    monkeypatch.setattr(run_writing, "_batch_document", wrong)
     snapshot = written(store, states_of_every_kind())
 
     problems = snapshot.verify(deep=True).problems

@@ -33,7 +33,7 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.clock import new_id
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.savepoint import write_frozen_savepoint, write_savepoint
 from arrowstate.storage import open_storage
 from arrowstate.store import Snapshot, StateStore

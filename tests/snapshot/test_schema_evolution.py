@@ -26,10 +26,10 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.backend.keyed import restore_backend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.cli import main
 from arrowstate.errors import CorruptDataError, InvalidInputError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.state import StateReader
 from arrowstate.schema.fields import documents_of
 from arrowstate.table.merging import MergePolicy

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import KeyedStateBackend, ValueStateDescriptor
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 
 NAN = math.nan
 TYPES = {

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 import arrowstate
-from arrowstate.spark.sink import keyed_sink as session
+from arrowstate.spark import keyed_sink, source
 from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
 
 
@@ -52,12 +52,12 @@ def run(folder: Path, batch_id: int) -> None:
         def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:
             return KillingWriter(super().streamWriter(schema, overwrite).plan)
 
-    session.ArrowStateDataSource = KillingSource  # type: ignore[misc]
+    source.ArrowStateDataSource = KillingSource  # type: ignore[misc]
     reader = spark.readStream.schema("k long, n long, v long").option("maxFilesPerTrigger", 1)
     totals = arrowstate.ReducingStateDescriptor(
         "totals", pa.struct([("n", pa.int64()), ("v", pa.int64())]), reduce={"n": "count", "v": "sum"}
     )
-    writer = session.keyed_sink(
+    writer = keyed_sink(
         reader.parquet(str(folder / "in")),
         store=folder / "store",
         uid="counter",

@@ -8,7 +8,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import FencedError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.spark import progress
 
 TIGHT = arrowstate.CompactionPolicy(1.001, min_bytes=0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import arrowstate
-from arrowstate.spark.sink import keyed_sink as session
+from arrowstate.spark import source
 from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
 
 
@@ -61,7 +61,7 @@ def test_a_task_that_is_tried_again_counts_once(
         def streamWriter(self, schema: Any, overwrite: bool) -> KeyedStateWriter:
             return FailingWriter(super().streamWriter(schema, overwrite).plan)
 
-    monkeypatch.setattr(session, "ArrowStateDataSource", FailingSource)
+    monkeypatch.setattr(source, "ArrowStateDataSource", FailingSource)
 
     stream.run()
 
@@ -87,7 +87,7 @@ def test_a_query_whose_commit_fails_goes_on_after_a_restart(
             return FailingWriter(super().streamWriter(schema, overwrite).plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "ArrowStateDataSource", FailingSource)
+        patch.setattr(source, "ArrowStateDataSource", FailingSource)
         with pytest.raises(StreamingQueryException, match="the answer was lost"):
             stream.run()
     stream.add(make_rows(2))

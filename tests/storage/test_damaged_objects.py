@@ -10,7 +10,7 @@ import pytest
 
 from arrowstate import CorruptDataError, FormatVersionError, open_store
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from every_kind import FORMATS, UID, Job, small_files
 from object_servers import S3_OPTIONS
 

@@ -25,7 +25,7 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.snapshot.reading import forget_open_files
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.subtasks import read_states
 from arrowstate_formats.documents import (
     FORMAT_VERSION,

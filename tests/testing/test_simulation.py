@@ -14,7 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.log.entries import CommitLog, CommittedEntry
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance import collection
 from arrowstate.testing.faults import Call, Crashed, Fault
 from arrowstate_formats.documents import encode

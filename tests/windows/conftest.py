@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.backend.keyed import restore_backend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.storage import clear_memory_storage
 from arrowstate.windows import CountWindows, GlobalWindows, WindowOperator
 from arrowstate_formats.key_groups import key_groups

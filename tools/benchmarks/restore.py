@@ -18,7 +18,8 @@ import pyarrow as pa
 
 import arrowstate
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import find_operator, find_state, forget_open_files, open_state
+from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.snapshot.reading import find_operator, find_state, open_state
 from benchmarks.harness import Contender, Report, argument_parser
 from benchmarks.rocksdb_peer import RocksDB
 from benchmarks.workload import SUM, Keys, load_arrowstate, load_rocksdb

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.duckdb.dataset import ScannedDataset, ScanStatistics
 from arrowstate.snapshot.subtasks import subtasks_of

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from arrowstate.errors import CommitUnknownError, FencedError, InvalidInputError
 from arrowstate.log.boundary import NewReferences
-from arrowstate.log.entries import CommitLog, next_checkpoint, next_fence, refuse_loss
+from arrowstate.log.commit_log import CommitLog, refuse_loss
+from arrowstate.log.entries import next_checkpoint, next_fence
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted, whole_operators
 from arrowstate.snapshot.writing import delete_quietly

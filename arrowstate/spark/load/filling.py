@@ -22,9 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.errors import InvalidInputError
-from arrowstate.log.entries import CommitLog, open_store_document
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import open_store_document
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ReducingStateDescriptor,
@@ -43,9 +45,10 @@ from arrowstate.state.kinds.value import ValueState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table import kernels
-from arrowstate_formats.documents import FieldDocument, StateDocument, SubtaskDocument, SubtaskStatisticsDocument
+from arrowstate_formats.documents import SubtaskDocument, SubtaskStatisticsDocument
 from arrowstate_formats.key_groups import key_group_range
 from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 __all__ = ["FillPlan", "FilledSubtask", "StateFill", "fill_subtask", "key_columns_of", "pieces_of"]
 

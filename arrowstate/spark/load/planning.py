@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError, ValueTypeError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,

@@ -19,7 +19,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.log.entries import CommitLog, create_store
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import create_store
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly

@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, StructType
 
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.processing.batch_function import BatchFunction
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.keys import check_key_schema

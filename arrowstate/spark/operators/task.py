@@ -14,11 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.clock import now_ms
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.processing.batch_function import BatchFunction, BatchProcess
-from arrowstate.processing.process_function import KeyedProcess, KeyedProcessFunction
+from arrowstate.processing.keyed_process import KeyedProcess
+from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.snapshot.operator import read_part
@@ -31,13 +33,9 @@ from arrowstate.spark.sink.task import SubtaskResult, same_subtask
 from arrowstate.state.operator_list import BroadcastState, ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import (
-    FieldDocument,
-    LogEntryDocument,
-    OperatorPartDocument,
-    OperatorStateDocument,
-)
+from arrowstate_formats.documents import LogEntryDocument, OperatorPartDocument, OperatorStateDocument
 from arrowstate_formats.key_groups import key_group_range
+from arrowstate_formats.schema_documents import FieldDocument
 
 __all__ = ["Operator", "OperatorPlan", "OperatorResult", "Step", "run_subtask"]
 

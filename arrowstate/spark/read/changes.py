@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.timeline import (
     Step,
     newest_checkpoint_id,
@@ -27,7 +27,8 @@ from arrowstate.log.timeline import (
 )
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_columns
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
-from arrowstate.snapshot.reading import Validation, find_operator, readable
+from arrowstate.snapshot.reading import find_operator
+from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.spark.read.options import (
     await_checkpoint,
     check_options,

@@ -23,10 +23,9 @@ from arrowstate.query.files import StoredRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.read.states import ReadPlan
-from arrowstate.spark.register import register
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
-from arrowstate.spark.source import FORMAT
+from arrowstate.spark.source import FORMAT, register
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table.run import HASH_COLUMN

@@ -14,9 +14,10 @@ from typing import cast, get_args
 import msgspec
 
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, NotFoundError
-from arrowstate.log.entries import CommitLog, open_store_document
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import open_store_document
 from arrowstate.log.pins import read_pins
-from arrowstate.snapshot.reading import Validation
+from arrowstate.snapshot.validation import Validation
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument

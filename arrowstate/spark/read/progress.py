@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord
 from arrowstate.store import open_store

@@ -14,9 +14,10 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.reading import Validation, find_operator, readable
+from arrowstate.snapshot.reading import find_operator
+from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.spark.read.options import (
     check_options,
     column_names,

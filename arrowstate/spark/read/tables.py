@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.duckdb.history import HISTORY_TABLES, history_table
 from arrowstate.query.duckdb.operator_state import OperatorStateRows
 from arrowstate.snapshot.operator import find_operator_state

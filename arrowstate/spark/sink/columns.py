@@ -37,7 +37,7 @@ from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.sink.plan import StateInput
 from arrowstate.state.folds.aggregates import aggregate_of
-from arrowstate_formats.documents import FieldDocument, StateDocument
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -11,26 +11,26 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
-from arrowstate.log.entries import CommitLog
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.versions import evolve_state
 from arrowstate.spark.commit import check_alone, check_no_operator_state
-from arrowstate.spark.register import register
 from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.sink.changelog import check_follows_changes
 from arrowstate.spark.sink.columns import StreamColumns, check_states, state_input
 from arrowstate.spark.sink.plan import SinkPlan
-from arrowstate.spark.source import FORMAT
+from arrowstate.spark.source import FORMAT, register
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
-from arrowstate_formats.documents import FieldDocument, OperatorDocument, StateDocument
+from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,8 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import descriptor_of, key_schema_of
-from arrowstate_formats.documents import FieldDocument, StateDocument, pack, unpack
+from arrowstate_formats.documents import pack, unpack
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 __all__ = ["SinkPlan", "StateInput"]
 

@@ -13,10 +13,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.clock import now_ms
 from arrowstate.errors import KeyTypeError
-from arrowstate.log.entries import CommitLog, open_store_document
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import open_store_document
 from arrowstate.snapshot.subtasks import read_states, subtask_of, subtasks_of
 from arrowstate.snapshot.writing import subtask_bytes, write_subtask
 from arrowstate.spark.metrics import TaskMeter, TaskMetrics
@@ -25,14 +27,9 @@ from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.state_rows import StateRows, ordered
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import (
-    FieldDocument,
-    OperatorDocument,
-    StateDocument,
-    SubtaskDocument,
-    SubtaskStatisticsDocument,
-)
+from arrowstate_formats.documents import OperatorDocument, SubtaskDocument, SubtaskStatisticsDocument
 from arrowstate_formats.key_groups import key_group_range
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 __all__ = ["SubtaskResult", "fold_micro_batch", "same_subtask"]
 

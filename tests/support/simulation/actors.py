@@ -23,8 +23,9 @@ from arrowstate.errors import (
     NotFoundError,
     StorageError,
 )
-from arrowstate.log.entries import CommitLog
-from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.maintenance.collection import apply_collection
+from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
 from arrowstate.maintenance.leases import CheckpointLease
 from arrowstate.maintenance.retention import RetentionPolicy

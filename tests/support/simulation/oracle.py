@@ -15,7 +15,8 @@ from typing import Any
 
 from arrowstate.errors import ArrowStateError
 from arrowstate.log.boundary import path_of
-from arrowstate.log.entries import CommitLog, open_store_document
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import open_store_document
 from arrowstate.storage.base import Storage
 from arrowstate.storage.memory import MemoryStorage
 from arrowstate_formats.documents import LogEntryDocument

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
-from arrowstate.log import entries
+from arrowstate.log import commit_log
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.entries import create_store
-from arrowstate.maintenance.collection import apply_collection, plan_collection
+from arrowstate.maintenance.collection import apply_collection
+from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.leases import CheckpointLease
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.storage.base import Outcome, Storage
@@ -134,7 +135,7 @@ def _commits(call: Call | None) -> bool:
 def _doing_without(guarantee: str | None) -> Iterator[None]:
     """Let commits overlook what collections have said, or what they have taken."""
     if guarantee == "boundary-check":
-        with mock.patch.object(entries, "boundaries", lambda _: []):
+        with mock.patch.object(commit_log, "boundaries", lambda _: []):
             yield
     elif guarantee == "grace":
         # No grace period alone costs attempts, and no checkpoint: commits look whether their files are there.

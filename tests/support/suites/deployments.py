@@ -13,8 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.operator_state import OperatorStateDescriptor
 from arrowstate.storage import clear_memory_storage

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arrowstate.backend.keyed import KeyedStateBackend, restore_backend
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.restoring import restore_backend
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, ProcessElementError, ValueOverflowError
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,

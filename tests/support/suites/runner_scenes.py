@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchProcess
-from arrowstate.processing.process_function import Collector, KeyedProcess, KeyedProcessFunction, ProcessContext
+from arrowstate.processing.keyed_process import KeyedProcess
+from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.windows import (
     CountWindows,

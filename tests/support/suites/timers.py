@@ -16,7 +16,7 @@ from arrowstate.errors import (
     ValueTypeError,
 )
 from arrowstate.schema.descriptors import TimerStateDescriptor, ValueStateDescriptor
-from arrowstate.state.kinds.timers import TimerService
+from arrowstate.state.kinds.timer_service import TimerService
 from suites.deployments import Job
 from suites.suite import KeyedStateSuite
 

@@ -1,0 +1,317 @@
+"""Run files read: whole, or some of their record batches, compared with what their document says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from arrowstate_formats.documents import BatchDocument
+from arrowstate_formats.errors import ArrowStateError, CorruptDataError
+from arrowstate_formats.lance_files import LocalCopy, read_lance_rows
+from arrowstate_formats.parquet_types import from_parquet
+from arrowstate_formats.schema_metadata import DECLARED_SCHEMA_KEY, SCHEMA_KEY, chosen_fields, read_schema
+from arrowstate_formats.state_columns import HASH_COLUMN, without_metadata
+
+if TYPE_CHECKING:
+    # Loaded where it is used: it brings Arrow's clients of object stores, a tenth of what the package takes to import.
+    pass
+from arrowstate_formats.run_files import ARROW_MAGIC_BYTES, RunFormat, batch_bytes, check_format, frame_checksum
+
+__all__ = ["read_arrow_batches", "read_parquet_row_groups", "read_run"]
+
+
+def read_arrow_batches(
+    buffer: pa.Buffer,
+    documents: Sequence[BatchDocument],
+    schema: pa.Schema | None = None,
+    *,
+    verify: bool = True,
+    full: bool = False,
+    path: str = "",
+) -> list[pa.RecordBatch]:
+    """Return the given record batches of an Arrow run file; their columns are views into `buffer`.
+
+    Parameters
+    ----------
+    buffer
+        The whole file, for instance a memory map.
+    documents
+        The batches to read, as the manifest lists them.
+    schema
+        The schema that the file must have; None takes what the file says.
+    verify
+        Whether to compare each batch with its checksum, which reads all of its bytes once.
+    full
+        Whether to look at every offset and text too, see `read_run`.
+    path
+        For messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If a checksum, the schema or a number of rows differs, or the bytes cannot be parsed.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "arrow", file)
+    >>> read_arrow_batches(pa.py_buffer(file.getvalue()), run.batches)[0].num_rows
+    2
+    """
+    with _parsing(path):
+        stored = _arrow_schema(buffer)
+        if schema is not None and not stored.equals(schema):
+            raise CorruptDataError(path, f"the columns are {stored}, expected {schema}")
+        batches = []
+        for document in documents:
+            batch = pa.ipc.read_record_batch(batch_bytes(buffer, document, verify, path), stored)
+            _check_batch(batch, document, path, full)
+            batches.append(batch)
+        return batches
+
+
+def _arrow_schema(buffer: pa.Buffer) -> pa.Schema:
+    """Read the schema from the head of the file and compare it with the copy in the footer."""
+    head = pa.ipc.read_schema(buffer.slice(ARROW_MAGIC_BYTES))
+    foot = pa.ipc.open_file(buffer).schema
+    if not head.equals(foot, check_metadata=True):
+        raise ValueError(f"the schemas at the begin and at the end differ: {head} and {foot}")
+    return head
+
+
+def read_parquet_row_groups(
+    buffer: pa.Buffer,
+    documents: Sequence[BatchDocument],
+    indexes: Sequence[int],
+    columns: Sequence[str] | None = None,
+    *,
+    verify: bool = True,
+    full: bool = False,
+    path: str = "",
+) -> list[pa.RecordBatch]:
+    """Return the given row groups of a Parquet run file, one record batch each.
+
+    Parameters
+    ----------
+    buffer
+        The whole file.
+    documents
+        All row groups of the file, as the manifest lists them.
+    indexes
+        Which of them to read, 0 to len(documents) - 1.
+    columns
+        Which columns to read, in this order; None reads all.
+    verify
+        Whether to compare each row group with its checksum, which reads the bytes of all of its columns. The
+        checksums of the pages that are decoded are compared in any case.
+    full
+        Whether to look at every offset and text too, see `read_run`.
+    path
+        For messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If a checksum or a number of rows differs, or the bytes cannot be parsed.
+    InvalidInputError
+        If a column does not exist.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "parquet", file)
+    >>> read_parquet_row_groups(pa.py_buffer(file.getvalue()), run.batches, [0])[0].num_rows
+    2
+    """
+    import pyarrow.parquet as pq
+
+    for index in indexes:
+        batch_bytes(buffer, documents[index], verify, path)
+    with _parsing(path):
+        reader = pq.ParquetFile(pa.BufferReader(buffer), page_checksum_verification=True)
+        if reader.num_row_groups != len(documents):
+            raise CorruptDataError(path, f"{reader.num_row_groups} row groups, expected {len(documents)}")
+        schema = chosen_fields(_parquet_schema(reader.metadata.metadata), columns)
+        batches = []
+        for index in indexes:
+            table = reader.read_row_group(index, columns=schema.names, use_threads=False)
+            batch = _one_batch(table.select(schema.names), schema)
+            _check_batch(batch, documents[index], path, full)
+            batches.append(batch)
+        return batches
+
+
+def _parquet_schema(metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+    """Return the schema that was written: files have it under a key of its own where Parquet lacks a type of it."""
+    key = DECLARED_SCHEMA_KEY if DECLARED_SCHEMA_KEY.encode() in (metadata or {}) else SCHEMA_KEY
+    return without_metadata(read_schema(metadata, key))
+
+
+def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    if not schema.names:
+        return _no_columns(table.num_rows)
+    columns = [column.combine_chunks() for column in table.columns]
+    if any(isinstance(column, pa.ChunkedArray) for column in columns):
+        raise ValueError("a row group became several batches")
+    return from_parquet(columns, schema)
+
+
+def _no_columns(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+
+
+def _read_lance(
+    buffer: pa.Buffer,
+    documents: Sequence[BatchDocument],
+    indexes: Sequence[int],
+    columns: Sequence[str] | None,
+    location: Path | None,
+    full: bool,
+    path: str,
+) -> list[pa.RecordBatch]:
+    ends = list(accumulate(document.rows for document in documents))
+    ranges = [(ends[index] - documents[index].rows, documents[index].rows) for index in indexes]
+    with _parsing(path):
+        if columns is not None and not columns:
+            return [_no_columns(rows) for _, rows in ranges]
+        if location is None:
+            copy = LocalCopy(buffer)
+            location = copy.path
+        batches = read_lance_rows(location, ends[-1] if ends else 0, ranges, columns)
+        for index, batch in zip(indexes, batches, strict=True):
+            _check_batch(batch, documents[index], path, full)
+            _check_hashes(batch, documents[index], path)
+        return batches
+
+
+def _check_hashes(batch: pa.RecordBatch, document: BatchDocument, path: str) -> None:
+    """Compare the ends of a batch that was found by row numbers alone."""
+    if HASH_COLUMN not in batch.schema.names:
+        return
+    hashes = batch.column(HASH_COLUMN)
+    found = (hashes[0].as_py(), hashes[-1].as_py())
+    if found != (document.min_hash, document.max_hash):
+        raise CorruptDataError(path, f"hashes {found}, expected {(document.min_hash, document.max_hash)}")
+
+
+def read_run(
+    buffer: pa.Buffer,
+    format: RunFormat,
+    documents: Sequence[BatchDocument],
+    indexes: Sequence[int] | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    verify: bool = True,
+    full: bool = False,
+    frame_xxh3_128: str | None = None,
+    location: Path | None = None,
+    path: str = "",
+) -> list[pa.RecordBatch]:
+    """Return record batches of a run file of any format.
+
+    Parameters
+    ----------
+    buffer
+        The whole file, for instance a memory map.
+    format
+        "arrow" (the result is a view into the buffer), "parquet" or "lance".
+    documents
+        All batches of the file, as the manifest lists them.
+    indexes
+        Which of them to read; None reads all.
+    columns
+        Which columns to return, in this order; None returns all.
+    verify
+        Whether to compare the bytes of each batch that is read with its checksum; of a Lance file those of all batches,
+        because rows lie anywhere in it.
+    full
+        Whether to take nothing on trust, which checksums cannot tell of bytes that somebody forged: every offset lies
+        within what it points into, texts are UTF-8, no field that is declared without nulls has one, and hashes are in
+        order and within what the document says. A program that follows a forged offset may die. It takes a pass over
+        the offsets and texts of what is read.
+    frame_xxh3_128
+        The frame checksum of the manifest, compared when `verify` is true and it is given. Without it, damage to
+        header or footer is found only if it makes the file unreadable.
+    location
+        A local file with the bytes of `buffer`, which Lance reads; None makes a temporary one. Not used otherwise.
+    path
+        For messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If a checksum or a number of rows differs, or the bytes cannot be parsed.
+    InvalidInputError
+        If a column does not exist.
+    MissingDependencyError
+        If the format is "lance" and the package pylance is not installed.
+    OSError
+        If the operating system cannot read a Lance file, or has no room for a temporary one.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1]), "n": pa.array([7])})], "parquet", file)
+    >>> read_run(pa.py_buffer(file.getvalue()), "parquet", run.batches, columns=["n"])[0].to_pylist()
+    [{'n': 7}]
+    """
+    check_format(format)
+    end = documents[-1].offset + documents[-1].bytes if documents else 0
+    if end > buffer.size:
+        raise CorruptDataError(path, f"{buffer.size} bytes, the last batch ends at {end}")
+    if verify and frame_xxh3_128 is not None and frame_checksum(buffer, documents) != frame_xxh3_128:
+        raise CorruptDataError(path, "the header or the footer does not match its checksum")
+    chosen = range(len(documents)) if indexes is None else indexes
+    if format == "parquet":
+        return read_parquet_row_groups(buffer, documents, chosen, columns, verify=verify, full=full, path=path)
+    if format == "lance":
+        for document in documents if verify else []:
+            batch_bytes(buffer, document, verify, path)
+        return _read_lance(buffer, documents, chosen, columns, location, full, path)
+    batches = read_arrow_batches(buffer, [documents[index] for index in chosen], verify=verify, full=full, path=path)
+    if columns is None:
+        return batches
+    for batch in batches[:1]:
+        chosen_fields(batch.schema, columns)
+    return [batch.select(list(columns)) for batch in batches]
+
+
+@contextmanager
+def _parsing(path: str) -> Iterator[None]:
+    """Report every failure of a parser as damage of the file it parses."""
+    try:
+        yield
+    except ArrowStateError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # What the operating system says of a local file is nothing about its bytes.
+            raise
+        # The parsers raise whatever the damaged bytes lead to: ArrowInvalid, OSError, KeyError, MemoryError, ...
+        raise CorruptDataError(path, f"{type(error).__name__}: {error}") from error
+
+
+def _check_batch(batch: pa.RecordBatch, document: BatchDocument, path: str, full: bool) -> None:
+    batch.validate(full=full)
+    if batch.num_rows != document.rows:
+        raise CorruptDataError(
+            path, f"the batch at byte {document.offset} has {batch.num_rows} rows, expected {document.rows}"
+        )
+    if not full:
+        return
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise CorruptDataError(path, f"column {field.name!r} has nulls and is declared without")
+    if HASH_COLUMN in batch.schema.names:
+        _check_hashes(batch, document, path)
+        hashes = batch.column(HASH_COLUMN).to_numpy()
+        if (hashes[1:] < hashes[:-1]).any():
+            raise CorruptDataError(path, f"the rows of the batch at byte {document.offset} are not in order")
