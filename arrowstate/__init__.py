@@ -4,7 +4,8 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.coordination import CheckpointOptions
-from arrowstate.checkpoints.driver import CheckpointCoordinator, CheckpointProgress, PendingCheckpoint
+from arrowstate.checkpoints.driver import CheckpointCoordinator
+from arrowstate.checkpoints.pending import CheckpointProgress, PendingCheckpoint
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointAbortedError,

@@ -15,7 +15,6 @@ import pyarrow as pa
 from arrowstate.backend.inspection import Iteration
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.aggregates import BuiltIn
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -28,6 +27,7 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.layout import (
     StateLayout,
     check_same_state,
+    computed_by,
     descriptor_of,
     key_documents,
     state_document,
@@ -237,16 +237,9 @@ class KeyedStateBackend(Iteration):
                 f"state {descriptor.name!r} is in use with {have.descriptor.ttl or 'no time to live'}, "
                 f"got {descriptor.ttl or 'none'}; it may change after a restore"
             )
-        if isinstance(descriptor, ValueStateDescriptor) and have.descriptor != descriptor:
-            raise InvalidInputError(
-                f"state {descriptor.name!r} is in use with the default {have.descriptor.default!r}, "
-                f"got {descriptor.default!r}; use one descriptor"
-            )
-        if _computed(have.descriptor) != _computed(descriptor):
-            raise InvalidInputError(
-                f"state {descriptor.name!r} is in use with {_computed(have.descriptor)}, got {_computed(descriptor)}; "
-                "use one descriptor"
-            )
+        used, given = computed_by(have.descriptor), computed_by(descriptor)
+        if used != given:
+            raise InvalidInputError(f"state {descriptor.name!r} is in use with {used}, got {given}; use one descriptor")
         return have
 
     def _check_evolution(self, descriptor: StateDescriptor) -> None:
@@ -452,12 +445,3 @@ class KeyedStateBackend(Iteration):
         self._states[descriptor.name] = state
         self._context.transactions.join(state)
         return state
-
-
-def _computed(descriptor: StateDescriptor) -> Any:
-    """What a descriptor brings that snapshots do not pin: a callable, the parameters of a result."""
-    if isinstance(descriptor, ReducingStateDescriptor):
-        return descriptor.callable_name
-    if isinstance(descriptor, AggregatingStateDescriptor) and isinstance(descriptor.aggregate, BuiltIn):
-        return descriptor.aggregate
-    return None

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPlan, CompactionPolicy, plan_compaction
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
 from arrowstate.checkpoints.freezing import Part
+from arrowstate.checkpoints.pending import CheckpointProgress, Flight, PendingCheckpoint
 from arrowstate.checkpoints.protocol import (
     Abort,
     Acknowledge,
@@ -45,7 +46,7 @@ from arrowstate.checkpoints.protocol import (
     Tick,
     Trigger,
 )
-from arrowstate.checkpoints.writer import CheckpointAttempt, CheckpointWriter, WrittenPart
+from arrowstate.checkpoints.writer import CheckpointWriter, WrittenPart
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointAbortedError,
@@ -64,7 +65,7 @@ from arrowstate_formats.documents import LogEntryDocument, plain_json
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["CheckpointCoordinator", "CheckpointProgress", "PendingCheckpoint", "StoreSide"]
+__all__ = ["CheckpointCoordinator", "StoreSide"]
 
 SnapshotT = TypeVar("SnapshotT")
 
@@ -84,98 +85,6 @@ class StoreSide(Generic[SnapshotT]):
     "Opens where a savepoint goes, given its name or path, and storage options."
     clock_ms: Callable[[], int]
     new_id: Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointProgress:
-    """How far a checkpoint is."""
-
-    status: str
-    "As in the history of the coordinator."
-    acknowledged: int
-    "Parts that are written."
-    parts: int
-    "Parts in all: one per subtask of keyed state, and one per operator with operator state."
-    bytes_written: int
-    "Of the parts that are written."
-
-
-@dataclass(slots=True)
-class _Flight(Generic[SnapshotT]):
-    """What the driver knows of a checkpoint in progress."""
-
-    attempt: CheckpointAttempt | None = None
-    "None until the backends are frozen."
-    properties: Mapping[str, Any] | None = None
-    watermark: int | None = None
-    target: Storage | None = None
-    "Where a savepoint goes."
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    committed: SnapshotT | None = None
-    cause: BaseException | None = None
-    outcome: SnapshotT | None = None
-    error: BaseException | None = None
-    ended: CheckpointRecord | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.outcome is not None or self.error is not None
-
-
-class PendingCheckpoint(Generic[SnapshotT]):
-    """A checkpoint or savepoint that has begun; the job goes on while it is written."""
-
-    def __init__(
-        self, coordinator: CheckpointCoordinator[SnapshotT], checkpoint_id: int, kind: Kind, flight: _Flight[SnapshotT]
-    ) -> None:
-        self.checkpoint_id = checkpoint_id
-        self.kind = kind
-        self._coordinator = coordinator
-        self._flight = flight
-
-    def __repr__(self) -> str:
-        progress = self.progress()
-        parts = f"{progress.acknowledged} of {progress.parts} parts written"
-        return f"<{self.kind} {self.checkpoint_id}: {progress.status}, {parts}>"
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, with a commit or without."""
-        return self._flight.done
-
-    def progress(self) -> CheckpointProgress:
-        """Return how far it is."""
-        return self._coordinator.progress_of(self.checkpoint_id, self._flight.ended)
-
-    def result(self, timeout_ms: int | None = None) -> SnapshotT:
-        """Wait until it has ended, and return what was committed; from any thread.
-
-        Parameters
-        ----------
-        timeout_ms
-            How long to wait at most; by default until it ends, which the timeout of the coordinator bounds.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If it ended without a commit.
-        FencedError
-            If a newer writer has opened the store.
-        CommitUnknownError
-            If it cannot be told whether it was committed.
-        TimeoutError
-            If it has not ended by then; it goes on.
-        """
-        if not self._coordinator.wait(lambda: self._flight.done, timeout_ms):
-            raise TimeoutError(f"{self.kind} {self.checkpoint_id} has not ended within {timeout_ms} ms")
-        if self._flight.error is not None:
-            raise self._flight.error
-        assert self._flight.outcome is not None
-        return self._flight.outcome
-
-    def cancel(self, reason: str = "cancelled by the job") -> None:
-        """Give it up: what was written for it is deleted. Nothing happens once it is being committed or has ended."""
-        self._coordinator.cancel(reason, checkpoint_id=self.checkpoint_id)
 
 
 class CheckpointCoordinator(Generic[SnapshotT]):
@@ -235,7 +144,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._coordination = Coordination(self._parts, self._options, newest_id=writer.newest_id)
         # Guards the coordination and the flights; whoever changes them tells those who wait.
         self._changed = threading.Condition()
-        self._flights: dict[int, _Flight[SnapshotT]] = {}
+        self._flights: dict[int, Flight[SnapshotT]] = {}
         self._news: list[Callable[[], None]] = []
         self._failure: BaseException | None = None
         self._closed = False
@@ -395,7 +304,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
             flight.properties, flight.watermark, flight.target = properties, watermark, target
         return self._start(start, flight, format or self._format)
 
-    def _start(self, action: Start, flight: _Flight[SnapshotT], format: RunFormat) -> PendingCheckpoint[SnapshotT]:
+    def _start(self, action: Start, flight: Flight[SnapshotT], format: RunFormat) -> PendingCheckpoint[SnapshotT]:
         id = action.checkpoint_id
         try:
             self._adopt_compaction()
@@ -451,7 +360,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         if plan.runs:
             self._compacting = plan, self._compactor.submit(plan.run)
 
-    def _saved(self, id: int, flight: _Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
+    def _saved(self, id: int, flight: Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
         """A savepoint is written as a whole, and then there: its subtasks have nothing left to commit."""
         first, *others = self._parts
         error = future.exception()
@@ -470,7 +379,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         else:
             self._failed(id, flight, first, error)
 
-    def _written(self, id: int, flight: _Flight[SnapshotT], part: Part, future: Future[WrittenPart]) -> None:
+    def _written(self, id: int, flight: Flight[SnapshotT], part: Part, future: Future[WrittenPart]) -> None:
         error = future.exception()
         if error is None:
             written = future.result()
@@ -478,7 +387,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         else:
             self._failed(id, flight, part, error)
 
-    def _failed(self, id: int, flight: _Flight[SnapshotT], part: Part, error: BaseException) -> None:
+    def _failed(self, id: int, flight: Flight[SnapshotT], part: Part, error: BaseException) -> None:
         if not isinstance(error, CheckpointCancelledError):
             flight.cause = flight.cause or error
             self._feed(Decline(self._clock_ms(), id, part, f"{type(error).__name__}: {error}"))
@@ -504,7 +413,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         )
         self._finisher.submit(commit).add_done_callback(partial(self._committed, action.checkpoint_id, flight))
 
-    def _committed(self, id: int, flight: _Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
+    def _committed(self, id: int, flight: Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
         error = flight.cause = future.exception()
         now_ms = self._clock_ms()
         if error is None:
@@ -531,7 +440,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
     def _do(self, action: Action) -> None:
         match action:
             case Start(id):
-                self._flights[id] = _Flight()
+                self._flights[id] = Flight()
             case Commit(id, "savepoint"):
                 self._finisher.submit(self._feed, CommitWon(self._clock_ms(), id))
             case Commit():

@@ -17,15 +17,8 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import (
     path_of,
 )
-from arrowstate.maintenance.collection_plan import (
-    NEVER_NEEDED,
-    CollectionPlan,
-    all_taken,
-    files_at_risk,
-    mark,
-    read_roots,
-    settled_look,
-)
+from arrowstate.maintenance.collection_plan import NEVER_NEEDED, CollectionPlan, all_taken, files_at_risk, settled_look
+from arrowstate.maintenance.roots import mark, read_roots
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage.base import Storage, many_deletions
 from arrowstate_formats.documents import BoundaryDocument

@@ -290,3 +290,14 @@ def described(descriptor: StateDescriptor, *, types: bool = True) -> str:
     if descriptor.namespace is not None:
         text += f" in namespaces of {', '.join(f'{item.name}: {item.type}' for item in descriptor.namespace)}"
     return text
+
+
+def computed_by(descriptor: StateDescriptor) -> Any:
+    """What a descriptor brings that snapshots do not pin: a default, a callable, the parameters of a result."""
+    if isinstance(descriptor, ValueStateDescriptor):
+        return f"the default {descriptor.default!r}"
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return descriptor.callable_name
+    if isinstance(descriptor, AggregatingStateDescriptor) and isinstance(descriptor.aggregate, BuiltIn):
+        return descriptor.aggregate
+    return None

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from inspect import isfunction
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -25,33 +23,19 @@ from arrowstate.schema.plain import plain_value
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.current_key import KeyContext, identity_of
-from arrowstate.state.transaction import Pending, Transactions, one_owner
+from arrowstate.state.merge_plan import MergePlan
+from arrowstate.state.transaction import Pending, Transactions, own_verbs
 from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import Found, FrozenTable, Table, gather
 
-__all__ = ["KeyedState", "MergePlan"]
+__all__ = ["KeyedState"]
+
 
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=StateDescriptor)
-
-# What a transaction calls, within verbs and around them, and what goes on after its call.
-_NO_VERBS = frozenset({"begin", "keep", "go_back", "kept_namespace", "live_batches"})
-
-
-@dataclass(frozen=True, slots=True)
-class MergePlan:
-    """Which namespaces of which keys are merged into which others."""
-
-    sources: KeyBatch
-    "Distinct keys and namespaces; none is a target."
-    targets: KeyBatch
-    target_of: Ints
-    "The number of the target of each source."
-    first_rows: Ints
-    "The row of the batch in which each source comes first."
 
 
 class KeyedState(Generic[D]):
@@ -68,13 +52,7 @@ class KeyedState(Generic[D]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name in dir(cls):
-            verb = getattr(cls, name)
-            is_verb = isfunction(verb) and (not name.startswith("_") or name == "__len__") and name not in _NO_VERBS
-            if is_verb and not hasattr(verb, "has_one_owner"):
-                owned: Any = one_owner(verb)
-                owned.has_one_owner = True
-                setattr(cls, name, owned)
+        own_verbs(cls)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.descriptor.name!r}: {self.descriptor.type}, {len(self)} rows>"

@@ -13,17 +13,21 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from inspect import isfunction
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from arrowstate.errors import ConcurrentUseError
 from arrowstate.table.journal import Journal
 
-__all__ = ["Participant", "Pending", "Transactions", "atomic", "one_owner"]
+__all__ = ["Participant", "Pending", "Transactions", "atomic", "one_owner", "own_verbs"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 K = TypeVar("K")
 V = TypeVar("V")
+
+# What a transaction calls, within verbs and around them, and what goes on after its call.
+_NO_VERBS = frozenset({"begin", "keep", "go_back", "kept_namespace", "live_batches"})
 
 
 class Participant(Protocol):
@@ -72,6 +76,17 @@ def one_owner(verb: Callable[P, R]) -> Callable[P, R]:
             owner.release()
 
     return run
+
+
+def own_verbs(kind: type) -> None:
+    """Make the public verbs of a class ones that two threads cannot be in at once, but for what a transaction calls."""
+    for name in dir(kind):
+        verb = getattr(kind, name)
+        is_verb = isfunction(verb) and (not name.startswith("_") or name == "__len__") and name not in _NO_VERBS
+        if is_verb and not hasattr(verb, "has_one_owner"):
+            owned: Any = one_owner(verb)
+            owned.has_one_owner = True
+            setattr(kind, name, owned)
 
 
 class Transactions:

@@ -1,0 +1,1 @@
+"""Runs of rows in memory: sorted, probed, merged, spilled."""

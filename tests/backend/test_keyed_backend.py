@@ -81,7 +81,7 @@ def test_a_name_used_with_another_kind_type_or_reducer_is_refused_at_once(backen
 def test_a_name_used_with_another_default_is_refused(backend):
     state = backend.state(ValueStateDescriptor("s", pa.int64(), default=1))
 
-    with pytest.raises(InvalidInputError, match="default 1, got 2"):
+    with pytest.raises(InvalidInputError, match="the default 1, got the default 2"):
         backend.state(ValueStateDescriptor("s", pa.int64(), default=2))
 
     assert backend.state(ValueStateDescriptor("s", pa.int64(), default=1)) is state

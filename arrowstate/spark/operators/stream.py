@@ -13,8 +13,6 @@ from pyspark.sql.types import DataType, StructType
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.processing.batch_function import BatchFunction
-from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
@@ -38,6 +36,7 @@ from arrowstate_formats.names import check_operator_uid
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+from arrowstate.spark.operators.declaring import check_broadcasts, check_operator, check_uids, text
 
 __all__ = ["StatefulStream", "stateful", "write_stream"]
 
@@ -251,7 +250,7 @@ def stateful(
             "stateful needs a streaming DataFrame, made by spark.readStream; this one is static: process it with "
             "BatchProcess or KeyedProcess, or stream it from files"
         )
-    _check_operator(operator, timestamp)
+    check_operator(operator, timestamp)
     check_operator_uid(uid)
     table = _output_table(uid, output, output_schema)
     if isinstance(key, str) or not key:
@@ -263,7 +262,7 @@ def stateful(
         if name not in types:
             raise InvalidInputError(f"the stream has no column {name!r}; it has {', '.join(schema.names)}")
     given_key = check_key_schema(pa.schema([(name, arrow_type(types[name])) for name in key]))
-    _check_broadcasts(broadcast or {})
+    check_broadcasts(broadcast or {})
     if str(store).lower().startswith("memory:"):
         reason = "its files are in the memory of this process, and Spark's tasks run in others"
         raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
@@ -281,7 +280,7 @@ def stateful(
         table.parts_before(opened.storage, checkpoint.operators)
     key_schema = given_key if stored is None else key_schema_of(stored.key)
     if list(key) != key_schema.names or not all(widens(types[item.name], spark_type(item.type)) for item in key_schema):
-        raise KeyTypeError(_text(key_schema), _text(given_key))
+        raise KeyTypeError(text(key_schema), text(given_key))
     if max_parallelism is None:
         max_parallelism = default_max_parallelism(parallelism) if stored is None else stored.max_parallelism
     key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
@@ -313,7 +312,7 @@ def stateful(
         frozenset(() if before is None else [item.plan.uid for item in before.operators]),
     )
     operators = (*(() if before is None else before.operators), node)
-    _check_uids(operators)
+    check_uids(operators)
     return StatefulStream(
         source,
         operators,
@@ -360,7 +359,7 @@ def write_stream(
         if other.source is not first.source or other.store != first.store:
             raise InvalidInputError("the operators of a query start from one DataFrame and share one store")
     operators = _all_operators(streams)
-    _check_uids(operators)
+    check_uids(operators)
     functions = dict(foreach_batch or {})
     emitting = [item.plan.uid for item in operators if item.plan.output is not None]
     for uid in functions:
@@ -407,32 +406,6 @@ def _with_readers(
     return replace(item, plan=replace(item.plan, is_read=output is not None and (output.is_kept or is_taken)))
 
 
-def _check_uids(operators: Sequence[QueryOperator]) -> None:
-    names = [uid.lower() for uid in uids_of([item.plan for item in operators])]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidInputError(
-            f"uids of operators and names of outputs must differ in more than case; {', '.join(twice)} is used twice"
-        )
-
-
-def _check_operator(operator: Any, timestamp: str | None) -> None:
-    if not isinstance(operator, BatchFunction | KeyedProcessFunction):
-        raise InvalidInputError(
-            f"operator must be a BatchFunction or a KeyedProcessFunction, got {operator!r}; make an instance of it"
-        )
-    if timestamp is not None and isinstance(operator, BatchFunction):
-        raise InvalidInputError("timestamp is for a KeyedProcessFunction; a BatchFunction has the column in its batch")
-
-
-def _check_broadcasts(broadcast: Mapping[Any, Any]) -> None:
-    for descriptor, frame in broadcast.items():
-        if not isinstance(descriptor, BroadcastStateDescriptor):
-            raise InvalidInputError(f"broadcast maps BroadcastStateDescriptor to DataFrame, got {descriptor!r}")
-        if frame.isStreaming:
-            raise InvalidInputError(f"broadcast state {descriptor.name!r} needs a static DataFrame, got a stream")
-
-
 def _output_table(uid: str, output: str | None, schema: str | StructType | None) -> OutputTable | None:
     if schema is None:
         if output is not None:
@@ -453,7 +426,3 @@ def _output_table(uid: str, output: str | None, schema: str | StructType | None)
 def _cast(given: DataType, wanted: DataType) -> str | None:
     """The type to cast a column to, None if it has it."""
     return None if given.simpleString() == wanted.simpleString() else wanted.simpleString()
-
-
-def _text(key: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in key)

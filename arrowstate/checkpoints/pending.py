@@ -1,0 +1,120 @@
+"""A checkpoint that has begun and has not ended: how far it is, and waiting for its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from arrowstate.checkpoints.coordination import CheckpointRecord
+from arrowstate.checkpoints.protocol import Kind
+from arrowstate.checkpoints.writer import CheckpointAttempt
+from arrowstate.storage.base import Storage
+
+__all__ = ["CheckpointProgress", "Coordinator", "Flight", "PendingCheckpoint"]
+
+SnapshotT = TypeVar("SnapshotT")
+
+
+class Coordinator(Protocol):
+    """What a pending checkpoint asks of whoever takes it."""
+
+    def progress_of(self, checkpoint_id: int, ended: CheckpointRecord | None) -> CheckpointProgress:
+        """Return how far it is."""
+
+    def wait(self, condition: Callable[[], bool], timeout_ms: int | None) -> bool:
+        """Wait until the condition holds, and return whether it does."""
+
+    def cancel(self, reason: str, *, checkpoint_id: int) -> None:
+        """Give it up, if it has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProgress:
+    """How far a checkpoint is."""
+
+    status: str
+    "As in the history of the coordinator."
+    acknowledged: int
+    "Parts that are written."
+    parts: int
+    "Parts in all: one per subtask of keyed state, and one per operator with operator state."
+    bytes_written: int
+    "Of the parts that are written."
+
+
+@dataclass(slots=True)
+class Flight(Generic[SnapshotT]):
+    """What the driver knows of a checkpoint in progress."""
+
+    attempt: CheckpointAttempt | None = None
+    "None until the backends are frozen."
+    properties: Mapping[str, Any] | None = None
+    watermark: int | None = None
+    target: Storage | None = None
+    "Where a savepoint goes."
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    committed: SnapshotT | None = None
+    cause: BaseException | None = None
+    outcome: SnapshotT | None = None
+    error: BaseException | None = None
+    ended: CheckpointRecord | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.outcome is not None or self.error is not None
+
+
+class PendingCheckpoint(Generic[SnapshotT]):
+    """A checkpoint or savepoint that has begun; the job goes on while it is written."""
+
+    def __init__(self, coordinator: Coordinator, checkpoint_id: int, kind: Kind, flight: Flight[SnapshotT]) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.kind = kind
+        self._coordinator = coordinator
+        self._flight = flight
+
+    def __repr__(self) -> str:
+        progress = self.progress()
+        parts = f"{progress.acknowledged} of {progress.parts} parts written"
+        return f"<{self.kind} {self.checkpoint_id}: {progress.status}, {parts}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, with a commit or without."""
+        return self._flight.done
+
+    def progress(self) -> CheckpointProgress:
+        """Return how far it is."""
+        return self._coordinator.progress_of(self.checkpoint_id, self._flight.ended)
+
+    def result(self, timeout_ms: int | None = None) -> SnapshotT:
+        """Wait until it has ended, and return what was committed; from any thread.
+
+        Parameters
+        ----------
+        timeout_ms
+            How long to wait at most; by default until it ends, which the timeout of the coordinator bounds.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it ended without a commit.
+        FencedError
+            If a newer writer has opened the store.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+        TimeoutError
+            If it has not ended by then; it goes on.
+        """
+        if not self._coordinator.wait(lambda: self._flight.done, timeout_ms):
+            raise TimeoutError(f"{self.kind} {self.checkpoint_id} has not ended within {timeout_ms} ms")
+        if self._flight.error is not None:
+            raise self._flight.error
+        assert self._flight.outcome is not None
+        return self._flight.outcome
+
+    def cancel(self, reason: str = "cancelled by the job") -> None:
+        """Give it up: what was written for it is deleted. Nothing happens once it is being committed or has ended."""
+        self._coordinator.cancel(reason, checkpoint_id=self.checkpoint_id)
