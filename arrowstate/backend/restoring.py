@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -49,6 +50,9 @@ def _expired(state: StateDocument, clock_ms: Callable[[], int], watermark: int |
     ttl = state.time_to_live
     now = None if ttl is None else clock_ms() if ttl.clock == "processing_time" else watermark
     return None if ttl is None or now is None or now - ttl.ttl_ms < -(1 << 63) else now - ttl.ttl_ms
+
+
+_logger = logging.getLogger("arrowstate.backend")
 
 
 def restore_backend(
@@ -135,4 +139,12 @@ def restore_backend(
             runs = tuple(run.with_conversion(convert) for run in runs)
         states.append((state, runs))
     backend.take_up(key_fields, states, [*drop, *rename])
+    fields = {
+        "store": storage.url,
+        "operator": uid,
+        "checkpoint_id": entry.checkpoint_id,
+        "key_groups": f"{key_groups.start} to {key_groups.end}",
+        "rows": sum(run.live_rows for _, runs in states for run in runs),
+    }
+    _logger.debug("%(operator)s: %(rows)d rows of key groups %(key_groups)s restored", fields, extra=fields)
     return backend

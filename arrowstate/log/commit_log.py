@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -28,6 +29,8 @@ from arrowstate_formats.run_files import checksum
 
 __all__ = ["CommitLog", "refuse_loss", "warn_of_loss"]
 
+
+_logger = logging.getLogger("arrowstate.log")
 
 _ANY = 1 << 256
 """More than any id; one that no checkpoint can have is not found."""
@@ -288,6 +291,7 @@ class CommitLog:
                 raise CollectedError(lost)
         data = encode(document)
         if self._storage.put_if_absent(path, data, document.commit_id) is Outcome.LOST:
+            _logger.debug("%s: entry %d is another writer's", self._storage.url, document.number)
             return None
         try:
             # Only now: what a collection says before this it may do without seeing the entry.
@@ -314,6 +318,7 @@ class CommitLog:
         # The entry is committed; without the hint the next reader probes a little longer.
         with suppress(OSError):
             self._storage.put_hint(HINT_PATH, str(document.number).encode())
+        _say_committed(self._storage.url, document, len(data))
         return CommittedEntry(document, checksum(data), len(data))
 
     def _forward(self, number: int | None) -> CommittedEntry | None:
@@ -355,3 +360,20 @@ class CommitLog:
 def _check_parent(following: CommittedEntry, entry: CommittedEntry) -> None:
     if following.document.parent != entry.as_parent:
         raise CorruptDataError(path_of(entry.document.number), "the entry after it was written after other bytes")
+
+
+def _say_committed(url: str, document: LogEntryDocument, size: int) -> None:
+    fields = {
+        "store": url,
+        "entry": document.number,
+        "kind": document.kind,
+        "checkpoint_id": document.checkpoint_id,
+        "writer_epoch": document.writer_epoch,
+        "entry_bytes": size,
+        "duration_ms": document.committed_at_ms - document.started_at_ms,
+    }
+    if document.kind == "fence":
+        _logger.info("%(store)s: a writer of epoch %(writer_epoch)d begins with entry %(entry)d", fields, extra=fields)
+    else:
+        text = "%(store)s: %(kind)s %(checkpoint_id)d committed as entry %(entry)d, %(duration_ms)d ms after it began"
+        _logger.info(text, fields, extra=fields)

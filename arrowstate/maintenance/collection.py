@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ from arrowstate.storage.base import Storage, many_deletions
 from arrowstate_formats.documents import BoundaryDocument
 
 __all__ = ["CollectionReport", "apply_collection"]
+
+
+_logger = logging.getLogger("arrowstate.maintenance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ def apply_collection(
     taken = {**statement.taken, **dict.fromkeys(went, newest)}
     last = replace(statement, collection_id=new_id(), condemned=[], taken=taken)
     _leave_one(storage, last, done, said)
+    fields = {"store": storage.url, "deleted": len(deleted), "spared": len(spared), "boundary": statement.boundary}
+    _logger.info("%(store)s: %(deleted)d files collected, %(spared)d spared", fields, extra=fields)
     return CollectionReport(tuple(deleted), tuple(spared), statement.boundary)
 
 

@@ -12,6 +12,7 @@ that it knows, not to those of a compaction that it has no part in. Specificatio
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -243,6 +244,9 @@ def _columns(state: StateDocument) -> StateDocument:
     return replace(state, earlier_schemas=[], last_field_id=0)
 
 
+_logger = logging.getLogger("arrowstate.maintenance")
+
+
 class _Compaction:
     """One compaction under way: the files it wrote, and the entry it tries to commit."""
 
@@ -295,6 +299,8 @@ class _Compaction:
                 appending = False
                 if committed is not None:
                     delete_quietly(self._storage, unused)
+                    fields = {"store": self._storage.url, "merged": len(used), "dropped": len(merged) - len(used)}
+                    _logger.info("%(store)s: %(merged)d merges of a compaction committed", fields, extra=fields)
                     return StoreCompactionReport(committed.document, len(used), len(merged) - len(used))
                 delete_quietly(self._storage, of_attempt)
                 of_attempt.clear()

@@ -31,7 +31,7 @@ __all__ = ["METRICS", "QueryStart", "writer_of"]
 METRICS = "arrowstate"
 """The name of our figures among the observed metrics of a progress."""
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger("arrowstate.spark")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _MeteredQuery:
             self._learn({progress.batchId for progress in given} - self._known.keys())
         except ArrowStateError as error:
             # Spark's own figures are not lost because a store cannot be read for a while.
-            _log.warning("the progress of query %s lacks the figures of arrowstate: %s", self.id, error)  # type: ignore[attr-defined]
+            _logger.warning("the progress of query %s lacks the figures of arrowstate: %s", self.id, error)  # type: ignore[attr-defined]
         return [_joined(progress, self._known.get(progress.batchId)) for progress in given]
 
     def _learn(self, wanted: set[int]) -> None:

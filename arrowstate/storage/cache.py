@@ -34,7 +34,7 @@ _CHECKSUM_BYTES = 16
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
 _DEFAULT_BYTES = 10 << 30
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger("arrowstate.storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class FileCache:
                 with suppress(OSError):
                     os.utime(location)
                 return content
-        _log.warning("the local copy %s is damaged; it is fetched again", location)
+        _logger.warning("the local copy %s is damaged; it is fetched again", location)
         with storage_errors(str(location)):
             location.unlink(missing_ok=True)
         return None

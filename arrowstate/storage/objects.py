@@ -184,7 +184,7 @@ class ObjectStorage:
                     return outcome
                 # Not there now, but a request that was cut off may still arrive: only another attempt can tell. Not
                 # even a refusal can, for it may be the answer to the second of two requests that the client made.
-                if classify(error) not in (Failure.TRANSIENT, Failure.EXISTS) or not retries.again():
+                if classify(error) not in (Failure.TRANSIENT, Failure.EXISTS) or not retries.again(error):
                     raise CommitUnknownError(path, commit_id, describe(error, self._options), self._url) from error
             else:
                 return Outcome.WON
@@ -294,7 +294,7 @@ class ObjectStorage:
             try:
                 return request()
             except Exception as error:
-                if classify(error) is not Failure.TRANSIENT or not retries.again():
+                if classify(error) is not Failure.TRANSIENT or not retries.again(error):
                     raise self._translate(path, error) from error
 
     def _translate(self, path: str, error: Exception) -> ArrowStateError:
@@ -353,7 +353,7 @@ class ObjectStorage:
                 failure = classify(error)
                 if failure is Failure.EXISTS:
                     raise NameTakenError(path, self._url) from error
-                if failure is not Failure.TRANSIENT or not retries.again():
+                if failure is not Failure.TRANSIENT or not retries.again(error):
                     raise self._refused(path, error) from error
 
     def _refused(self, path: str, error: Exception) -> ArrowStateError:

@@ -7,6 +7,7 @@ zero and their bound, so that many writers that were throttled together do not c
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from dataclasses import dataclass
 from arrowstate.errors import InvalidInputError
 
 __all__ = ["Retries", "RetryBudget", "RetryClock"]
+
+
+_logger = logging.getLogger("arrowstate.storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,8 @@ class Retries:
         self._started = clock.now()
         self._made = 1
 
-    def again(self) -> bool:
-        """Wait, and return whether another attempt may be made; at once and False when the budget is spent."""
+    def again(self, failed: BaseException | None = None) -> bool:
+        """Wait after a request that failed; return whether it may be made again, and at once if the budget is spent."""
         budget = self._budget
         if self._made >= budget.attempts:
             return False
@@ -86,5 +90,8 @@ class Retries:
         if self._clock.now() - self._started + delay > budget.seconds:
             return False
         self._made += 1
+        if failed is not None:
+            fields = {"attempt": self._made, "delay_ms": round(delay * 1000), "error": repr(failed)}
+            _logger.debug("attempt %(attempt)d in %(delay_ms)d ms, after %(error)s", fields, extra=fields)
         self._clock.sleep(delay)
         return True

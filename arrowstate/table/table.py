@@ -7,6 +7,7 @@ else.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,9 @@ from arrowstate.table.run import FrozenRun, Run
 __all__ = ["Found", "FrozenTable", "Table", "TableMark", "find_keys", "gather"]
 
 Ints = npt.NDArray[np.int64]
+
+
+_logger = logging.getLogger("arrowstate.table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +340,8 @@ class Table:
             self._runs = [run for run in self._runs if not any(run is other for other in picked)]
             if merged is not None:
                 self._runs.append(merged)
+            made = {"runs": len(picked), "rows": merged.rows if merged is not None else 0}
+            _logger.debug("%(runs)d runs merged into one of %(rows)d rows", made, extra=made)
         if self._budget is None:
             return
         while self._budget_bytes() > self._budget:
@@ -344,11 +350,14 @@ class Table:
                 return
             table, largest = max(in_memory, key=lambda pair: pair[1].row_bytes)
             sink = SpillSink(self._spill_folder, table.schema)
+            bytes_spilled = largest.row_bytes
             # The run stays the same object with the same row numbers, so what was found in it stays valid.
             spilled = fill(sink, (segment.batch for segment in largest.segments)).segments
             rows = [segment.first_row for segment in largest.segments]
             largest.segments = tuple(replace(new, first_row=row) for new, row in zip(spilled, rows, strict=True))
             largest.mapped = True
+            fields = {"rows": largest.rows, "bytes": bytes_spilled, "folder": str(self._spill_folder)}
+            _logger.debug("a run of %(rows)d rows and %(bytes)d bytes spilled to %(folder)s", fields, extra=fields)
 
     def _budget_bytes(self) -> int:
         return self.memory_bytes + sum(table.memory_bytes for table in self._siblings())
