@@ -120,7 +120,7 @@ class StoredRun:
 class Part:
     """Consecutive rows of a run that lie in one batch of its file."""
 
-    __slots__ = ("_batch_row", "_first", "_live_rows", "_segment", "max_hash", "min_hash", "number", "rows", "run")
+    __slots__ = ("_batch_row", "_first", "_live_rows", "_mapped", "max_hash", "min_hash", "number", "rows", "run")
 
     def __init__(
         self, run: StoredRun, number: int, batch_row: int, first: int, last: int, min_hash: int, max_hash: int
@@ -132,7 +132,7 @@ class Part:
         self.max_hash = max_hash
         self._batch_row = batch_row
         self._first = first
-        self._segment: Segment | None = None
+        self._mapped: tuple[OpenFile, Segment] | None = None
         self._live_rows: int | None = None
 
     @property
@@ -163,13 +163,14 @@ class Part:
 
     def segment(self) -> Segment:
         """Return all columns of all rows, dead ones included."""
-        if self._segment is not None:
-            return self._segment
-        batch = self._cut(self.run.file.batch(self.number))
-        segment = Segment.of(batch, self._first, self.run.conversion)
+        # Another file where the one that was mapped has been altered or replaced since.
+        file = self.run.file
+        if self._mapped is not None and self._mapped[0] is file:
+            return self._mapped[1]
+        segment = Segment.of(self._cut(file.batch(self.number)), self._first, self.run.conversion)
         if self.run.document.format == "arrow":
             # Views of the mapped file, so keeping them costs next to nothing.
-            self._segment = segment
+            self._mapped = file, segment
         return segment
 
     @property

@@ -160,6 +160,30 @@ def test_a_file_that_is_altered_after_this_process_has_checked_it_is_checked_aga
         looked_up_and_restored(folder)
 
 
+@pytest.mark.parametrize("read", ["sql", "arrow", "lookup"])
+def test_a_file_that_is_altered_after_it_was_read_as_a_table_is_read_again(tmp_path, read):
+    readers = {
+        "sql": lambda store: store.sql("select sum(total) from op.total").fetchall(),
+        "arrow": lambda store: store.latest().to_arrow("op.total").column("total").to_pylist(),
+        "lookup": lambda store: store.latest().lookup("op.total", KEYS.slice(7, 1)).to_pylist(),
+    }
+    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend.state(TOTAL).add_batch(KEYS, KEYS)
+    store = open_store(tmp_path, create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    [file] = tmp_path.glob("data/**/*.arrow")
+    before = readers[read](store)
+    assert readers[read](store) == before
+
+    body = bytearray(file.read_bytes())
+    body[len(body) // 2] ^= 0x7F
+    file.write_bytes(body)
+
+    with pytest.raises(CorruptDataError, match=file.name):
+        readers[read](store)
+
+
 def test_a_file_that_is_gone_after_this_process_has_opened_it_is_missed(folder):
     looked_up_and_restored(folder)
     for path in files(folder, KINDS["arrow_run"][1]):
