@@ -16,6 +16,7 @@ from arrowstate.errors import (
     CollectedError,
     CommitUnknownError,
     CompactionConflictError,
+    ConcurrentUseError,
     CorruptDataError,
     FencedError,
     FileTooLargeError,
@@ -25,6 +26,8 @@ from arrowstate.errors import (
     KeyOutOfRangeError,
     KeyTypeError,
     MissingDependencyError,
+    MissingFileError,
+    NameTakenError,
     NotFoundError,
     NullKeyError,
     OperatorNotFoundError,
@@ -34,15 +37,17 @@ from arrowstate.errors import (
     StorageError,
     StorageFullError,
     StoreNotFoundError,
+    UnknownFeatureError,
     UnsupportedStorageError,
+    UserFunctionError,
     ValueOverflowError,
     ValueTypeError,
 )
 from arrowstate.maintenance.importing import ClaimMode
 from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchProcess
-from arrowstate.processing.keyed_process import KeyedProcess
-from arrowstate.processing.process_function import KeyedProcessFunction
+from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchRunner
+from arrowstate.processing.keyed_process import KeyedProcessRunner
+from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
 from arrowstate.schema.aggregates import Aggregate, CountDistinct, Mean, Quantiles, TopK, Variance
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -55,9 +60,16 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
 from arrowstate.snapshot.disposal import dispose_savepoint
+from arrowstate.state.kinds.aggregating import AggregatingState
+from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.map import MapState
+from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timer_service import TimerService
 from arrowstate.state.kinds.timers import Timer
-from arrowstate.store import Snapshot, StateStore, open_store
+from arrowstate.state.kinds.value import ValueState
+from arrowstate.state.operator_list import BroadcastState, OperatorListState
+from arrowstate.store import Collection, Compaction, Lease, Snapshot, StateStore, StoreWriter, open_store
+from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import FORMAT_VERSION
 from arrowstate_formats.key_groups import KeyGroupRange, default_max_parallelism, key_group_range, key_groups
 from arrowstate_formats.key_hash import key_hash
@@ -66,13 +78,32 @@ __version__ = "0.1.0.dev0"
 """The version of the package; that of the format on disk is `FORMAT_VERSION`."""
 
 __all__ = [
+    "MissingFileError",
+    "NameTakenError",
+    "UnknownFeatureError",
+    "UserFunctionError",
+    "ConcurrentUseError",
+    "Lease",
+    "Compaction",
+    "Collection",
+    "StoreWriter",
+    "MergePolicy",
+    "Collector",
+    "ProcessContext",
+    "BroadcastState",
+    "OperatorListState",
+    "MapState",
+    "ListState",
+    "AggregatingState",
+    "ReducingState",
+    "ValueState",
     "FORMAT_VERSION",
     "Aggregate",
     "AggregatingStateDescriptor",
     "ArrowStateError",
     "BatchContext",
     "BatchFunction",
-    "BatchProcess",
+    "BatchRunner",
     "BroadcastStateDescriptor",
     "CheckpointAbortedError",
     "CheckpointCancelledError",
@@ -97,7 +128,7 @@ __all__ = [
     "KeyGroupRange",
     "KeyOutOfRangeError",
     "KeyTypeError",
-    "KeyedProcess",
+    "KeyedProcessRunner",
     "KeyedProcessFunction",
     "KeyedStateBackend",
     "ListStateDescriptor",

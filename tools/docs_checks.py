@@ -108,7 +108,7 @@ def names(pages: dict[str, str]) -> Iterator[str]:
     described: list[Any] = []
     for entry in entries:
         try:
-            described.append(find(resolve(entry)))
+            described.append(find(entry))
         except (ImportError, AttributeError) as error:
             yield f"docs/reference: `::: {entry}` names nothing: {error}"
     for module_name in PUBLIC:
@@ -127,35 +127,10 @@ def names(pages: dict[str, str]) -> Iterator[str]:
                     yield f"{module_name}.{name}.{member} has no docstring"
 
 
-def resolve(entry: str) -> str:
-    """Return where the class of an entry is: `state:ListState` is what `backend.state` returns, whatever its module."""
-    return states()[entry.removeprefix("state:")] if entry.startswith("state:") else entry
-
-
 def find(path: str) -> Any:
     """Return what stands at a dotted path."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-def states() -> dict[str, str]:
-    """Return the dotted paths of the states, by name: their modules are nobody's business but arrowstate's."""
-    import pyarrow as pa
-
-    import arrowstate
-
-    keyed = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    operator = arrowstate.OperatorStateBackend()
-    made = [
-        keyed.state(arrowstate.ValueStateDescriptor("value", pa.int64())),
-        keyed.state(arrowstate.ReducingStateDescriptor("reducing", pa.int64(), reduce="sum")),
-        keyed.state(arrowstate.AggregatingStateDescriptor("aggregating", pa.int64(), aggregate=arrowstate.Mean())),
-        keyed.state(arrowstate.ListStateDescriptor("list", pa.int64())),
-        keyed.state(arrowstate.MapStateDescriptor("map", pa.int64(), pa.int64())),
-        operator.state(arrowstate.OperatorListStateDescriptor("list", pa.int64())),
-        operator.state(arrowstate.BroadcastStateDescriptor("broadcast", pa.int64(), pa.int64())),
-    ]
-    return {type(state).__name__: f"{type(state).__module__}.{type(state).__qualname__}" for state in made}
 
 
 def _docstring(value: Any) -> bool:

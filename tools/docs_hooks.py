@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mkdocs.structure.files import File, Files
 
-from docs_checks import GUESTS, ROOT, resolve
+from docs_checks import GUESTS, ROOT
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
@@ -40,5 +40,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         there = posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".")
         return f"[{match[1]}]({there}{match[3] or ''})"
 
-    markdown = _LINK.sub(of_the_site, markdown)
-    return re.sub(r"^::: (\S+)$", lambda match: f"::: {resolve(match[1])}", markdown, flags=re.MULTILINE)
+    return _LINK.sub(of_the_site, markdown)

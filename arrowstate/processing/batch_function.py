@@ -20,7 +20,7 @@ from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcas
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["BatchContext", "BatchFunction", "BatchProcess", "Output"]
+__all__ = ["BatchContext", "BatchFunction", "BatchRunner", "Output"]
 
 Output: TypeAlias = pa.RecordBatch | pa.Table | None
 """What a batch function emits: rows, or none."""
@@ -122,7 +122,7 @@ class BatchContext:
         ...         self.total.add_batch(keys, batch["amount"])
         ...         return pa.record_batch([*keys.columns, self.total.read_keys(keys)], names=["user", "total"])
         >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-        >>> with arrowstate.BatchProcess(backend, Totals()) as process:
+        >>> with arrowstate.BatchRunner(backend, Totals()) as process:
         ...     rows = process.process(pa.record_batch({"user": ["ann", "bob", "ann"], "amount": [1, 5, 2]}))
         >>> sorted(rows.to_pylist(), key=lambda row: row["user"])
         [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}]
@@ -155,7 +155,7 @@ class BatchFunction:
     ...         users = batch["user"].unique()
     ...         return pa.record_batch({"user": users, "total": self.total.get_batch(users)})
     >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> with arrowstate.BatchProcess(backend, Totals()) as process:
+    >>> with arrowstate.BatchRunner(backend, Totals()) as process:
     ...     process.process(pa.record_batch({"user": ["ann", "bob", "ann"], "amount": [1, 5, 2]})).to_pylist()
     [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}]
     """
@@ -201,7 +201,7 @@ class BatchFunction:
         """Called once after the last batch."""
 
 
-class BatchProcess:
+class BatchRunner:
     """Runs a batch function over Arrow batches.
 
     If the function raises, or emits rows that do not fit, or the disk is full, all is as before the call: states and
@@ -235,7 +235,7 @@ class BatchProcess:
     ...     def on_timers(self, timers, context):
     ...         return timers
     >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> process = arrowstate.BatchProcess(backend, Silence())
+    >>> process = arrowstate.BatchRunner(backend, Silence())
     >>> process.process(pa.record_batch({"user": ["ann", "bob"], "ts": [10, 20]})).num_rows
     0
     >>> process.advance_watermark(15).to_pylist()
@@ -260,7 +260,7 @@ class BatchProcess:
         self._closed = False
         function.open(self._context)
 
-    def __enter__(self) -> BatchProcess:
+    def __enter__(self) -> BatchRunner:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,10 +20,10 @@ from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["KeyedProcess"]
+__all__ = ["KeyedProcessRunner"]
 
 
-class KeyedProcess:
+class KeyedProcessRunner:
     """Runs a process function over Arrow batches.
 
     Within a batch the function's reads see its writes. If it raises, or writes a value that does not fit its state, or
@@ -55,7 +55,7 @@ class KeyedProcess:
     ...         self.total.add(value.amount)
     ...         out.collect(self.total.get())
     >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> with arrowstate.KeyedProcess(backend, Total(), output=pa.int64()) as process:
+    >>> with arrowstate.KeyedProcessRunner(backend, Total(), output=pa.int64()) as process:
     ...     process.process(pa.record_batch({"user": ["ann", "bob", "ann"], "amount": [1, 5, 2]})).to_pylist()
     [1, 5, 3]
     """
@@ -80,7 +80,7 @@ class KeyedProcess:
         self._closed = False
         function.open(self._context)
 
-    def __enter__(self) -> KeyedProcess:
+    def __enter__(self) -> KeyedProcessRunner:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -108,7 +108,7 @@ class ProcessContext:
         ...         self.clicks.add(1)
         ...         out.collect(self.clicks.get())
         >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-        >>> with arrowstate.KeyedProcess(backend, PerHour(), output=pa.int64()) as process:
+        >>> with arrowstate.KeyedProcessRunner(backend, PerHour(), output=pa.int64()) as process:
         ...     process.process(pa.record_batch({"user": ["ann"] * 3, "minute": [5, 61, 20]})).to_pylist()
         [1, 1, 2]
         """
@@ -177,7 +177,7 @@ class KeyedProcessFunction:
     ...         if count == 2:
     ...             out.collect(f"{value.user} is back at {value.page}")
     >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> visits = arrowstate.KeyedProcess(backend, Visits(), output=pa.string())
+    >>> visits = arrowstate.KeyedProcessRunner(backend, Visits(), output=pa.string())
     >>> visits.process(pa.record_batch({"user": ["ann", "bob", "ann"], "page": ["/", "/", "/cart"]})).to_pylist()
     ['ann is back at /cart']
     """

@@ -46,7 +46,7 @@ class WindowFunction(BatchFunction):
     >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
     >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
     >>> hourly = WindowFunction(TumblingEventTimeWindows(3_600_000), clicks, timestamp="ts", value="n")
-    >>> process = arrowstate.BatchProcess(backend, hourly)
+    >>> process = arrowstate.BatchRunner(backend, hourly)
     >>> process.process(pa.record_batch({"user": ["ann", "ann"], "ts": [1_000, 2_000], "n": [1, 5]})).num_rows
     0
     >>> process.advance_watermark(3_600_000).to_pylist()

@@ -94,8 +94,8 @@ def test_a_runner_keeps_other_threads_out_from_its_first_row_to_its_last():
     total = backend.state(TOTAL)
     batch = pa.record_batch({"k": [1]})
 
-    arrowstate.KeyedProcess(backend, Meeting()).process(batch)
-    arrowstate.BatchProcess(backend, Batches()).process(batch)
+    arrowstate.KeyedProcessRunner(backend, Meeting()).process(batch)
+    arrowstate.BatchRunner(backend, Batches()).process(batch)
 
     assert total.get_batch(pa.array([1])).to_pylist() == [1]
 
@@ -146,7 +146,7 @@ def test_the_current_key_of_a_running_thread_is_no_key_of_another():
 def test_a_backend_is_handed_over_between_batches():
     backend = backend_of()
     total = backend.state(TOTAL)
-    process = arrowstate.BatchProcess(backend, Sums())
+    process = arrowstate.BatchRunner(backend, Sums())
 
     def work():
         backend.current_key = 7

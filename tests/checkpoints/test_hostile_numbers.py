@@ -36,12 +36,12 @@ def is_harmless(value: Any) -> bool:
 Entrance = Callable[[StateStore, arrowstate.KeyedStateBackend, Any], object]
 
 
-def process(backend: arrowstate.KeyedStateBackend) -> arrowstate.KeyedProcess:
+def process(backend: arrowstate.KeyedStateBackend) -> arrowstate.KeyedProcessRunner:
     class Nothing(arrowstate.KeyedProcessFunction):
         def process_element(self, value: Any, context: Any, out: Any) -> None:
             """Take the element."""
 
-    return arrowstate.KeyedProcess(backend, Nothing())
+    return arrowstate.KeyedProcessRunner(backend, Nothing())
 
 
 def checkpoint(store: StateStore, backend: arrowstate.KeyedStateBackend, **given: Any) -> object:
@@ -59,8 +59,10 @@ def clocked(store: StateStore, backend: arrowstate.KeyedStateBackend, time: Any)
 
 ENTRANCES: dict[str, Entrance] = {
     "backend.advance_watermark": lambda _, backend, value: backend.advance_watermark(value),
-    "KeyedProcess.advance_watermark": lambda _, backend, value: process(backend).advance_watermark(value),
-    "KeyedProcess.advance_processing_time": lambda _, backend, value: process(backend).advance_processing_time(value),
+    "KeyedProcessRunner.advance_watermark": lambda _, backend, value: process(backend).advance_watermark(value),
+    "KeyedProcessRunner.advance_processing_time": lambda _, backend, value: process(backend).advance_processing_time(
+        value
+    ),
     "timers.advance_watermark": lambda _, backend, value: backend.timers().advance_watermark(value, print),
     "current_timestamp": lambda _, backend, value: setattr(backend, "current_timestamp", value),
     "checkpoint(watermark=)": lambda store, backend, value: checkpoint(store, backend, watermark=value),

@@ -1,4 +1,4 @@
-"""`BatchProcess`: what a batch function sees, in which order, and that a failure leaves nothing behind."""
+"""`BatchRunner`: what a batch function sees, in which order, and that a failure leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import arrowstate
 from arrowstate import (
     BatchFunction,
-    BatchProcess,
+    BatchRunner,
     KeyedStateBackend,
     MapStateDescriptor,
     ReducingStateDescriptor,
@@ -63,7 +63,7 @@ def rows(keys, at):
 
 def test_time_passes_in_order_and_timers_that_timers_register_fire_in_the_same_step(backend):
     function = Traced()
-    process = BatchProcess(backend, function)
+    process = BatchRunner(backend, function)
 
     process.process(rows([1, 2, 3], [5, 15, 30]))
     fired = process.advance_watermark(25)
@@ -82,7 +82,7 @@ def test_time_passes_in_order_and_timers_that_timers_register_fire_in_the_same_s
 
 def test_a_lower_watermark_is_passed_over(backend):
     function = Traced()
-    process = BatchProcess(backend, function)
+    process = BatchRunner(backend, function)
     process.advance_watermark(25)
 
     process.advance_watermark(20)
@@ -93,7 +93,7 @@ def test_a_lower_watermark_is_passed_over(backend):
 
 def test_processing_time_timers_fire_by_their_own_clock(backend):
     function = Traced()
-    process = BatchProcess(backend, function)
+    process = BatchRunner(backend, function)
     function.timers.register_batch([1, 2], [40, 60], clock="processing_time")
 
     process.advance_processing_time(50)
@@ -104,7 +104,7 @@ def test_processing_time_timers_fire_by_their_own_clock(backend):
 def test_a_batch_without_rows_is_not_processed(backend):
     function = Traced()
 
-    emitted = BatchProcess(backend, function).process(rows([], pa.array([], pa.int64())))
+    emitted = BatchRunner(backend, function).process(rows([], pa.array([], pa.int64())))
 
     assert (emitted.num_rows, function.calls) == (0, [])
 
@@ -116,7 +116,7 @@ def test_a_failure_leaves_the_states_as_they_were(backend):
             if batch["v"][0].as_py() == 9:
                 raise RuntimeError("no nines")
 
-    process = BatchProcess(backend, Failing())
+    process = BatchRunner(backend, Failing())
     process.process(rows([1, 2], [5, 6]))
 
     with pytest.raises(RuntimeError, match="no nines"):
@@ -132,19 +132,19 @@ def test_what_is_emitted_must_fit_the_output_and_is_cast_where_no_value_changes(
             return pa.record_batch({"v": batch["v"].cast(pa.int32()), "k": batch["k"]})
 
     output = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-    emitted = BatchProcess(backend, Emitting(), output=output).process(rows([1], [5]))
+    emitted = BatchRunner(backend, Emitting(), output=output).process(rows([1], [5]))
     assert emitted.schema.equals(output)
     assert emitted.to_pylist() == [{"k": 1, "v": 1}]
 
     with pytest.raises(InvalidInputError, match="emitted the columns v, k; the output has k"):
-        BatchProcess(backend, Emitting(), output=output.remove(1)).process(rows([1], [5]))
+        BatchRunner(backend, Emitting(), output=output.remove(1)).process(rows([1], [5]))
     with pytest.raises(InvalidInputError, match=r"emitted int32 for the output column 'v', which is date64"):
-        BatchProcess(backend, Emitting(), output=output.set(1, pa.field("v", pa.date64()))).process(rows([1], [5]))
+        BatchRunner(backend, Emitting(), output=output.set(1, pa.field("v", pa.date64()))).process(rows([1], [5]))
 
 
 def test_a_closed_runner_is_refused_and_close_is_called_once(backend):
     function = Traced()
-    with BatchProcess(backend, function) as process:
+    with BatchRunner(backend, function) as process:
         process.close()
 
     with pytest.raises(InvalidInputError, match="closed"):
@@ -158,7 +158,7 @@ def test_a_broadcast_state_that_is_not_there_is_named(backend):
             context.broadcast("rules")
 
     with pytest.raises(InvalidInputError, match="no broadcast state named 'rules'; this operator has none"):
-        BatchProcess(backend, Asking())
+        BatchRunner(backend, Asking())
 
 
 def test_a_function_without_process_batch_or_on_timers_says_so(backend):
@@ -166,7 +166,7 @@ def test_a_function_without_process_batch_or_on_timers_says_so(backend):
         def open(self, context):
             context.timers().register_batch([1], [5])
 
-    process = BatchProcess(backend, Nothing())
+    process = BatchRunner(backend, Nothing())
 
     with pytest.raises(TypeError, match="Nothing has no process_batch"):
         process.process(rows([1], [5]))
@@ -178,7 +178,7 @@ def test_a_function_without_process_batch_or_on_timers_says_so(backend):
 def test_windows_as_a_batch_function_give_what_the_operator_gives(backend):
     clicks = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
     function = WindowFunction(TumblingEventTimeWindows(10), clicks, timestamp="at", value="v")
-    process = BatchProcess(backend, function)
+    process = BatchRunner(backend, function)
 
     early = process.process(rows([1, 1, 2], [1, 2, 11]))
     fired = process.advance_watermark(10)
@@ -193,7 +193,7 @@ def test_windows_of_a_struct_take_the_columns_of_its_fields(backend):
     both = ReducingStateDescriptor(
         "both", pa.struct([("v", pa.int64()), ("at", pa.int64())]), reduce={"v": "sum", "at": "max"}
     )
-    process = BatchProcess(backend, WindowFunction(TumblingEventTimeWindows(10), both, timestamp="at"))
+    process = BatchRunner(backend, WindowFunction(TumblingEventTimeWindows(10), both, timestamp="at"))
     process.process(rows([1, 1], [1, 2]))
 
     assert process.advance_watermark(10)["both"].to_pylist() == [{"v": 2, "at": 2}]
@@ -223,7 +223,7 @@ class Grouped(BatchFunction):
 
 
 def test_keys_are_grouped_once_for_several_states(backend):
-    process = BatchProcess(backend, Grouped())
+    process = BatchRunner(backend, Grouped())
     random = np.random.default_rng(3)
     keys = random.integers(-40, 40, 500)
 

@@ -15,8 +15,8 @@ import arrowstate
 from arrowstate import (
     AggregatingStateDescriptor,
     InvalidInputError,
-    KeyedProcess,
     KeyedProcessFunction,
+    KeyedProcessRunner,
     KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -125,7 +125,7 @@ def test_states_are_those_of_a_dict_that_sees_one_element_after_the_other(seed):
             assert (count.value(), total.get(), pages.get()) == (mine["count"], mine["total"], mine["pages"])
 
     backend = backend_of()
-    process = KeyedProcess(backend, function([COUNT, TOTAL, PAGES, CART], body))
+    process = KeyedProcessRunner(backend, function([COUNT, TOTAL, PAGES, CART], body))
     verbs = ["count", "forget", "total", "append", "replace", "put", "remove", "look"]
 
     for _ in range(8):
@@ -232,7 +232,7 @@ def test_namespaces_are_those_of_a_dict_that_sees_one_element_after_the_other(ki
             assert seen == (mine["count"], mine["total"], pytest.approx(mean(mine["mean"])), mine["pages"])
 
     backend = backend_of()
-    process = KeyedProcess(backend, function(descriptors, body))
+    process = KeyedProcessRunner(backend, function(descriptors, body))
     verbs = ["count", "forget", "add", "replace", "put", "remove", "merge", "look"]
 
     for _ in range(8):
@@ -269,7 +269,7 @@ def test_a_namespace_holds_until_another_is_set_and_there_is_none_at_first(schem
             states["window_total"].current_namespace = first if value.space == 1 else second
         states["window_total"].add(value.number)
 
-    process = KeyedProcess(backend, function([total], body))
+    process = KeyedProcessRunner(backend, function([total], body))
     with pytest.raises(ProcessElementError, match="row 0: .* no namespace of state 'window_total' is set"):
         process.process(batch(["a"], space=[0], number=[1]))
     process.process(batch(list("aab"), space=[1, 2, 0], number=[1, 2, 3]))
@@ -309,7 +309,7 @@ def test_what_is_no_namespace_is_refused_and_names_the_row(schema, bad, number):
 
     seen = ListStateDescriptor("seen", pa.string())
     backend = backend_of()
-    process = KeyedProcess(backend, function([seen, descriptor], body))
+    process = KeyedProcessRunner(backend, function([seen, descriptor], body))
 
     with pytest.raises(ProcessElementError, match="row 0: ") as caught:
         process.process(batch(["a"]))
@@ -327,7 +327,7 @@ def test_a_text_that_is_no_unicode_is_refused_as_a_namespace_and_names_the_row()
         states["window_total"].add(1)
 
     with pytest.raises(ProcessElementError, match="row 1: "):
-        KeyedProcess(backend, function([descriptor], body)).process(batch(list("ab"), number=[1, 0]))
+        KeyedProcessRunner(backend, function([descriptor], body)).process(batch(list("ab"), number=[1, 0]))
 
     assert len(backend.state(descriptor)) == 0
 
@@ -343,7 +343,7 @@ def test_a_state_without_namespaces_has_none_to_set_or_merge():
             with pytest.raises(InvalidInputError, match=f"state '{name}' has no namespaces"):
                 states[name].merge_namespaces(1, [2])
 
-    KeyedProcess(backend_of(), function([COUNT, TOTAL, MEAN, PAGES, CART], body)).process(batch(["a"]))
+    KeyedProcessRunner(backend_of(), function([COUNT, TOTAL, MEAN, PAGES, CART], body)).process(batch(["a"]))
 
 
 def test_a_mean_is_read_between_values_that_are_added():
@@ -355,7 +355,7 @@ def test_a_mean_is_read_between_values_that_are_added():
             seen.append((value.user, states["mean"].get()))
 
     backend = backend_of()
-    process = KeyedProcess(backend, function([MEAN], body))
+    process = KeyedProcessRunner(backend, function([MEAN], body))
     process.process(batch(list("aabaab"), number=pa.array([1, 2, 3, None, 6, 1])))
     process.process(batch(list("ac"), number=pa.array([8, 9])))
 
@@ -401,7 +401,7 @@ def test_an_aggregate_that_raises_at_the_end_of_a_batch_leaves_every_state():
         states["pages"].add("/")
 
     backend = backend_of()
-    process = KeyedProcess(backend, function(descriptors, body))
+    process = KeyedProcessRunner(backend, function(descriptors, body))
     process.process(batch(list("ab"), number=[1, 2]))
     before = rows_of(backend, descriptors)
 
@@ -422,7 +422,7 @@ def test_an_exception_of_get_can_be_caught_and_the_values_added_stay():
             states["fussy"].clear()
             out.collect(-1)
 
-    process = KeyedProcess(backend_of(), function([FUSSY], body), output=pa.int64())
+    process = KeyedProcessRunner(backend_of(), function([FUSSY], body), output=pa.int64())
 
     assert process.process(batch(list("aaba"), number=[1, 13, 5, 2])).to_pylist() == [1, -1, 5, 2]
 
@@ -439,7 +439,7 @@ def test_what_is_folded_lives_as_long_as_the_youngest_since_the_last_clear(descr
             states[timed.name].current_namespace = 1
         states[timed.name].add(value.number)
 
-    process = KeyedProcess(backend, function([timed], body), timestamp="at")
+    process = KeyedProcessRunner(backend, function([timed], body), timestamp="at")
     at = {} if namespace is None else {"namespace": 1}
     process.process(batch(list("abc"), at=[10, 90, 90], number=[1, 1, 1]))
     numbers = pa.array([2, 2, 2, None, 2, None, 2])
@@ -472,7 +472,7 @@ def test_without_a_known_event_time_nothing_is_written(number, clears):
         else:
             state.add("/" if number == 3 else 1)
 
-    process = KeyedProcess(backend, function([COUNT, timed], body))
+    process = KeyedProcessRunner(backend, function([COUNT, timed], body))
 
     with pytest.raises(InvalidInputError, match="expires by event time, and none is known yet"):
         process.process(batch(["a"]))
@@ -493,7 +493,7 @@ def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
         state.current_namespace = 1
         state.merge_namespaces(1, [1, 2]) if value.at == 50 else state.add("/" if number == 3 else 5)
 
-    process = KeyedProcess(backend, function([timed], body), timestamp="at")
+    process = KeyedProcessRunner(backend, function([timed], body), timestamp="at")
     process.process(batch(list("aa"), at=[10, 50]))
     process.process(batch(list("aa"), at=[50, 50]))
     backend.advance_watermark(110)
@@ -516,7 +516,7 @@ def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
 def test_a_value_that_does_not_fit_is_refused_also_where_it_would_be_passed_over(kind, reduce, good, bad):
     folded = ReducingStateDescriptor("folded", kind, reduce=reduce)
     backend = backend_of()
-    process = KeyedProcess(
+    process = KeyedProcessRunner(
         backend,
         function([folded], lambda states, value, context, out: states["folded"].add(bad if value.number else good)),
     )
@@ -535,7 +535,7 @@ def test_a_field_that_does_not_fit_is_refused_and_a_counted_one_may_be_anything(
     def body(states, value, context, out):
         states["folded"].add({"n": "x", "high": True if value.number else 5})
 
-    process = KeyedProcess(backend, function([folded], body))
+    process = KeyedProcessRunner(backend, function([folded], body))
     process.process(batch(["a"], number=[0]))
 
     with pytest.raises(ProcessElementError, match="row 1: values of state 'folded' must be int64, got True"):
@@ -557,7 +557,7 @@ def test_a_field_that_does_not_fit_is_refused_and_a_counted_one_may_be_anything(
 def test_what_is_folded_must_fit_after_each_value(kind, reduce, values):
     folded = ReducingStateDescriptor("folded", kind, reduce=reduce)
     backend = backend_of()
-    process = KeyedProcess(
+    process = KeyedProcessRunner(
         backend, function([folded], lambda states, value, context, out: states["folded"].add(value.value))
     )
 
@@ -578,7 +578,7 @@ def test_an_element_is_a_named_tuple_and_the_context_knows_key_and_time():
     backend = backend_of()
     backend.advance_watermark(5)
     columns = {"user": ["b", "a", "b"], "a b": [1, None, 3], "at": pa.array([7, 8, 9], pa.timestamp("ms"))}
-    KeyedProcess(backend, function([], body), timestamp="at").process(pa.record_batch(columns))
+    KeyedProcessRunner(backend, function([], body), timestamp="at").process(pa.record_batch(columns))
 
     assert seen == [("b", 1, "b", 7, 5), ("a", None, "a", 8, 5), ("b", 3, "b", 9, 5)]
 
@@ -587,7 +587,7 @@ def test_several_key_columns_are_a_tuple():
     key = pa.schema([("user", pa.string()), ("shop", pa.int32())])
     backend = backend_of(key)
     count = function([COUNT], lambda states, value, context, out: out.collect(context.current_key))
-    process = KeyedProcess(backend, count, output=pa.struct(key))
+    process = KeyedProcessRunner(backend, count, output=pa.struct(key))
 
     out = process.process(pa.table({"shop": pa.array([1, 2], pa.int32()), "user": ["a", "a"]}))
 
@@ -616,7 +616,7 @@ def test_an_exception_names_the_row_and_leaves_every_state_as_before_the_batch(p
         1 / value.number
 
     backend = backend_of()
-    process = KeyedProcess(backend, function(descriptors, body))
+    process = KeyedProcessRunner(backend, function(descriptors, body))
     process.process(batch(list("abc"), number=pa.array([1, 2, 3])))
     before = rows_of(backend, descriptors)
     numbers = [0 if row == place else 7 for row in range(6)]
@@ -649,7 +649,7 @@ def test_a_value_that_does_not_fit_names_the_row_that_wrote_it_and_nothing_is_wr
 
     seen = ListStateDescriptor("seen", pa.string())
     backend = backend_of()
-    process = KeyedProcess(backend, function([seen, descriptor], body))
+    process = KeyedProcessRunner(backend, function([seen, descriptor], body))
 
     with pytest.raises(ProcessElementError, match=f"row 2: values of state '{descriptor.name}' must be"):
         process.process(batch(list("abcd"), number=pa.array([0, 0, 1, 0])))
@@ -664,7 +664,7 @@ def test_an_emitted_value_that_does_not_fit_names_its_row_and_nothing_is_written
             out.collect(value.user if value.number == 3 else value.number)
 
     backend = backend_of()
-    process = KeyedProcess(backend, function([COUNT], body), output=pa.int64())
+    process = KeyedProcessRunner(backend, function([COUNT], body), output=pa.int64())
 
     with pytest.raises(ProcessElementError, match="row 3: emitted 'd', which is no int64"):
         process.process(batch(list("abcd"), number=pa.array([2, 0, 1, 3])))
@@ -675,7 +675,7 @@ def test_an_emitted_value_that_does_not_fit_names_its_row_and_nothing_is_written
 
 def test_a_null_element_of_a_list_is_refused_and_the_list_stays():
     backend = backend_of()
-    process = KeyedProcess(
+    process = KeyedProcessRunner(
         backend, function([PAGES], lambda states, value, context, out: states["pages"].add(value.page))
     )
     process.process(batch(["a"], page=["/"]))
@@ -697,7 +697,7 @@ def test_what_a_caller_does_to_a_nested_value_does_not_change_the_state():
         mine.append(99)
         out.collect(states["nested"].value())
 
-    process = KeyedProcess(backend_of(), function([nested], body), output=pa.list_(pa.int64()))
+    process = KeyedProcessRunner(backend_of(), function([nested], body), output=pa.list_(pa.int64()))
 
     assert process.process(batch(["a"] * 3, number=pa.array([1, 2, 3]))).to_pylist() == [[], [2], [2, 3]]
 
@@ -727,7 +727,7 @@ def test_a_reducing_state_folds_as_its_batch_verb_does(kind, reduce, values):
     expected.add_batch(["a"] * len(values), pa.array(values, kind))
     backend = backend_of()
 
-    process = KeyedProcess(
+    process = KeyedProcessRunner(
         backend, function([descriptor], lambda states, value, context, out: states["folded"].add(value.value))
     )
     process.process(batch(["a"] * len(values), value=pa.array(values, kind)))
@@ -744,7 +744,7 @@ def test_a_struct_folds_field_by_field():
     def body(states, value, context, out):
         states["delays"].add({"flights": 1, "longest": value.delay})
 
-    KeyedProcess(backend, function([delays], body)).process(batch(["a"] * 3, delay=[2.5, None, 4.0]))
+    KeyedProcessRunner(backend, function([delays], body)).process(batch(["a"] * 3, delay=[2.5, None, 4.0]))
 
     assert backend.state(delays).get_batch(["a"]).to_pylist() == [{"flights": 3, "longest": 4.0}]
 
@@ -752,7 +752,7 @@ def test_a_struct_folds_field_by_field():
 def test_rows_expire_by_the_event_time_of_the_element_that_wrote_them():
     last = ValueStateDescriptor("last", pa.int64(), ttl=TimeToLive(100, clock="event_time"))
     backend = backend_of()
-    process = KeyedProcess(
+    process = KeyedProcessRunner(
         backend,
         function([last], lambda states, value, context, out: states["last"].update(value.at)),
         timestamp="at",
@@ -779,7 +779,7 @@ def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
                 if name.startswith("window"):
                     state.current_namespace = 1
 
-    process = KeyedProcess(backend_of(), Function())
+    process = KeyedProcessRunner(backend_of(), Function())
     process.process(batch(["a"]))
 
     verbs = [("count", "value"), ("total", "get"), ("pages", "get"), ("cart", "items"), ("pages", "clear")]
@@ -791,7 +791,7 @@ def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
 
 
 def test_bad_batches_are_refused_by_what_they_lack():
-    process = KeyedProcess(backend_of(), function([], lambda *_: None), timestamp="at")
+    process = KeyedProcessRunner(backend_of(), function([], lambda *_: None), timestamp="at")
 
     with pytest.raises(InvalidInputError, match="must have the key columns user; it has usr"):
         process.process(pa.record_batch({"usr": ["a"]}))
@@ -812,7 +812,7 @@ def test_close_is_called_once_and_nothing_is_processed_after_it():
         def close(self):
             closed.append(True)
 
-    with KeyedProcess(backend_of(), Function()) as process, pytest.raises(ProcessElementError, match="define it"):
+    with KeyedProcessRunner(backend_of(), Function()) as process, pytest.raises(ProcessElementError, match="define it"):
         process.process(batch(["a"]))
     process.close()
 
@@ -847,7 +847,7 @@ def at(context, value):
 
 def test_timers_fire_in_the_order_of_time_with_the_states_of_their_key():
     backend = backend_of()
-    process = KeyedProcess(backend, Alarm(start=at), output=pa.string())
+    process = KeyedProcessRunner(backend, Alarm(start=at), output=pa.string())
     process.process(batch(list("abca"), at=pa.array([30, 10, 20, 30])))
 
     fired = [process.advance_watermark(time).to_pylist() for time in (5, 20, 19, 100)]
@@ -867,7 +867,7 @@ def test_what_a_timer_registers_up_to_the_watermark_fires_in_the_same_call_and_w
             context.timers.register_processing_time_timer(7)
 
     backend = backend_of()
-    process = KeyedProcess(backend, Alarm(body, at), output=pa.string())
+    process = KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
     process.process(batch(list("aaab"), at=pa.array([10, 20, 30, 12])))
 
     first = process.advance_watermark(50).to_pylist()
@@ -889,7 +889,7 @@ def test_an_exception_of_a_timer_leaves_states_and_timers_and_the_next_call_fire
             raise ZeroDivisionError("in the middle")
 
     backend = backend_of()
-    process = KeyedProcess(backend, Alarm(body, at), output=pa.string())
+    process = KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
     process.process(batch(list("ab"), at=pa.array([10, 20])))
 
     with pytest.raises(ProcessElementError, match="row 1: timer of 'b' at 20: ZeroDivisionError"):
@@ -907,7 +907,7 @@ def test_an_exception_in_a_batch_registers_no_timer():
         1 / value.at
 
     backend = backend_of()
-    process = KeyedProcess(backend, Alarm(start=start), output=pa.string())
+    process = KeyedProcessRunner(backend, Alarm(start=start), output=pa.string())
 
     with pytest.raises(ProcessElementError, match="row 1"):
         process.process(batch(list("ab"), at=pa.array([10, 0])))
@@ -919,13 +919,13 @@ def test_timers_are_in_snapshots_and_fire_after_a_rescale():
     store = arrowstate.open_store("memory://process-timers", create=True)
     backend = backend_of()
     users = [f"u{n}" for n in range(40)]
-    KeyedProcess(backend, Alarm(start=at)).process(batch(users, at=pa.array(range(40))))
+    KeyedProcessRunner(backend, Alarm(start=at)).process(batch(users, at=pa.array(range(40))))
     checkpoint = store.writer().checkpoint({"op": [backend]})
 
     fired = []
     for subtask in range(3):
         restored = checkpoint.restore("op", parallelism=3, subtask=subtask)
-        process = KeyedProcess(restored, Alarm(), output=pa.string())
+        process = KeyedProcessRunner(restored, Alarm(), output=pa.string())
         fired += process.advance_watermark(19).to_pylist()
 
     assert sorted(fired) == sorted(f"{n} u{n} 1" for n in range(20))
@@ -933,7 +933,7 @@ def test_timers_are_in_snapshots_and_fire_after_a_rescale():
 
 @pytest.mark.parametrize(("given", "fires"), [(1 << 80, False), (-(1 << 80), True)])
 def test_a_timestamp_beyond_64_bits_is_the_furthest_there_is(given, fires):
-    process = KeyedProcess(
+    process = KeyedProcessRunner(
         backend_of(),
         Alarm(start=lambda context, value: context.timers.register_event_time_timer(given)),
         output=pa.string(),
@@ -954,8 +954,8 @@ def test_timers_are_refused_where_there_is_no_key_or_no_on_timer():
         def on_timer(self, timestamp, context, out):
             pass
 
-    process = KeyedProcess(backend_of(), Bare())
-    KeyedProcess(backend_of(), Timed())
+    process = KeyedProcessRunner(backend_of(), Bare())
+    KeyedProcessRunner(backend_of(), Timed())
 
     with pytest.raises(InvalidInputError, match="without on_timer has no timers"):
         context_of[0].timers  # noqa: B018

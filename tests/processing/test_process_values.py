@@ -48,7 +48,7 @@ def read_back(descriptor, write, values, cut):
 
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     out = []
-    with arrowstate.KeyedProcess(backend, Each(), output=pa.string()) as process:
+    with arrowstate.KeyedProcessRunner(backend, Each(), output=pa.string()) as process:
         # One element more than values: the last read is of what is stored already, or is not.
         numbers = list(range(len(values) + 1))
         for start in range(0, len(numbers), cut):
@@ -161,7 +161,7 @@ def test_a_value_that_does_not_fit_is_refused_at_the_write_and_names_its_row(des
             self.state.clear()
 
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
-    process = arrowstate.KeyedProcess(backend, Overwritten())
+    process = arrowstate.KeyedProcessRunner(backend, Overwritten())
 
     with pytest.raises(ProcessElementError, match="row 1"):
         process.process(pa.record_batch({"k": ["a"] * 3, "n": [0, 1, 2]}))
@@ -193,7 +193,7 @@ def test_a_function_that_handles_a_refused_write_goes_on_with_what_was_there():
             out.collect(repr((self.some.get(), self.called.get())))
 
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
-    process = arrowstate.KeyedProcess(backend, Careful(), output=pa.string())
+    process = arrowstate.KeyedProcessRunner(backend, Careful(), output=pa.string())
 
     out = process.process(pa.record_batch({"k": ["a"] * 3, "n": [1, 2, 3]})).to_pylist()
 
@@ -211,7 +211,7 @@ def test_a_sum_of_durations_that_leaves_the_type_is_refused_at_the_write():
             self.total.add(row.d)
 
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
-    process = arrowstate.KeyedProcess(backend, Total())
+    process = arrowstate.KeyedProcessRunner(backend, Total())
     most = pa.array([(1 << 63) - 1, 0, 1], pa.int64()).cast(pa.duration("us"))
 
     with pytest.raises(ProcessElementError, match="row 2: ValueOverflowError"):
@@ -231,7 +231,7 @@ def test_a_namespace_that_is_no_text_is_refused_where_it_is_set():
             self.state.update(1)
 
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
-    process = arrowstate.KeyedProcess(backend, Spaced())
+    process = arrowstate.KeyedProcessRunner(backend, Spaced())
 
     process.process(pa.record_batch({"k": ["a"], "n": [1]}))
     with pytest.raises(ProcessElementError, match="row 1.*KeyTypeError"):

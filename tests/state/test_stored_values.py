@@ -243,7 +243,7 @@ def test_dictionary_encoded_timestamps_are_taken_wherever_timestamps_are(times):
     timers.register_batch(keys, encoded)
     state.update_batch(keys, [1, 2, 3], timestamps=encoded)
     rows = pa.table({"k": keys, "at": encoded})
-    seen = arrowstate.KeyedProcess(backend, Times(), output=pa.int64(), timestamp="at").process(rows)
+    seen = arrowstate.KeyedProcessRunner(backend, Times(), output=pa.int64(), timestamp="at").process(rows)
 
     assert [row["n"] for row in windows.advance_watermark(11).to_pylist()] == [3, 4]
     assert timers.pop_due(9)["timestamp"].to_pylist() == [5, 7]
@@ -256,7 +256,7 @@ def test_the_time_of_a_row_before_1970_is_rounded_down():
         def process_element(self, value, context, out):
             out.collect(context.timestamp)
 
-    process = arrowstate.KeyedProcess(backend_of(), Times(), output=pa.int64(), timestamp="at")
+    process = arrowstate.KeyedProcessRunner(backend_of(), Times(), output=pa.int64(), timestamp="at")
     times = pa.array([-1, -1000, -1001], pa.timestamp("us"))
 
     assert process.process(pa.record_batch({"k": list("aaa"), "at": times})).to_pylist() == [-1, -1, -2]

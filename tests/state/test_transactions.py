@@ -12,10 +12,10 @@ import arrowstate
 from arrowstate import (
     AggregatingStateDescriptor,
     BatchFunction,
-    BatchProcess,
+    BatchRunner,
     BroadcastStateDescriptor,
-    KeyedProcess,
     KeyedProcessFunction,
+    KeyedProcessRunner,
     KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -85,7 +85,7 @@ def test_scalar_writes_of_a_batch_function_that_raises_are_gone(backend):
             if batch["fails"][0].as_py():
                 raise RuntimeError("too late")
 
-    process = BatchProcess(backend, Writes())
+    process = BatchRunner(backend, Writes())
     backend.current_key = "bob"
     backend.states["cart"].put("pear", 1)
 
@@ -116,7 +116,7 @@ def test_timers_of_a_batch_function_that_raises_fire_again(backend, clock):
                 raise RuntimeError("not yet")
             return timers
 
-    process = BatchProcess(backend, Fires())
+    process = BatchRunner(backend, Fires())
     advance = process.advance_watermark if clock == "event_time" else process.advance_processing_time
     process.process(pa.record_batch({"user": ["ann", "bob", "eve"], "at": [10, 20, 30]}))
 
@@ -143,7 +143,7 @@ def test_windows_fire_again_after_a_function_that_raises(backend, lateness):
             return fired
 
     function = Fails(TumblingEventTimeWindows(10), TOTAL, timestamp="at", value="n", allowed_lateness_ms=lateness)
-    process = BatchProcess(backend, function)
+    process = BatchRunner(backend, function)
     process.process(pa.record_batch({"user": ["ann", "bob"], "at": [1, 12], "n": [5, 6]}))
 
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_windows_fire_again_after_a_function_that_raises(backend, lateness):
 
 
 def test_late_rows_of_a_batch_that_fails_are_counted_once(backend):
-    process = BatchProcess(backend, function := WindowFunction(TumblingEventTimeWindows(10), TOTAL, timestamp="at"))
+    process = BatchRunner(backend, function := WindowFunction(TumblingEventTimeWindows(10), TOTAL, timestamp="at"))
     process.advance_watermark(50)
     late = pa.record_batch({"user": ["ann"], "at": [1], "total": [1]})
 
@@ -189,7 +189,7 @@ def test_a_batch_of_a_process_function_that_finds_no_room_may_be_given_again(ful
         return pa.record_batch({"user": users, "text": ["x" * 300] * count})
 
     backend = backend_of(memory_budget_bytes=20_000)
-    process = KeyedProcess(backend, Appends())
+    process = KeyedProcessRunner(backend, Appends())
     process.process(rows(30))
     full_disk.append(room_for)
 
@@ -295,7 +295,7 @@ def test_a_failed_batch_does_not_decide_the_columns_of_the_output(backend):
         def on_timers(self, timers, context):
             return pa.record_batch({"b": [2]})
 
-    process = BatchProcess(backend, function := Emits())
+    process = BatchRunner(backend, function := Emits())
     process.process(pa.record_batch({"user": ["ann"]}))
 
     with pytest.raises(arrowstate.InvalidInputError, match="emitted the columns b; the output has a"):
@@ -322,7 +322,7 @@ def test_the_namespace_that_an_element_set_is_what_it_was_if_the_batch_fails(bac
     def rows(day, fails):
         return pa.record_batch({"user": ["ann"], "day": pa.array([day], pa.date32()), "fails": [fails]})
 
-    process = KeyedProcess(backend, Counts())
+    process = KeyedProcessRunner(backend, Counts())
     process.process(rows(1, False))
 
     with pytest.raises(ProcessElementError):
@@ -414,7 +414,7 @@ def test_operator_states_take_part_where_they_are_given(backend):
 
     with pytest.raises(RuntimeError), backend.transaction(offsets):
         offsets.update([5, 6])
-        BatchProcess(backend, Changes(), broadcasts={"limits": limits}).process(pa.record_batch({"user": ["ann"]}))
+        BatchRunner(backend, Changes(), broadcasts={"limits": limits}).process(pa.record_batch({"user": ["ann"]}))
 
     assert dict(limits.items()) == {"clicks": 1}
     assert offsets.get() == [1]

@@ -75,10 +75,10 @@ class Plain:
         )
         function = step.make()
         if isinstance(function, arrowstate.BatchFunction):
-            return arrowstate.BatchProcess(backend, function)
+            return arrowstate.BatchRunner(backend, function)
         kinds = {"long": pa.int64(), "string": pa.string()}
         columns = [column.split() for column in step.output.split(", ")]
-        return arrowstate.KeyedProcess(
+        return arrowstate.KeyedProcessRunner(
             backend, function, output=pa.struct([(name, kinds[kind]) for name, kind in columns])
         )
 
@@ -134,7 +134,7 @@ def auctions(*rows):
 def winning_bids(*batches):
     """What `WinningBids` emits for (watermark, rows) per micro-batch, and its runner."""
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("auction", pa.int64())]), max_parallelism=128)
-    process = arrowstate.BatchProcess(backend, operators.WinningBids())
+    process = arrowstate.BatchRunner(backend, operators.WinningBids())
     emitted = []
     for watermark, rows in batches:
         emitted += process.advance_watermark(watermark).to_pylist()
@@ -194,7 +194,7 @@ def bids(*rows):
 def test_of_equal_bids_the_earlier_are_in_the_top_ten_and_a_lower_one_changes_nothing():
     first = bids(*[(event, event // 4, 1, 5, 100) for event in range(31, 19, -1)])
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("auction", pa.int64())]), max_parallelism=128)
-    process = arrowstate.BatchProcess(backend, operators.TopBids())
+    process = arrowstate.BatchRunner(backend, operators.TopBids())
 
     ten = process.process(first)
     none = process.process(bids((32, 32, 1, 5, 99), (33, 33, 1, 5, 100)))
@@ -209,7 +209,7 @@ def test_of_equal_bids_the_earlier_are_in_the_top_ten_and_a_lower_one_changes_no
 def test_an_earlier_bid_that_comes_later_does_not_replace_the_last_one():
     key = pa.schema([("bidder", pa.int64()), ("auction", pa.int64())])
     backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
-    process = arrowstate.BatchProcess(backend, operators.LastBids())
+    process = arrowstate.BatchRunner(backend, operators.LastBids())
 
     process.process(bids((7, 10, 1, 5, 100)))
     earlier = process.process(bids((3, 9, 1, 5, 1), (6, 10, 1, 5, 1), (8, 9, 1, 6, 1)))
@@ -221,7 +221,7 @@ def test_an_earlier_bid_that_comes_later_does_not_replace_the_last_one():
 
 def test_all_bids_of_the_highest_price_of_a_window_are_emitted():
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("window_start", pa.int64())]), max_parallelism=128)
-    process = arrowstate.BatchProcess(backend, operators.HighestBids(10))
+    process = arrowstate.BatchRunner(backend, operators.HighestBids(10))
 
     for prices in ([5, 7, 7], [6], [7], [9, 1], [9]):
         count = len(prices)
@@ -236,7 +236,7 @@ def test_all_bids_of_the_highest_price_of_a_window_are_emitted():
 def test_the_highest_count_of_a_window_stays_for_a_minute():
     key = pa.schema([("window_start", pa.int64()), ("window_end", pa.int64())])
     backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
-    process = arrowstate.BatchProcess(backend, operators.HottestItems())
+    process = arrowstate.BatchRunner(backend, operators.HottestItems())
 
     counts = {"window_start": [0, 0, 0, 5], "window_end": [9, 9, 9, 14], "bids": [4, 7, 7, 1]}
     hottest = process.process(pa.table({"auction": [1, 2, 3, 1], **counts}))

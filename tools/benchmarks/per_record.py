@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     elements = arguments.batches * arguments.batch
 
     backend = arrowstate.KeyedStateBackend(key=keys.schema, max_parallelism=128)
-    process = arrowstate.KeyedProcess(backend, Count())
+    process = arrowstate.KeyedProcessRunner(backend, Count())
     for start in range(0, arguments.keys, arguments.batch):
         numbers = np.arange(start, min(arguments.keys, start + arguments.batch))
         process.process(pa.record_batch({"key": keys.column(numbers), "amount": pa.array(numbers)}))

@@ -248,7 +248,7 @@ def stateful(
     if not source.isStreaming:
         raise InvalidInputError(
             "stateful needs a streaming DataFrame, made by spark.readStream; this one is static: process it with "
-            "BatchProcess or KeyedProcess, or stream it from files"
+            "BatchRunner or KeyedProcessRunner, or stream it from files"
         )
     check_operator(operator, timestamp)
     check_operator_uid(uid)

@@ -18,8 +18,8 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.restoring import restore_backend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.processing.batch_function import BatchFunction, BatchProcess
-from arrowstate.processing.keyed_process import KeyedProcess
+from arrowstate.processing.batch_function import BatchFunction, BatchRunner
+from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.operator_state import operator_descriptor_of
@@ -169,10 +169,10 @@ def _process(
 ) -> pa.Table:
     """Let time pass, process the rows, and return what was emitted."""
     output = None if plan.output is None else plan.output.columns
-    process: BatchProcess | KeyedProcess
+    process: BatchRunner | KeyedProcessRunner
     with explained(plan.uid, "open"):
         if isinstance(plan.operator, BatchFunction):
-            process = BatchProcess(
+            process = BatchRunner(
                 backend,
                 plan.operator,
                 output=output,
@@ -181,7 +181,9 @@ def _process(
             )
         else:
             kind = None if output is None else pa.struct(list(output)) if len(output) > 1 else output.field(0).type
-            process = KeyedProcess(backend, plan.operator, output=kind, timestamp=plan.timestamp, broadcasts=broadcasts)
+            process = KeyedProcessRunner(
+                backend, plan.operator, output=kind, timestamp=plan.timestamp, broadcasts=broadcasts
+            )
     emitted: list[Any] = []
     # A batch function may call its states with rows of its own making, so their numbers say nothing of these.
     rows = None if isinstance(plan.operator, BatchFunction) else table

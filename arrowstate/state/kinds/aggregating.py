@@ -203,6 +203,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         return added if touched.size == len(old) else _put(old, touched, added)
 
     def results(self, accumulators: pa.StructArray) -> pa.Array:
+        """Return what a read computes from accumulators, one a row; null where there is none."""
         aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
         present = np.flatnonzero(accumulators.is_valid().to_numpy(zero_copy_only=False))
         chosen = accumulators if present.size == len(accumulators) else accumulators.take(pa.array(present))

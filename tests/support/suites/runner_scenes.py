@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchProcess
-from arrowstate.processing.keyed_process import KeyedProcess
+from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchRunner
+from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.windows import (
@@ -156,12 +156,12 @@ def _runner(make: Callable[[Job, Adversary], Any], step: Step) -> Scene:
     return scene
 
 
-def _batches(job: Job, adversary: Adversary) -> BatchProcess:
-    return BatchProcess(job.backend, Everything(job, adversary))
+def _batches(job: Job, adversary: Adversary) -> BatchRunner:
+    return BatchRunner(job.backend, Everything(job, adversary))
 
 
-def _elements(job: Job, adversary: Adversary) -> KeyedProcess:
-    return KeyedProcess(job.backend, EveryElement(adversary), output=pa.string())
+def _elements(job: Job, adversary: Adversary) -> KeyedProcessRunner:
+    return KeyedProcessRunner(job.backend, EveryElement(adversary), output=pa.string())
 
 
 RUNNERS: dict[str, Scene] = {
@@ -231,7 +231,7 @@ def _window(assigner: str, kind: str, in_function: bool, step: str) -> Scene:
         late: Callable[[], int]
         if in_function:
             function = _Windows(adversary, windows, descriptor, timestamp="at" if timed else None, **options)
-            runner = BatchProcess(job.backend, function)
+            runner = BatchRunner(job.backend, function)
             process = lambda turn: runner.process(_window_rows(job, turn)).to_pylist()  # noqa: E731
             advance = lambda time: runner.advance_watermark(time).to_pylist()  # noqa: E731
             late = lambda: function.late_rows  # noqa: E731
