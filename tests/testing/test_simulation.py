@@ -56,6 +56,11 @@ def test_collections_that_overtake_each_other_find_no_damage(seed):
     assert simulate(seed).violation is None
 
 
+def test_a_plan_from_before_a_writer_went_back_may_condemn_what_it_took_from_there():
+    """The next commit is refused, and writes the file anew when it is tried again; nothing is lost."""
+    assert simulate(19776).violation is None
+
+
 def test_the_first_entry_is_found_though_the_hint_is_torn_and_a_listing_is_old():
     assert simulate(6472).violation is None
 

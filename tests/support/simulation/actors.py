@@ -82,8 +82,9 @@ def _write_until_stopped(process: Process, checkpoints: int | None = None) -> No
         oracle.promise(token, changed.content, base, rollback=rollback)
         committed = _committed(process, writer, changed, token, started_at_ms if secure else None)
         oracle.acknowledged(committed)
-        # A plan made before a late commit may still condemn its files, which the next commits refer to.
-        in_time = in_time and process.now_ms() - started_at_ms < (process.nominal_grace_ms or 0)
+        # A plan made before a late commit may still condemn its files, which the next commits refer to. So may one made
+        # before a commit that went back to an older checkpoint: what it took from there was garbage to the plan.
+        in_time = in_time and not rollback and process.now_ms() - started_at_ms < (process.nominal_grace_ms or 0)
         if not in_time:
             oracle.late.add(committed.number)
         backends, base, rollback, secure, started_at_ms = changed, token, False, in_time, process.now_ms()
