@@ -7,7 +7,7 @@ anew in every process and for every micro-batch; it holds the plan and nothing e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -22,7 +22,6 @@ from pyspark.sql.types import StructType
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.spark.commit import abort_micro_batch, commit_micro_batch
-from arrowstate.spark.load.writer import StateWriter, state_writer
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.sink.plan import SinkPlan
@@ -103,9 +102,12 @@ class ArrowStateDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return (self._plan or plan_from_options(self.options)).stream_reader(schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> StateWriter:
-        """The writer of a table into a state; see `register` for the options."""
-        return state_writer(self.options, schema, overwrite=overwrite)
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002
+        """Refuse to write a table: Spark gives a data source rows as they lie, and state is made where they belong."""
+        raise InvalidInputError(
+            "df.write makes no state: a table becomes state by arrowstate.spark.bootstrap(table, store=..., "
+            "uid=..., key=[...], states=[...], parallelism=...), a stream by keyed_sink or stateful"
+        )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:  # noqa: ARG002
         """The writer of a micro-batch; Spark asks a process beside the driver for one each time."""
@@ -185,32 +187,6 @@ def register(spark: SparkSession) -> None:
         `earliest`, the default, for all rows, or `latest` for those committed after the start.
     maxRowsPerTrigger
         The most rows of a micro-batch; no limit by default.
-
-    A table is written with `df.write.format("arrowstate")` and `.mode("append")`, or `.mode("overwrite")` to replace a
-    state that exists, then `.save(path of a store)`. One process makes the state then, so large tables go through
-    `bootstrap`, and so do several states at once, times to live and namespaces. The options:
-
-    operator, state, key
-        The operator's uid, the state, and the key columns, separated by commas or as a JSON array.
-    kind
-        `value` (the default), `reducing`, `aggregating`, `list` or `map`.
-    reduce
-        For a reducing state: a reducer, or `field=reducer` for each field, separated by commas.
-    aggregate
-        For an aggregating state: `mean`, `variance`, `count_distinct`, `quantiles` or `top_k`.
-    columns
-        The columns with the values; all but the key by default. One column that is named, or that has the name of the
-        state, is the value itself; otherwise the value is a struct of them.
-    userKey
-        For a map with one entry a row: the column with its user key, `<state>_key` by default.
-    accumulators
-        `true` if the rows have what a reducing state stores, once for each key.
-    parallelism, maxParallelism
-        Subtasks and key groups of the operator; by default those it has, or 1 and 128.
-    savepoint
-        A name or a path: also write the checkpoint as a savepoint.
-    format
-        `arrow` (the default) or `parquet`, or `lance`.
 
     Examples
     --------

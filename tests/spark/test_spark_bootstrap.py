@@ -1,4 +1,4 @@
-"""State made of tables: `bootstrap`, and `df.write.format("arrowstate")`."""
+"""State made of tables: `bootstrap`."""
 
 from __future__ import annotations
 
@@ -391,59 +391,15 @@ def test_a_savepoint_is_made_too(spark: Any, tmp_path: Path) -> None:
     assert {path.suffix for path in (tmp_path / "moved" / "data").rglob("*") if path.is_file()} <= {".parquet"}
 
 
-# df.write
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_table_that_is_written_is_refused_and_bootstrap_named(spark: Any, tmp_path: Path, mode: str) -> None:
+    register(spark)
+    options = {"operator": "op", "state": "v", "key": "id"}
 
+    with pytest.raises(Exception, match="a table becomes state by arrowstate.spark.bootstrap"):
+        spark.range(3).write.format("arrowstate").options(**options).mode(mode).save(str(tmp_path / "store"))
 
-def write(frame: Any, store: Path, mode: str = "append", **options: Any) -> None:
-    register(frame.sparkSession)
-    frame.write.format("arrowstate").options(**options).mode(mode).save(str(store))
-
-
-def test_df_write_makes_a_state_of_rows_in_any_partitions(spark: Any, tmp_path: Path) -> None:
-    frame = spark.range(4000).selectExpr("id % 700 as k", "id as v", "if(id % 3 = 0, null, id) as n").repartition(5)
-
-    write(
-        frame,
-        tmp_path / "store",
-        operator="op",
-        state="totals",
-        key="k",
-        kind="reducing",
-        reduce="v=sum, n=count",
-        parallelism=3,
-        savepoint="start",
-    )
-
-    snapshot = arrowstate.open_store(tmp_path / "store").latest()
-    assert len(snapshot.entry.operators[0].subtasks) == 3
-    ids = {k: range(k, 4000, 700) for k in range(700)}
-    assert rows_of(snapshot, "op.totals") == {
-        k: {"v": sum(found), "n": sum(1 for i in found if i % 3)} for k, found in ids.items()
-    }
-    assert files(tmp_path / "store") == set()
-    assert (tmp_path / "store" / "savepoints" / "start" / "arrowstate.json").exists()
-
-
-def test_df_write_takes_lists_maps_and_values_and_replaces_them(spark: Any, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    frame = spark.sql("select 1 as k, array(1, 2) as visits union all select 2, array(3)").repartition(2)
-    write(frame, store, operator="op", state="visits", key="k", kind="list")
-    carts = spark.sql("select * from values (1, 'a', 1.5D), (1, 'b', 2.5D), (2, 'a', 3.5D) as t(k, item, price)")
-    write(carts, store, operator="op", state="carts", key="k", kind="map", userKey="item", columns="price")
-    first = arrowstate.open_store(store).latest()
-
-    write(frame.limit(1), store, "overwrite", operator="op", state="visits", key="k", kind="list")
-
-    carts_of = arrowstate.MapStateDescriptor("carts", pa.string(), pa.float64())
-    visits_of = arrowstate.ListStateDescriptor("visits", pa.int32())
-    keys = pa.array([1, 2], pa.int32())
-    assert first.restore("op").state(visits_of).get_batch(keys).to_pylist() == [[1, 2], [3]]
-    backend = arrowstate.open_store(store).latest().restore("op")
-    assert [dict(entries) for entries in backend.state(carts_of).entries_batch(keys).to_pylist()] == [
-        {"a": 1.5, "b": 2.5},
-        {"a": 3.5},
-    ]
-    assert sorted(map(len, backend.state(visits_of).get_batch(keys).to_pylist())) in ([0, 1], [0, 2])
+    assert not (tmp_path / "store").exists()
 
 
 def test_columns_may_have_any_name(spark: Any, tmp_path: Path) -> None:
@@ -462,62 +418,6 @@ def test_columns_are_found_in_any_case(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(50).selectExpr("id as User", "id * 2 as TOTAL")
 
     made = bootstrap(frame, store=tmp_path / "one", uid="op", key=["user"], states=[TOTAL], parallelism=2)
-    write(frame, tmp_path / "two", operator="op", state="total", key="user")
 
-    two = arrowstate.open_store(tmp_path / "two").latest()
-    assert made.to_arrow("op.total").column_names == two.to_arrow("op.total").column_names == ["user", "total"]
-    assert rows_of(made, "op.total") == rows_of(two, "op.total") == {k: {"total": 2 * k} for k in range(50)}
-
-
-def test_df_write_refuses_a_key_twice_in_partitions_apart(spark: Any, tmp_path: Path) -> None:
-    frame = spark.range(10).union(spark.range(3, 4)).selectExpr("id as k", "id as v").repartition(3, "k", "v")
-
-    with pytest.raises(Exception, match="state 'v' takes one row for each key.*k=3"):
-        write(frame, tmp_path / "store", operator="op", state="v", key="k")
-
-    assert arrowstate.open_store(tmp_path / "store").checkpoints() == []
-    assert not list((tmp_path / "store").rglob("*.arrow"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"key": "k"}, "the option 'state' is missing"),
-        ({"state": "v"}, "the option 'key' is missing"),
-        ({"key": "k", "state": "v", "colour": "red"}, "unknown option 'colour'; a state is written with operator"),
-        ({"key": "k", "state": "v", "kind": "heap"}, "must be one of value, reducing"),
-        ({"key": "k", "state": "v", "reduce": "sum"}, "'reduce' belongs to the kind 'reducing'"),
-        ({"key": "k", "state": "v", "kind": "reducing"}, "'reduce' belongs to the kind 'reducing'"),
-        ({"key": "k", "state": "v", "parallelism": "0"}, "must be a whole number from 1"),
-        ({"key": "k", "state": "v", "format": "csv"}, "must be one of arrow, parquet"),
-        ({"key": "x", "state": "v"}, "the table has no column 'x'"),
-    ],
-)
-def test_df_write_refuses_options_that_do_not_fit(tmp_path: Path, options: dict[str, str], message: str) -> None:
-    from pyspark.sql.datasource import CaseInsensitiveDict
-
-    from arrowstate.spark.load.writer import state_writer
-
-    given = CaseInsensitiveDict({"path": str(tmp_path / "store"), "operator": "op", **options})
-
-    with pytest.raises(InvalidInputError, match=message):
-        state_writer(given, LONGS, overwrite=False)
-
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_writer_that_failed_leaves_no_rows(tmp_path: Path) -> None:
-    from arrowstate.spark.load.writer import state_writer
-
-    options = {"path": str(tmp_path / "store"), "operator": "op", "state": "v", "key": "k"}
-    writer = state_writer(options, LONGS, overwrite=False)
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        yield pa.record_batch({"k": [1, 2, 3], "v": [1, 2, 3]})
-
-    message = writer.write(rows())
-    assert list((tmp_path / "store").rglob("*.arrow"))
-
-    writer.abort([message, None])
-
-    assert not list((tmp_path / "store").rglob("*.arrow"))
+    assert made.to_arrow("op.total").column_names == ["user", "total"]
+    assert rows_of(made, "op.total") == {k: {"total": 2 * k} for k in range(50)}
