@@ -66,7 +66,7 @@ class _Part:
         raise TypeError(f"{self.function.__name__} can be called by kernels only")
 
     def _build(self) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: subroutines, instructions and kernels are built in their own ways.
 
     def _linked(self) -> FunctionType:
         """Return the function with numba's objects in the place of the parts that it names."""

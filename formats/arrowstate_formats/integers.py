@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 from typing import Any, overload
 
+import numpy as np
+
 from arrowstate_formats.errors import InvalidInputError
 
 __all__ = ["INT64_MAX", "INT64_MIN", "LARGEST_EXACT", "check_integer"]
@@ -61,7 +63,8 @@ def check_integer(
         return value
     if value is None and optional:
         return None
-    if not isinstance(value, bool):
+    # numpy's boolean was an index before numpy 2.3.
+    if not isinstance(value, (bool, np.bool_)):
         try:
             number = operator.index(value)
         except TypeError:

@@ -59,6 +59,7 @@ def read_arrow_batches(
     Examples
     --------
     >>> import io
+    >>> from arrowstate_formats.run_writing import write_run
     >>> file = io.BytesIO()
     >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "arrow", file)
     >>> read_arrow_batches(pa.py_buffer(file.getvalue()), run.batches)[0].num_rows
@@ -125,6 +126,7 @@ def read_parquet_row_groups(
     Examples
     --------
     >>> import io
+    >>> from arrowstate_formats.run_writing import write_run
     >>> file = io.BytesIO()
     >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "parquet", file)
     >>> read_parquet_row_groups(pa.py_buffer(file.getvalue()), run.batches, [0])[0].num_rows
@@ -258,6 +260,7 @@ def read_run(
     Examples
     --------
     >>> import io
+    >>> from arrowstate_formats.run_writing import write_run
     >>> file = io.BytesIO()
     >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1]), "n": pa.array([7])})], "parquet", file)
     >>> read_run(pa.py_buffer(file.getvalue()), "parquet", run.batches, columns=["n"])[0].to_pylist()

@@ -202,7 +202,7 @@ def test_rows_that_the_library_refuses_are_refused_before_anything_is_written(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
-        raise NotImplementedError("no such type")
+        raise NotImplementedError("no such type")  # What the library raises for a type that it lacks.
 
     sink = io.BytesIO()
     monkeypatch.setattr(LanceFileWriter, "write_batch", refuse)

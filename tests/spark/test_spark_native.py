@@ -336,7 +336,7 @@ def test_floats_of_early_writers_whose_bounds_may_lie_are_left_to_the_data_sourc
         return [replace(item, has_nan=None) for item in column_statistics(batches)]
 
     monkeypatch.setattr("arrowstate.snapshot.writing.column_statistics", statistics)
-    monkeypatch.setattr("arrowstate_formats.run_files.paths_with_nan", lambda batches: set())
+    monkeypatch.setattr("arrowstate_formats.run_writing.paths_with_nan", lambda batches: set())
     reals = write_reals(tmp_path)
 
     scan = plan(tmp_path)

@@ -108,7 +108,7 @@ TOP_K = [pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.type
 @pytest.mark.parametrize(("value_type", "good", "bad"), MISFITS, ids=lambda item: str(item)[:20])
 def test_a_value_that_does_not_fit_is_named_with_its_row(kind, value_type, good, bad):
     if kind == "aggregating" and not any(fits(value_type) for fits in TOP_K):
-        pytest.skip("top_k needs an order")
+        pytest.skip("top_k needs an order")  # No aggregate takes this type, so there is no such state.
     _, state = filled(kind, value_type, good)
     before = rows_of(state)
     named = re.escape(f"values of state 's' must be {value_type}, got {bad!r}")

@@ -308,7 +308,7 @@ def test_reads_lists_hints_and_deletes_are_repeated(s3, kind):
 @pytest.mark.parametrize("body", [b"", b"small"], ids=["empty", "small"])
 def test_a_file_whose_upload_fails_for_a_moment_is_whole(remote, kind, body):
     if not body and kind == CUT_UPLOAD:
-        pytest.skip("an empty body cannot be cut")
+        pytest.skip("an empty body cannot be cut")  # Half of nothing: the case does not exist.
     remote.fail(kind, remote.create)
 
     write(remote.storage, "data/a", body)

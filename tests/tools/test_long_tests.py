@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,17 @@ def test_the_contributing_guide_lists_the_parts_in_order():
     listed = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 4]
 
     assert [name for name in listed if not name.startswith("tools/")] == [part.name for part in PARTS]
+
+
+def test_what_the_scripts_of_the_long_form_import_is_there():
+    missing = []
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "arrowstate":
+                module = importlib.import_module(node.module)
+                names = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                missing += [
+                    (path.name, node.module, name) for name in names if find_spec(f"{node.module}.{name}") is None
+                ]
+
+    assert missing == []

@@ -100,7 +100,7 @@ class ScannedDataset(ds.InMemoryDataset):  # type: ignore[misc]
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
         """Yield the columns of the rows that pass, and count in the statistics what is read."""
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: each source of rows has its own.
 
 
 class StateDataset(ScannedDataset):

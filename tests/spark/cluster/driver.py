@@ -28,8 +28,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 import arrowstate
-from arrowstate.spark import session as sessions
-from arrowstate.spark import stateful
+from arrowstate.spark import keyed_sink, source, stateful
 from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
 from spark_audit import WINDOW_MS
 
@@ -89,9 +88,9 @@ def sink(
     troubles: Sequence[tuple[str, int, int]] = (),
 ) -> list[int]:
     """Run `keyed_sink` over the files that are there, or for ever; the ids of the micro-batches."""
-    sessions.ArrowStateDataSource = _troubled(Trouble.all(folder, troubles)) if troubles else ArrowStateDataSource
+    source.ArrowStateDataSource = _troubled(Trouble.all(folder, troubles)) if troubles else ArrowStateDataSource
     reader = spark.readStream.schema("k long, v long, n long").option("maxFilesPerTrigger", 1)
-    writer = sessions.keyed_sink(
+    writer = keyed_sink(
         reader.parquet(f"{folder}/in"),
         store=f"{folder}/store",
         uid="counter",
