@@ -309,7 +309,7 @@ def test_runs_of_different_versions_spill_and_merge_into_the_current_one(mixed, 
 def test_a_store_of_an_earlier_release_evolves(tmp_path, format):
     place = "v1-lance/store" if format == "lance" else f"v1/{format}"
     golden = Path(__file__).parents[2] / "formats" / "golden" / place
-    store = open_store(shutil.copytree(golden, tmp_path / "store"))
+    store = open_store(shutil.copytree(golden, tmp_path / place.replace("/", "-")))
     before = store.latest()
     old = before.to_arrow("flights.delays")
     counters = [before.restore("counter"), before.restore("flights")]
