@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -64,6 +65,32 @@ def test_an_error_survives_pickling_and_copying_with_every_value(error, again):
     assert type(restored) is type(error)
     assert str(restored) == str(error)
     assert vars(restored) == vars(error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_keeps_its_notes_in_another_process(error):
+    noted = copy.copy(error)
+    noted.add_note("while flight 17 was counted")
+
+    restored = pickle.loads(pickle.dumps(noted))
+
+    assert restored.__notes__ == ["while flight 17 was counted"]
+    assert str(restored) == str(error)
+
+
+@pytest.mark.parametrize("error", filter(vars, EXAMPLES), ids=lambda error: type(error).__name__)
+def test_an_error_takes_its_values_by_name_as_well_and_is_the_same(error):
+    values = {name: getattr(error, name) for name in inspect.signature(type(error)).parameters}
+
+    again = type(error)(**values)
+
+    assert (again.args, vars(again), str(again), repr(again)) == (error.args, vars(error), str(error), repr(error))
+
+
+def test_errors_are_told_apart_by_what_they_are_and_not_by_their_values():
+    one, other = errors.FencedError(3, 4), errors.FencedError(3, 4)
+
+    assert len({one, other}) == 2
 
 
 def test_every_error_that_a_caller_can_meet_has_an_example_here():

@@ -10,10 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Those of arrowstate.spark need a session: tests/spark/test_spark_examples.py runs them.
-# The errors say that they are of the package.
 MODULES = sorted(
     {
-        ".".join((path.parent if path.parent.name == "errors" else path).relative_to(ROOT).with_suffix("").parts)
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "arrowstate").rglob("*.py")
         if ">>> " in path.read_text() and not path.is_relative_to(ROOT / "arrowstate/spark")
     }

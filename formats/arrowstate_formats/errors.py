@@ -6,6 +6,9 @@ attributes and survives pickling, because Spark and process pools send errors be
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, cast
+
 __all__ = [
     "ArrowStateError",
     "CorruptDataError",
@@ -25,6 +28,17 @@ class ArrowStateError(Exception):
     True
     """
 
+    # An error with values is a dataclass of them. They are its attributes and, without names, its `args`, from which
+    # `pickle` makes it again.
+    _message: ClassVar[str] = ""
+    "What it says, with its attributes in braces; a kind whose words depend on them has a `__str__`."
+
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, each.name) for each in fields(cast("Any", self)) if each.init)
+
+    def __str__(self) -> str:
+        return self._message.format_map(vars(self)) if self._message else super().__str__()
+
 
 class InvalidInputError(ArrowStateError, ValueError):
     """An argument is outside what was promised; the message says what was required and given.
@@ -36,15 +50,9 @@ class InvalidInputError(ArrowStateError, ValueError):
     """
 
 
+@dataclass(eq=False, repr=False)
 class CorruptDataError(ArrowStateError, ValueError):
     """Stored bytes do not match their checksum, or cannot be parsed as what they should be.
-
-    Attributes
-    ----------
-    path : str
-        The object inside the store, empty where the bytes have no path.
-    detail : str
-        What did not match.
 
     Examples
     --------
@@ -52,26 +60,17 @@ class CorruptDataError(ArrowStateError, ValueError):
     'log/00000000000000000001.json is damaged: truncated'
     """
 
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(path, detail)
-        self.path = path
-        self.detail = detail
+    path: str
+    "The object inside the store, empty where the bytes have no path."
+    detail: str
 
     def __str__(self) -> str:
         return f"{self.path or 'stored data'} is damaged: {self.detail}"
 
 
+@dataclass(eq=False, repr=False)
 class FormatVersionError(ArrowStateError, RuntimeError):
     """A document was written by a newer version of the format than this package reads.
-
-    Attributes
-    ----------
-    path : str
-        The object inside the store, empty where the bytes have no path.
-    found : int
-        The version in the document.
-    supported : int
-        The newest version this package reads.
 
     Examples
     --------
@@ -79,11 +78,12 @@ class FormatVersionError(ArrowStateError, RuntimeError):
     7
     """
 
-    def __init__(self, path: str, found: int, supported: int) -> None:
-        super().__init__(path, found, supported)
-        self.path = path
-        self.found = found
-        self.supported = supported
+    path: str
+    "The object inside the store, empty where the bytes have no path."
+    found: int
+    "The version in the document."
+    supported: int
+    "The newest version this package reads."
 
     def __str__(self) -> str:
         return (
@@ -95,23 +95,16 @@ class FormatVersionError(ArrowStateError, RuntimeError):
 class UnknownFeatureError(FormatVersionError):
     """A document needs a feature that this package does not know, though its format version is known.
 
-    Attributes
-    ----------
-    path : str
-        The object inside the store, empty where the bytes have no path.
-    feature : str
-        The name of the feature.
-
     Examples
     --------
     >>> UnknownFeatureError("log/00000000000000000001.json", "encrypted-runs").feature
     'encrypted-runs'
     """
 
+    feature: str
+
     def __init__(self, path: str, feature: str) -> None:
-        super(FormatVersionError, self).__init__(path, feature)
-        self.path = path
-        self.feature = feature
+        self.path, self.feature = self.args = path, feature
 
     def __str__(self) -> str:
         return (
@@ -120,17 +113,9 @@ class UnknownFeatureError(FormatVersionError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class MissingDependencyError(ArrowStateError, ImportError):
     """A feature needs a package that is not installed.
-
-    Attributes
-    ----------
-    feature : str
-        What needs it.
-    package : str
-        The package that is missing.
-    extra : str
-        The extra of arrowstate that brings it.
 
     Examples
     --------
@@ -138,11 +123,13 @@ class MissingDependencyError(ArrowStateError, ImportError):
     the Spark sink needs the package pyspark: pip install 'arrowstate[spark]'
     """
 
-    def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(feature, package, extra, name=package)
-        self.feature = feature
-        self.package = package
-        self.extra = extra
+    feature: str
+    "What needs it."
+    package: str
+    extra: str
+    "The extra of arrowstate that brings it."
+    _message = "{feature} needs the package {package}: pip install 'arrowstate[{extra}]'"
 
-    def __str__(self) -> str:
-        return f"{self.feature} needs the package {self.package}: pip install 'arrowstate[{self.extra}]'"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.name = self.package
