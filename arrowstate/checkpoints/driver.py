@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPlan, CompactionPolicy, plan_compaction
-from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
+from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination, Status
 from arrowstate.checkpoints.freezing import Part
 from arrowstate.checkpoints.pending import CheckpointProgress, Flight, PendingCheckpoint
 from arrowstate.checkpoints.protocol import (
@@ -61,6 +61,7 @@ from arrowstate.errors import (
 from arrowstate.snapshot.disposal import dispose
 from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage.base import Storage
+from arrowstate.telemetry.records import Listener, Outcome, Recording
 from arrowstate_formats.documents import LogEntryDocument, plain_json
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
@@ -85,6 +86,7 @@ class StoreSide(Generic[SnapshotT]):
     "Opens where a savepoint goes, given its name or path, and storage options."
     clock_ms: Callable[[], int]
     new_id: Callable[[], str]
+    url: str = ""
 
 
 class CheckpointCoordinator(Generic[SnapshotT]):
@@ -96,7 +98,8 @@ class CheckpointCoordinator(Generic[SnapshotT]):
     for one to end: uploads that fall behind slow the job down and do not pile up.
 
     Listeners are called by these four methods, in their thread: `on_complete(checkpoint_id, kind)` once a checkpoint
-    is committed, and with it everything up to it; `on_abort(checkpoint_id, kind, reason)` when one ended without.
+    is committed, and with it everything up to it; `on_abort(checkpoint_id, kind, reason)` when one ended without; and
+    in either case `on_checkpoint(record)`, with what it took. What the last of these raises is logged.
 
     Examples
     --------
@@ -126,6 +129,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         allow_dropped_state: bool = False,
         on_complete: Callable[[int, Kind], None] | None = None,
         on_abort: Callable[[int, Kind, str], None] | None = None,
+        on_checkpoint: Listener | None = None,
         compaction: CompactionPolicy | None = None,
     ) -> None:
         self._store = store
@@ -136,6 +140,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._allow_dropped_state = allow_dropped_state
         self._on_complete = on_complete
         self._on_abort = on_abort
+        self._on_checkpoint = on_checkpoint
         self._clock_ms = store.clock_ms
         self._new_id = store.new_id
         self._options = options or CheckpointOptions()
@@ -312,6 +317,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                 self._operators, operator_states=self._operator_states, allow_dropped_state=self._allow_dropped_state
             )
         except BaseException as error:
+            flight.unfrozen = error
             self.cancel(f"the backends could not be frozen: {error}", checkpoint_id=id)
             raise
         self._plan_compaction()
@@ -383,6 +389,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         error = future.exception()
         if error is None:
             written = future.result()
+            flight.recording.parts.append(written.record)
             self._feed(Acknowledge(self._clock_ms(), id, part, written, written.statistics))
         else:
             self._failed(id, flight, part, error)
@@ -411,7 +418,10 @@ class CheckpointCoordinator(Generic[SnapshotT]):
             watermark=flight.watermark,
             checkpoint_id=action.checkpoint_id,
         )
-        self._finisher.submit(commit).add_done_callback(partial(self._committed, action.checkpoint_id, flight))
+        # As a decorator it measures each call.
+        self._finisher.submit(flight.recording.committing()(commit)).add_done_callback(
+            partial(self._committed, action.checkpoint_id, flight)
+        )
 
     def _committed(self, id: int, flight: Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
         error = flight.cause = future.exception()
@@ -439,8 +449,10 @@ class CheckpointCoordinator(Generic[SnapshotT]):
 
     def _do(self, action: Action) -> None:
         match action:
-            case Start(id):
-                self._flights[id] = Flight()
+            case Start(id, kind):
+                started_at_ms = self._record(id).triggered_at_ms
+                recording = Recording(kind, self._store.url, started_at_ms, self._on_checkpoint, checkpoint_id=id)
+                self._flights[id] = Flight(recording)
             case Commit(id, "savepoint"):
                 self._finisher.submit(self._feed, CommitWon(self._clock_ms(), id))
             case Commit():
@@ -450,6 +462,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
             case Complete(id, kind):
                 flight = self._flights.pop(id)
                 flight.outcome, flight.ended = flight.committed, self._record(id)
+                self._news.append(flight.recording.ended("completed"))
                 if self._on_complete is not None:
                     self._news.append(partial(self._on_complete, id, kind))
             case Abort(id, reason):
@@ -466,6 +479,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         else:
             flight.error = CheckpointAbortedError(id, record.status.value, reason)
             flight.error.__cause__ = flight.cause
+        self._news.append(flight.recording.ended(_outcome_of(record.status, flight), flight.unfrozen or flight.error))
         if self._on_abort is not None:
             self._news.append(partial(self._on_abort, id, record.kind, reason))
 
@@ -484,3 +498,11 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._finisher.shutdown()
         self._compactor.shutdown()
         self._tell_listeners()
+
+
+def _outcome_of(status: Status, flight: Flight[Any]) -> Outcome:
+    """Return what a checkpoint came to that ended without a commit."""
+    if status is Status.UNKNOWN:
+        return "unknown"
+    given_up = status in (Status.CANCELLED, Status.SUBSUMED) and flight.unfrozen is None
+    return "aborted" if given_up else "failed"

@@ -11,6 +11,7 @@ from arrowstate.checkpoints.coordination import CheckpointRecord
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointAttempt
 from arrowstate.storage.base import Storage
+from arrowstate.telemetry.records import Recording
 
 __all__ = ["CheckpointProgress", "Coordinator", "Flight", "PendingCheckpoint"]
 
@@ -48,6 +49,7 @@ class CheckpointProgress:
 class Flight(Generic[SnapshotT]):
     """What the driver knows of a checkpoint in progress."""
 
+    recording: Recording
     attempt: CheckpointAttempt | None = None
     "None until the backends are frozen."
     properties: Mapping[str, Any] | None = None
@@ -59,6 +61,8 @@ class Flight(Generic[SnapshotT]):
     cause: BaseException | None = None
     outcome: SnapshotT | None = None
     error: BaseException | None = None
+    unfrozen: BaseException | None = None
+    "Why the backends could not be frozen."
     ended: CheckpointRecord | None = None
 
     @property

@@ -39,6 +39,7 @@ from arrowstate.snapshot.references import ReferenceReader, operator_state_files
 from arrowstate.snapshot.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
 from arrowstate.snapshot.writing import WrittenSubtask, delete_quietly, operator_document, write_subtask
 from arrowstate.storage.base import Storage
+from arrowstate.telemetry.records import Listener, PartRecord, recorded
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -64,6 +65,14 @@ class WrittenPart:
     references: frozenset[str]
     "All files that it refers to."
     statistics: SubtaskStatisticsDocument
+    write_after_us: int
+    "From the beginning of the checkpoint to that of its write, in microseconds."
+
+    @property
+    def record(self) -> PartRecord:
+        """What is told of it."""
+        rows = None if self.subtask is None else sum(self.subtask.document.live_rows.values())
+        return PartRecord.of(self.statistics, rows=rows, write_after_us=self.write_after_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,8 @@ class CheckpointAttempt:
     before: Content
     "What the store held then; what did not change since is not written again."
     started_at_ms: int
+    began_ns: int
+    "The same on the clock that times are measured with."
 
 
 class CheckpointWriter:
@@ -106,6 +117,8 @@ class CheckpointWriter:
         Kept in the fence entry.
     accept_loss
         Whether to go on, with a RuntimeWarning, where the newest entries of the log are lost.
+    on_checkpoint
+        Called with the record of each `checkpoint` that ended.
 
     Raises
     ------
@@ -122,8 +135,10 @@ class CheckpointWriter:
         new_id: Callable[[], str],
         properties: Mapping[str, Any] | None = None,
         accept_loss: bool = False,
+        on_checkpoint: Listener | None = None,
     ) -> None:
         self._storage = storage
+        self._on_checkpoint = on_checkpoint
         self._store_id = store_id
         self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss)
         self._clock_ms = clock_ms
@@ -200,20 +215,31 @@ class CheckpointWriter:
             If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
             committed the number after it.
         """
-        attempt = self.freeze(operators, operator_states=operator_states, allow_dropped_state=allow_dropped_state)
-        written: list[WrittenPart] = []
-        try:
-            # One by one, so that those before a failure are known.
-            written.extend(self.write(attempt, part, format=format) for part in attempt.frozen.parts)
-        except BaseException:
-            self.discard(written)
-            raise
-        try:
-            return self.commit_parts(attempt, written, properties=properties, watermark=watermark)
-        except (FencedError, InvalidInputError, StorageFullError, StorageError):
-            # After anything else, an interrupt for one, the entry may be there and refer to the files.
-            self.discard(written)
-            raise
+        with recorded("checkpoint", self._storage.url, self._clock_ms(), listener=self._on_checkpoint) as recording:
+            attempt = self.freeze(
+                operators,
+                operator_states=operator_states,
+                allow_dropped_state=allow_dropped_state,
+                started_at_ms=recording.started_at_ms,
+            )
+            written: list[WrittenPart] = []
+            try:
+                # One by one, so that those before a failure are known.
+                written.extend(self.write(attempt, part, format=format) for part in attempt.frozen.parts)
+            except BaseException:
+                self.discard(written)
+                raise
+            finally:
+                recording.parts.extend(part.record for part in written)
+            try:
+                with recording.committing():
+                    entry = self.commit_parts(attempt, written, properties=properties, watermark=watermark)
+            except (FencedError, InvalidInputError, StorageFullError, StorageError):
+                # After anything else, an interrupt for one, the entry may be there and refer to the files.
+                self.discard(written)
+                raise
+            recording.checkpoint_id = entry.checkpoint_id
+            return entry
 
     def freeze(
         self,
@@ -221,13 +247,16 @@ class CheckpointWriter:
         *,
         operator_states: Mapping[str, Sequence[OperatorStateBackend]] | None = None,
         allow_dropped_state: bool = False,
+        started_at_ms: int | None = None,
     ) -> CheckpointAttempt:
         """Freeze the backends: the first step of a checkpoint, which neither reads nor writes a file.
 
-        Arguments and errors as for `checkpoint`. What the backends are given from now on is not part of it.
+        Arguments and errors as for `checkpoint`. What the backends are given from now on is not part of it. A
+        checkpoint that began before, for who takes it, says so with `started_at_ms`.
         """
         self._check_not_fenced()
-        started_at_ms = self._clock_ms()
+        started_at_ms = self._clock_ms() if started_at_ms is None else started_at_ms
+        began_ns = time.perf_counter_ns()
         frozen = freeze_checkpoint(operators, operator_states or {})
         base, content = self._newest.document, self._content
         if isinstance(content, CorruptDataError):
@@ -237,7 +266,7 @@ class CheckpointWriter:
             content = Content(self._storage, ())
         if not allow_dropped_state:
             check_nothing_dropped(content.operators, frozen)
-        return CheckpointAttempt(frozen, base, content, started_at_ms)
+        return CheckpointAttempt(frozen, base, content, started_at_ms, began_ns)
 
     def write(
         self,
@@ -279,7 +308,8 @@ class CheckpointWriter:
         statistics = result.statistics(
             part.operator, sync_us=attempt.frozen.sync_us[part], async_us=(time.perf_counter_ns() - began) // 1000
         )
-        return WrittenPart(result, (), result.paths, result.references, statistics)
+        after_us = (began - attempt.began_ns) // 1000
+        return WrittenPart(result, (), result.paths, result.references, statistics, after_us)
 
     def _write_operator_states(
         self,
@@ -316,7 +346,8 @@ class CheckpointWriter:
             bytes_total=sum(pieces.values()),
             files_written=len(paths),
         )
-        return WrittenPart(None, states, paths, frozenset(operator_state_files(states)), statistics)
+        after_us = (began - attempt.began_ns) // 1000
+        return WrittenPart(None, states, paths, frozenset(operator_state_files(states)), statistics, after_us)
 
     def discard(self, written: Iterable[WrittenPart]) -> None:
         """Delete what was written for a checkpoint that no log entry names, and will not."""

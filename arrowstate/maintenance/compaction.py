@@ -114,6 +114,10 @@ class StoreCompactionReport:
     "How many merges are part of it."
     dropped: int
     "How many were not, because later checkpoints had let their runs go."
+    bytes_written: int = 0
+    "Of the merged runs."
+    rows: int = 0
+    "Of the merged runs."
 
 
 def plan_store_compaction(storage: Storage, policy: CompactionPolicy) -> StoreCompactionPlan:
@@ -301,7 +305,14 @@ class _Compaction:
                     delete_quietly(self._storage, unused)
                     fields = {"store": self._storage.url, "merged": len(used), "dropped": len(merged) - len(used)}
                     _logger.info("%(store)s: %(merged)d merges of a compaction committed", fields, extra=fields)
-                    return StoreCompactionReport(committed.document, len(used), len(merged) - len(used))
+                    runs = [item.file[0] for item in used if item.file is not None]
+                    return StoreCompactionReport(
+                        committed.document,
+                        len(used),
+                        len(merged) - len(used),
+                        sum(run.bytes for run in runs),
+                        sum(run.live_rows for run in runs),
+                    )
                 delete_quietly(self._storage, of_attempt)
                 of_attempt.clear()
             raise CompactionConflictError(self._storage.url, attempts)

@@ -13,6 +13,7 @@ from arrowstate.maintenance.compaction import (
 )
 from arrowstate.maintenance.leases import CheckpointLease
 from arrowstate.storage.base import Storage
+from arrowstate.telemetry.records import recorded
 
 if TYPE_CHECKING:
     from arrowstate.store.snapshot import Snapshot
@@ -56,7 +57,13 @@ class Collection:
 
     def apply(self) -> CollectionReport:
         """Do what the plan says, except to what has become needed since; see `apply_collection`."""
-        return apply_collection(self._storage, self.plan, now_ms=self._clock_ms(), new_id=self._new_id)
+        now_ms = self._clock_ms()
+        with recorded("collection", self._storage.url, now_ms) as recording:
+            report = apply_collection(self._storage, self.plan, now_ms=now_ms, new_id=self._new_id)
+            deleted = frozenset(report.deleted)
+            recording.files_deleted = len(deleted)
+            recording.bytes_deleted = sum(item.bytes or 0 for item in self.plan.deletions if item.path in deleted)
+        return report
 
 
 class Compaction:

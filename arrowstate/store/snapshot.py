@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,10 +17,7 @@ from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.verification import Verification, verify_checkpoint
-
-if TYPE_CHECKING:
-    pass
-
+from arrowstate.telemetry.records import PartRecord, recorded
 
 __all__ = ["Snapshot"]
 
@@ -115,8 +111,11 @@ class Snapshot(SnapshotReader):
         >>> restored.state(clicks).get_batch(["ann"]).to_pylist()
         [7]
         """
-        with reading_checkpoint(self.storage, self.entry):
-            return restore_backend(
+        with (
+            recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
+            reading_checkpoint(self.storage, self.entry),
+        ):
+            backend = restore_backend(
                 self.storage,
                 self.store_id,
                 self.entry,
@@ -132,6 +131,9 @@ class Snapshot(SnapshotReader):
                 drop=drop,
                 rename=rename,
             )
+            rows = sum(run.live_rows for state in backend.states.values() for run in state.table.runs)
+            recording.parts.append(PartRecord(operator=uid, subtask=subtask, rows=rows))
+            return backend
 
     def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
         """Return the operator state of one subtask, at any parallelism.
@@ -157,7 +159,11 @@ class Snapshot(SnapshotReader):
         CollectedError
             If it is missing because a collection took it.
         """
-        with reading_checkpoint(self.storage, self.entry):
+        with (
+            recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
+            reading_checkpoint(self.storage, self.entry),
+        ):
+            recording.parts.append(PartRecord(operator=uid, subtask=None))
             return restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
 
     def operator_state(self, uid: str, name: str) -> pa.Table:

@@ -39,6 +39,7 @@ from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.store.plans import Collection, Compaction, Lease
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
+from arrowstate.telemetry.records import Listener, recorded
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import LARGEST_EXACT, check_integer
 from arrowstate_formats.names import check_savepoint_name
@@ -123,6 +124,7 @@ class StateStore:
         properties: Mapping[str, Any] | None = None,
         compaction: CompactionPolicy | None = CompactionPolicy(),
         accept_loss: bool = False,
+        on_checkpoint: Listener | None = None,
     ) -> StoreWriter:
         """Open the store for writing; every writer opened before is fenced and can no longer commit.
 
@@ -136,6 +138,10 @@ class StateStore:
         accept_loss
             Whether to go on where the newest entries of the log are lost: what they held is lost for good then, and
             their numbers are given again. By default this is refused, since an acknowledged checkpoint is among them.
+        on_checkpoint
+            Called once for each checkpoint of the writer that ended, committed or not, with an
+            `arrowstate.telemetry.OperationRecord`: what it took, and why it failed; for savepoints of a coordinator
+            too. What it raises is logged, and changes nothing.
 
         Raises
         ------
@@ -149,6 +155,7 @@ class StateStore:
             new_id=self._new_id,
             properties=properties,
             accept_loss=accept_loss,
+            on_checkpoint=on_checkpoint,
         )
         side = StoreSide(
             snapshot_of=self.snapshot_of,
@@ -156,8 +163,9 @@ class StateStore:
             open_place=lambda place, options: self._open_beside(self._savepoint_place(place), options, create=True),
             clock_ms=self._clock_ms,
             new_id=self._new_id,
+            url=self.url,
         )
-        return StoreWriter(writer, side, compaction)
+        return StoreWriter(writer, side, compaction, on_checkpoint)
 
     def show(self, checkpoint: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.
@@ -247,6 +255,7 @@ class StateStore:
         snapshot = self.latest() if checkpoint is None else self.snapshot(checkpoint)
         target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
         with (
+            recorded("savepoint", self.url, self._clock_ms(), checkpoint_id=snapshot.checkpoint_id),
             held_while_read(
                 self.storage, snapshot.entry, holder="a savepoint", clock_ms=self._clock_ms, new_id=self._new_id
             ),
@@ -326,17 +335,19 @@ class StateStore:
         if not isinstance(source, Snapshot):
             storage = self._open_beside(self._savepoint_place(source), storage_options)
             source = StateStore(storage, open_store_document(storage).store_id).latest()
-        entry = import_checkpoint(
-            self.storage,
-            self.store_id,
-            source.storage,
-            source.store_id,
-            source.entry,
-            claim_mode=claim_mode,
-            clock_ms=self._clock_ms,
-            new_id=self._new_id,
-            progress=progress,
-        )
+        with recorded("import", self.url, self._clock_ms()) as recording:
+            entry = import_checkpoint(
+                self.storage,
+                self.store_id,
+                source.storage,
+                source.store_id,
+                source.entry,
+                claim_mode=claim_mode,
+                clock_ms=self._clock_ms,
+                new_id=self._new_id,
+                progress=progress,
+            )
+            recording.checkpoint_id = entry.checkpoint_id
         return self.snapshot_of(entry)
 
     def dispose_savepoint(
@@ -552,9 +563,14 @@ class StateStore:
         plan = plan_store_compaction(self.storage, CompactionPolicy() if policy is None else policy)
 
         def apply() -> StoreCompactionReport:
-            return apply_store_compaction(
-                self.storage, self.store_id, plan, clock_ms=self._clock_ms, new_id=self._new_id
-            )
+            with recorded("compaction", self.url, self._clock_ms()) as recording:
+                report = apply_store_compaction(
+                    self.storage, self.store_id, plan, clock_ms=self._clock_ms, new_id=self._new_id
+                )
+                recording.checkpoint_id = None if report.entry is None else report.entry.checkpoint_id
+                recording.bytes_written, recording.rows = report.bytes_written, report.rows
+                recording.is_void = not plan.merges
+            return report
 
         return Compaction(self, plan, apply)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
@@ -13,13 +13,9 @@ from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.checkpoints.driver import CheckpointCoordinator, StoreSide
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointWriter
-from arrowstate_formats.run_files import RunFormat
-
-if TYPE_CHECKING:
-    pass
-
-
 from arrowstate.store.snapshot import Snapshot
+from arrowstate.telemetry.records import Listener
+from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["StoreWriter"]
 
@@ -28,11 +24,16 @@ class StoreWriter:
     """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block."""
 
     def __init__(
-        self, writer: CheckpointWriter, side: StoreSide[Snapshot], compaction: CompactionPolicy | None = None
+        self,
+        writer: CheckpointWriter,
+        side: StoreSide[Snapshot],
+        compaction: CompactionPolicy | None = None,
+        on_checkpoint: Listener | None = None,
     ) -> None:
         self._writer = writer
         self._side = side
         self._compaction = compaction
+        self._on_checkpoint = on_checkpoint
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -92,7 +93,8 @@ class StoreWriter:
         options
             When checkpoints are taken, and when one is given up.
         on_complete, on_abort
-            Called when a checkpoint or savepoint was committed, and when one ended without.
+            Called when a checkpoint or savepoint was committed, and when one ended without. The `on_checkpoint` of the
+            writer is called after either, with what it took.
         """
         return CheckpointCoordinator(
             self._side,
@@ -104,5 +106,6 @@ class StoreWriter:
             allow_dropped_state=allow_dropped_state,
             on_complete=on_complete,
             on_abort=on_abort,
+            on_checkpoint=self._on_checkpoint,
             compaction=self._compaction,
         )
