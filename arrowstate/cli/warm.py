@@ -24,11 +24,11 @@ KERNEL_MODULES = (
     "arrowstate.query.picking",
     "arrowstate.state.folds.aggregates.numbers",
     "arrowstate.state.folds.decimals",
-    "arrowstate.state.kinds.due",
     "arrowstate.state.folds.reducers",
     "arrowstate.table.equality",
     "arrowstate.table.kernels",
     "arrowstate.table.pair_kernels",
+    "arrowstate.table.time_column",
     "arrowstate.windows.assigners",
 )
 """The modules that declare kernels."""

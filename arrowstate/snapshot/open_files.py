@@ -97,7 +97,11 @@ class OpenFile:
         """Return record batches as segments; `starts` says by number of the batch with which row it begins."""
         missing = [number for number in starts if number not in self.cut]
         for number, batch in zip(missing, self.load(missing), strict=True):
-            self.cut[number] = Segment.of(batch, starts[number])
+            document, segment = self.document.batches[number], Segment.of(batch, starts[number])
+            if document.min_time is not None and document.max_time is not None:
+                segment.times = document.min_time, document.max_time
+            segment.max_seq = document.max_seq
+            self.cut[number] = segment
         return [self.cut[number] for number in starts]
 
     def read(self, numbers: Sequence[int], columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:

@@ -42,6 +42,8 @@ _1, _3 = np.uint64(1), np.uint64(3)
 def sort_by_pair(hashes: Ints, seconds: Ints) -> Ints:
     """Return row numbers sorted by (hash, second); rows with an equal pair keep their order."""
     sorted_hashes, rows = sort_by_hash(hashes)
+    if rows.size and sorted_hashes[0] == sorted_hashes[-1]:
+        return sort_by_hash(seconds)[1]
     # Rows of one hash are few, or in order already as those of lists in a merge; if neither, both columns are sorted.
     if _sort_groups(sorted_hashes, seconds, rows):
         return rows

@@ -65,6 +65,10 @@ class Segment:
     convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     "Makes a batch of the current schema of the stored one; the sort columns stay."
     converted: pa.RecordBatch | None = None
+    times: tuple[int, int] | None = None
+    "The lowest and the highest time of its rows, or beyond them, where they are known."
+    max_seq: int | None = None
+    "At least the highest `_seq`, where it is known."
     views: dict[int, npt.NDArray[Any] | None] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -92,6 +96,14 @@ class Segment:
         return self.views[number]
 
     @property
+    def highest_seq(self) -> int:
+        """At least the highest `_seq` of a segment of a list; rows are looked at only where it is not known."""
+        if self.max_seq is None:
+            assert self.seconds is not None
+            self.max_seq = int(self.seconds.max())
+        return self.max_seq
+
+    @property
     def converted_bytes(self) -> int:
         """Bytes of the columns that were made by converting."""
         if self.converted is None:
@@ -103,13 +115,14 @@ class Segment:
         """Return the same rows in the columns that `convert` makes of `batch`."""
         earlier = self.convert
         both = convert if earlier is None else lambda batch: convert(earlier(batch))
-        return Segment(self.stored, self.hashes, self.first_row, self.seconds, both)
+        return replace(self, convert=both, converted=None)
 
     def slice(self, start: int, stop: int) -> Segment:
         """Return the rows from start (inclusive) to stop (exclusive) of the batch, without a copy."""
         seconds = None if self.seconds is None else self.seconds[start:stop]
         batch = self.stored.slice(start, stop - start)
-        return Segment(batch, self.hashes[start:stop], self.first_row + start, seconds, self.convert)
+        hashes, first_row = self.hashes[start:stop], self.first_row + start
+        return replace(self, stored=batch, hashes=hashes, first_row=first_row, seconds=seconds, converted=None)
 
     @property
     def end_row(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.state.kinds.due import ascending
+from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate_formats.compiled import kernel
 from arrowstate_formats.integers import check_integer
 
@@ -185,7 +185,7 @@ def session_ends(timestamps: Ints, gap: int) -> Ints:
 def merged_sessions(keys: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Return for each window (start, end) of the session that it is part of, among the windows of its key."""
     merged_starts, merged_ends = np.empty_like(starts), np.empty_like(ends)
-    _merge(keys, starts, ends, ascending(keys, starts), merged_starts, merged_ends)
+    _merge(keys, starts, ends, sort_by_pair(keys, starts), merged_starts, merged_ends)
     return merged_starts, merged_ends
 
 

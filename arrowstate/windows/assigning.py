@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.state.kinds.due import ascending
 from arrowstate.table.columns import take
 from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate.windows.assigners import (
     CountWindows,
     GlobalWindows,
@@ -72,7 +72,7 @@ class Windows:
         pairs = KeyBatch.of(hash_columns(self.keys), [*self.keys, *spaces], seconds=hash_columns(spaces))
         *keys, starts, ends = pairs.columns
         windows = Windows(keys, starts.to_numpy(), ends.to_numpy())
-        return windows.only(ascending(windows.ends, pairs.hashes))
+        return windows.only(sort_by_pair(windows.ends, pairs.hashes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def assign_sessions(
         The highest end of sessions that have been removed. One that ends up to it takes nothing in.
     """
     have_starts, have_ends = (column.to_numpy() for column in namespaces)
-    order = ascending(numbers, have_starts)
+    order = sort_by_pair(numbers, have_starts)
     # Sessions of a key have different starts.
     again = (np.diff(numbers[order], prepend=-1) == 0) & (np.diff(have_starts[order], prepend=0) == 0)
     once = order[~again]

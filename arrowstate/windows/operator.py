@@ -28,11 +28,13 @@ from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.state.base import KeyedState
 from arrowstate.state.inspection import namespaces_of
-from arrowstate.state.kinds.due import DueRows, Rows, ascending, gathered
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.table.columns import canonical_floats, take
+from arrowstate.table.pair_kernels import sort_by_pair
+from arrowstate.table.table import gather
+from arrowstate.table.time_column import Rows, TimeColumn
 from arrowstate.windows.assigners import (
     CountWindows,
     EventTimeSessionWindows,
@@ -131,18 +133,22 @@ class WindowOperator:
         elif not self._trigger.purging and (self._lateness or f"{name}_fired" in backend.state_names):
             # Without lateness it may still be that windows were restored which stayed for late elements.
             self._fired = backend.state(TimerStateDescriptor(f"{name}_fired", "event_time", namespace=WINDOW))
-        column = 2 + len(backend.key) + 1
-        self._to_fire = DueRows(self._contents, column)
         self._progress = Progress()
         backend.transactions.join(self._progress)
         # Windows that do not stay after they have fired are gone then.
         staying = self._counts is not None or self._fired is not None
-        by_window = [state for state in (self._contents, self._counts) if state is not None]
-        self._to_remove = [DueRows(state, column) for state in by_window if staying]
+        self._by_window = [state for state in (self._contents, self._counts) if state is not None]
+        self._to_fire = self._by_end(self._contents)
+        self._to_remove = [self._by_end(state) for state in self._by_window if staying]
         self._schema = _schema(self._contents)
         self._nothing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
         )
+
+    def _by_end(self, state: KeyedState[Any]) -> TimeColumn:
+        ends = TimeColumn(state.table, state.layout.first_value - 1)
+        self._backend.transactions.join(ends)
+        return ends
 
     def __repr__(self) -> str:
         return f"<WindowOperator {self._windows!r}, {self._contents.descriptor.name!r}>"
@@ -248,10 +254,12 @@ class WindowOperator:
         fired = self._nothing
         if self._timed:
             passed, removed = _passed_end(time), self._removed_end(time)
+            for state in self._by_window:
+                state.flush()
             if self._counts is None:
                 fired = self._fire_passed(passed, removed)
             for rows in self._to_remove:
-                rows.remove(rows.find(LOWEST, removed))
+                rows.remove(rows.find(removed))
             if self._fired is not None:
                 self._fired.pop_due(removed - 1)
         self._backend.advance_watermark(time)
@@ -334,9 +342,8 @@ class WindowOperator:
 
     def _merge(self, sources: Windows, targets: Windows) -> None:
         keys = self._key_rows(sources.keys)
-        for state in (self._contents, self._counts):
-            if state is not None:
-                state.merge_namespaces_batch(keys, targets.namespace, sources.namespace)
+        for state in self._by_window:
+            state.merge_namespaces_batch(keys, targets.namespace, sources.namespace)
         self._change_fired(sources, registered=False)
 
     def _change_fired(self, windows: Windows, *, registered: bool) -> None:
@@ -366,7 +373,7 @@ class WindowOperator:
 
     def _fire_passed(self, passed: int, removed: int) -> pa.RecordBatch:
         """Fire the windows that have not fired and that end up to `passed`; keep those that end after `removed`."""
-        found = self._to_fire.find(self._progress.fired_end, passed)
+        found = self._to_fire.find(passed, self._progress.fired_end)
         fired = self._nothing
         if found:
             windows, values = self._read(found)
@@ -386,12 +393,14 @@ class WindowOperator:
     def _read(self, found: Rows) -> tuple[Windows, pa.Array]:
         """Return the windows and results of rows, in the order of the end of the window, then of the key's hash."""
         keys = len(self._backend.key)
-        hashes, columns = gathered(self._contents, found)
+        schema = self._contents.layout.schema
+        first = 1 if self._contents.layout.second is None else 2
+        columns = [gather(found, number, schema.field(number).type) for number in range(first, len(schema))]
         windows = Windows(columns[:keys], columns[keys].to_numpy(), columns[keys + 1].to_numpy())
         if isinstance(self._contents, ListState):
             windows = windows.distinct()
             return windows, self._contents.get_batch(self._key_rows(windows.keys), namespace=windows.namespace)
-        order = ascending(windows.ends, hashes)
+        order = sort_by_pair(windows.ends, gather(found, 0, pa.int64()).to_numpy())
         return windows.only(order), take(self._contents.values_of(columns[keys + 2 :]), order)
 
     def _results(self, windows: Windows, values: pa.Array) -> pa.RecordBatch:

@@ -103,9 +103,27 @@ def test_what_puts_timers_in_order_counts_as_memory():
     timers.register_batch(["a"] * 1000, list(range(1000)))
     before = backend.memory_bytes
 
-    timers.pop_due(0)
+    timers.advance_watermark(0, lambda timer: None)
 
     assert backend.memory_bytes >= before + 16_000
+
+
+def test_after_a_restore_no_row_is_looked_at_before_its_batch_is_due(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = backend_of()
+    for first in (1000, 2000):
+        backend.timers().register_batch([f"u{n}" for n in range(50)], list(range(first, first + 50)))
+    store.writer().checkpoint({"op": [backend]})
+    restored = store.latest().restore("op")
+    timers = restored.timers()
+    for run in restored.states["timers_event_time"].table.runs:
+        for segment in run.segments:
+            segment.stored = None
+
+    assert timers.pop_due(999).num_rows == 0
+    assert not timers.count("processing_time")
+    with pytest.raises(AttributeError):
+        timers.pop_due(1000)
 
 
 @given(

@@ -50,8 +50,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
     def __init__(self, descriptor: ListStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
         self._pending_elements = 0
-        highest = [int(segment.seconds.max()) for run in table.runs for segment in run.segments]  # type: ignore[union-attr]
-        self._next_seq = max(highest, default=-1) + 1
+        self._next_seq = max((segment.highest_seq for run in table.runs for segment in run.segments), default=-1) + 1
 
     def begin(self) -> Any:
         return super().begin(), self._pending_elements, self._next_seq

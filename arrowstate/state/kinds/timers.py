@@ -1,8 +1,7 @@
 """Timers: timestamps per key and namespace, each once, that come out in the order of time.
 
 A timer is a row of a table without value columns, so timers are found, deleted, frozen and rescaled as every
-state is. To fire, each run is asked for its earliest timestamp; only a run that is due is put into the order of
-time, once, and from then on read from where the last call stopped.
+state is. Those that are due are found by the time column of the table.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from arrowstate.state.transaction import Pending, atomic
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import take
 from arrowstate.table.key_batch import KeyBatch
-from arrowstate.table.run import Run
 from arrowstate.table.table import Found, Table, find_keys, gather
+from arrowstate.table.time_column import TimeColumn
 
 __all__ = ["Timer", "TimerState"]
 
@@ -40,7 +39,6 @@ Ints = npt.NDArray[np.int64]
 
 _PENDING_TIMERS = 16_384
 _CHUNK_TIMERS = 1024
-_SKIP_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +51,6 @@ class Timer:
     "A plain value, or a tuple for several key columns."
     namespace: Any = None
     "The same for the namespace columns; None where there are none."
-
-
-@dataclass(slots=True)
-class _InTime:
-    """A run in the order of time."""
-
-    run: Run
-    lowest: int
-    "No live row has an earlier timestamp."
-    highest: int
-    "No row has a later one."
-    timestamps: Ints | None = None
-    "All timestamps of the run, ascending; None until the run is due."
-    rows: Ints | None = None
-    "The rows they are of."
-    place: int = 0
-    "All rows before it are dead."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +70,8 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         self, descriptor: TimerStateDescriptor, layout: StateLayout, table: Table, context: KeyContext
     ) -> None:
         super().__init__(descriptor, layout, table, context)
-        self._in_time: dict[int, _InTime] = {}
         self._column = layout.first_value - 1
+        self._times = TimeColumn(table, self._column)
         # While timers fire: those taken out of the table, which are all up to this timestamp.
         self._due: Pending[Any, _Due] = Pending()
         self._heap: list[tuple[int, int, Any]] = []
@@ -99,28 +80,23 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         self._firing = False
 
     def begin(self) -> Any:
-        places = [(entry, entry.place, entry.lowest) for entry in self._in_time.values()]
-        return super().begin(), self._due.begin(), self._heap, self._cut, places
+        return super().begin(), self._times.begin(), self._due.begin(), self._heap, self._cut
 
     def keep(self) -> None:
         super().keep()
+        self._times.keep()
         self._due.keep()
 
     def go_back(self, mark: Any) -> None:
-        rows, due, self._heap, self._cut, places = mark
+        rows, times, due, self._heap, self._cut = mark
         super().go_back(rows)
+        self._times.go_back(times)
         self._due.go_back(due)
-        self._in_time = {}
-        for entry, place, lowest in places:
-            entry.place, entry.lowest = place, lowest
-            self._in_time[id(entry.run)] = entry
 
     @property
     def memory_bytes(self) -> int:
         """Bytes in memory, the order of time included; mapped rows do not count."""
-        ordered = [(entry.timestamps, entry.rows) for entry in self._in_time.values()]
-        known = [array.nbytes for pair in ordered for array in pair if array is not None]
-        return super().memory_bytes + sum(known)
+        return super().memory_bytes + self._times.memory_bytes
 
     @atomic
     def register_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> None:
@@ -177,7 +153,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         self.flush()
         fired = 0
         with self._context.kept(), self.kept_namespace(), other.kept_namespace(), self._marked():
-            while (cut := self._next_cut(time)) is not None:
+            while (cut := self._times.cut(time, _CHUNK_TIMERS)) is not None:
                 try:
                     self._take_out(cut)
                     while (due := self._earliest_due()) is not None:
@@ -213,19 +189,12 @@ class TimerState(KeyedState[TimerStateDescriptor]):
     def next_timestamp(self) -> int | None:
         """Return the timestamp of the earliest timer, None if there is none."""
         self.flush()
-        best: int | None = None
-        for entry in sorted(self._entries(), key=lambda entry: entry.lowest):
-            if best is not None and entry.lowest >= best:
-                break
-            earliest = self._earliest_of(entry)
-            if earliest is not None and (best is None or earliest < best):
-                best = earliest
-        return best
+        return self._times.earliest()
 
     def none_after(self, time: int) -> bool:
         """Whether it is certain, without looking at every timer, that none has a later timestamp."""
         self.flush()
-        return all(entry.highest <= time for entry in self._entries())
+        return self._times.none_after(time)
 
     def flush(self, *, settle: bool = True) -> None:
         if self._pending:
@@ -266,73 +235,10 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         if not len(batch):
             return Found(0, (), np.empty(0, dtype=np.int64))
         ends = pc.min_max(batch.columns[-1]).as_py()
-        runs = [e.run for e in self._entries() if e.lowest <= ends["max"] and e.highest >= ends["min"]]
-        return find_keys(runs, batch)
-
-    # In the order of time
-
-    def _entries(self) -> list[_InTime]:
-        """Return what is known of each run that has live rows."""
-        known, self._in_time = self._in_time, {}
-        for run in self._table.runs:
-            if not run.live_rows:
-                continue
-            entry = known.get(id(run))
-            if entry is None or entry.run is not run:
-                ends = [pc.min_max(segment.batch.column(self._column)).as_py() for segment in run.segments]
-                entry = _InTime(run, min(end["min"] for end in ends), max(end["max"] for end in ends))
-            self._in_time[id(run)] = entry
-        return list(self._in_time.values())
-
-    @staticmethod
-    def _live(run: Run, rows: Ints) -> npt.NDArray[np.bool_]:
-        bits = rows - run.first_row
-        return (run.live[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 != 0
-
-    def _ordered(self, entry: _InTime) -> tuple[Ints, Ints]:
-        if entry.timestamps is None or entry.rows is None:
-            columns = [segment.batch.column(self._column).to_numpy() for segment in entry.run.segments]
-            times = columns[0] if len(columns) == 1 else np.concatenate(columns)
-            entry.timestamps, order = kernels.sort_by_hash(times)
-            entry.rows = order + entry.run.first_row
-        return entry.timestamps, entry.rows
-
-    def _earliest_of(self, entry: _InTime) -> int | None:
-        """Return the earliest timestamp of a live row of a run, and go on to it."""
-        times, rows = self._ordered(entry)
-        while entry.place < rows.size:
-            live = np.flatnonzero(self._live(entry.run, rows[entry.place : entry.place + _SKIP_ROWS]))
-            if live.size:
-                entry.place += int(live[0])
-                entry.lowest = int(times[entry.place])
-                return entry.lowest
-            entry.place = min(entry.place + _SKIP_ROWS, rows.size)
-        return None
-
-    def _next_cut(self, time: int) -> int | None:
-        """Return up to which timestamp to take the next chunk of timers out; None if none is due."""
-        cut = None
-        for entry in self._entries():
-            if entry.lowest > time or (earliest := self._earliest_of(entry)) is None or earliest > time:
-                continue
-            times, _ = self._ordered(entry)
-            last = min(int(times[min(entry.place + _CHUNK_TIMERS, times.size) - 1]), time)
-            cut = last if cut is None else min(cut, last)
-        return cut
+        return find_keys(self._times.overlapping(ends["min"], ends["max"]), batch)
 
     def _pop(self, time: int) -> pa.RecordBatch:
-        found: list[tuple[Run, Ints, Ints]] = []
-        passed: list[tuple[_InTime, int]] = []
-        for entry in self._entries():
-            if entry.lowest > time:
-                continue
-            times, rows = self._ordered(entry)
-            end = int(np.searchsorted(times, time, side="right"))
-            due = rows[entry.place : end]
-            due = np.sort(due[self._live(entry.run, due)])
-            passed.append((entry, end))
-            if due.size:
-                found.append((entry.run, due, due))
+        found = self._times.find(time)
         schema = self.layout.schema
         hashes = gather(found, 0, pa.int64()).to_numpy()
         seconds = gather(found, 1, pa.int64()).to_numpy()
@@ -344,12 +250,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         columns = [pa.array(sorted_times)]
         columns += [take(gather(found, number, schema.field(number).type), order) for number in range(2, self._column)]
         popped = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-        for run, _, rows in found:
-            self._table.kill(run, rows)
-        for entry, end in passed:
-            entry.place = max(entry.place, end)
-            if end < entry.run.rows and entry.timestamps is not None:
-                entry.lowest = int(entry.timestamps[end])
+        self._times.remove(found)
         return popped
 
     # Firing
