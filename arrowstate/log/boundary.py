@@ -10,7 +10,7 @@ clock; no time of day decides. Specification: formats/spec/collection.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from arrowstate.errors import CorruptDataError, MissingFileError, StorageError
@@ -22,8 +22,9 @@ __all__ = [
     "Boundary",
     "NewReferences",
     "boundaries",
-    "boundary_number",
+    "boundaries_in",
     "condemned_paths",
+    "highest_boundary",
     "number_of",
     "path_of",
     "put_boundary",
@@ -80,13 +81,17 @@ class Boundary:
 
 def boundaries(storage: Storage) -> list[Boundary]:
     """Return what the names in `gc/` say, ascending; other names are passed over."""
-    found = (Boundary.of(path) for path in storage.list(BOUNDARY_FOLDER))
-    return sorted(boundary for boundary in found if boundary is not None)
+    return boundaries_in(storage.list(BOUNDARY_FOLDER))
 
 
-def boundary_number(storage: Storage) -> int:
+def boundaries_in(paths: Iterable[str]) -> list[Boundary]:
+    """Return what those of the paths say that are names in `gc/`, ascending."""
+    return sorted(boundary for boundary in map(Boundary.of, paths) if boundary is not None)
+
+
+def highest_boundary(found: Iterable[Boundary]) -> int:
     """Return the lowest number of the log; entries below it have been collected. 0 if none ever was."""
-    return max((boundary.boundary for boundary in boundaries(storage)), default=0)
+    return max((boundary.boundary for boundary in found), default=0)
 
 
 def read_boundary(storage: Storage, boundary: Boundary) -> BoundaryDocument | None:

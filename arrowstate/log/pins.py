@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, NotFoundError
-from arrowstate.log.boundary import NewReferences, boundaries, condemned_paths, path_of
+from arrowstate.log.boundary import Boundary, NewReferences, boundaries, condemned_paths, highest_boundary, path_of
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate_formats.documents import LeaseDocument, ParentDocument, TagDocument, decode, encode
 from arrowstate_formats.names import check_tag_name
@@ -134,9 +134,10 @@ def put_tag(
     if storage.put_if_absent(path, encode(document), tag_id) is Outcome.LOST:
         raise InvalidInputError(f"there is a tag {name!r} already; remove it first with untag({name!r})")
     with _withdrawn_after_an_error(storage, path):
-        if not _confirm(storage, path, entry):
+        said = boundaries(storage)
+        if not _confirm(storage, path, entry, said):
             return False
-        lost = NewReferences(reused=files).lost(storage, boundaries(storage))
+        lost = NewReferences(reused=files).lost(storage, said)
         if lost:
             raise CorruptDataError(
                 lost[0],
@@ -171,7 +172,7 @@ def put_lease(
     if storage.put_if_absent(path, encode(document), lease_id) is Outcome.LOST:
         raise InvalidInputError(f"there is a lease {lease_id} already; ids must never repeat")
     with _withdrawn_after_an_error(storage, path):
-        return path if _confirm(storage, path, entry) else None
+        return path if _confirm(storage, path, entry, boundaries(storage)) else None
 
 
 @contextmanager
@@ -185,17 +186,16 @@ def _withdrawn_after_an_error(storage: Storage, path: str) -> Iterator[None]:
         raise
 
 
-def _confirm(storage: Storage, path: str, entry: ParentDocument) -> bool:
+def _confirm(storage: Storage, path: str, entry: ParentDocument, said: Collection[Boundary]) -> bool:
     """Whether a pin that was just made came in time; otherwise it is taken away again.
 
     A collection that has not said what it deletes will read the pins after this one. One that has said so names the
     log entry of every checkpoint that it drops, and deletes that entry last; so an entry that is there, and that no
     collection names, has all its files.
     """
-    found = boundaries(storage)
-    if entry.number >= max((boundary.boundary for boundary in found), default=0):
+    if entry.number >= highest_boundary(said):
         return True
-    if path_of(entry.number) not in condemned_paths(storage, found):
+    if path_of(entry.number) not in condemned_paths(storage, said):
         try:
             if checksum(storage.read(path_of(entry.number))) == entry.xxh3_128:
                 return True

@@ -41,9 +41,10 @@ def oldest_checkpoint_id(log: CommitLog) -> int | None:
 
 def oldest_followed_id(log: CommitLog) -> int | None:
     """Return the id of the oldest checkpoint since which none was collected, None if there is no checkpoint yet."""
-    # The boundary first: a collection that comes in between only drops checkpoints that are named here.
-    boundary = log.boundary()
-    return min((_id(entry) for entry in log.backwards() if entry.number >= boundary), default=None)
+    # The boundary of that moment: a collection that comes in between only drops checkpoints that are named here.
+    history = log.history()
+    found = (entry.document for entry in history.checkpoints())
+    return min((_id(entry) for entry in found if entry.number >= history.boundary), default=None)
 
 
 def steps_between(

@@ -10,7 +10,8 @@ from typing import Literal, TypeVar
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.log.boundary import (
     Boundary,
-    boundary_number,
+    boundaries_in,
+    highest_boundary,
     number_of,
     read_boundaries,
 )
@@ -196,8 +197,9 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
     """Plan a collection; CorruptDataError where another one came in between, too."""
     # Before any root is read: what is written from here on is not considered at all.
     unfinished = storage.list_unfinished()
-    files = _Files.of(storage.list(""))
-    roots = read_roots(storage, now_ms=now_ms, floor=boundary_number(storage))
+    listed = storage.list("")
+    files = _Files.of(listed)
+    roots = read_roots(storage, now_ms=now_ms, floor=highest_boundary(boundaries_in(listed)))
     entries = roots.entries
     # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
     read = read_boundaries(storage)

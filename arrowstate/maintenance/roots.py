@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from arrowstate.errors import CorruptDataError
-from arrowstate.log.boundary import (
-    boundary_number,
-)
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import (
     HINT_PATH,
@@ -46,7 +43,7 @@ def read_roots(storage: Storage, *, now_ms: int, floor: int) -> _Roots:
     log = CommitLog(storage)
     while True:
         found = {number: log.get(number) for number in log.numbers()}
-        boundary = boundary_number(storage)
+        boundary = log.boundary()
         if boundary <= floor:
             break
         # Another collection has gone on meanwhile, and the entry at its boundary may be newer than the listing.

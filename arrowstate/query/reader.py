@@ -6,6 +6,7 @@ imported when it is first used.
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from collections import deque
@@ -79,7 +80,7 @@ class SnapshotReader:
     @property
     def properties(self) -> dict[str, Any]:
         """What the writer noted with the checkpoint, for instance source offsets."""
-        return self.entry.properties
+        return copy.deepcopy(self.entry.properties)
 
     @property
     def watermark(self) -> int | None:

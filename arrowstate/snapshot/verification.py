@@ -22,7 +22,7 @@ from arrowstate.errors import (
     MissingDependencyError,
     MissingFileError,
 )
-from arrowstate.log.boundary import BOUNDARY_FOLDER, Boundary, boundaries, path_of, read_boundary
+from arrowstate.log.boundary import BOUNDARY_FOLDER, Boundary, boundaries, highest_boundary, path_of, read_boundary
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import HINT_PATH, CommittedEntry, hinted_number
@@ -105,7 +105,7 @@ def _verify_log(storage: Storage, log: CommitLog) -> tuple[LogCheck, int]:
     # Before the entries are listed: what the hint names is there before it.
     hinted = hinted_number(storage)
     statements = boundaries(storage)
-    highest = max((statement.boundary for statement in statements), default=0)
+    highest = highest_boundary(statements)
     entries: dict[int, CommittedEntry] = {}
     numbers = log.numbers()
     for number in numbers:

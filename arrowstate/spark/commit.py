@@ -8,13 +8,15 @@ the same query, finds its successor's fence above its own entries and stops.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from arrowstate.errors import FencedError, InvalidInputError
+from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.commit_log import CommitLog, refuse_loss
-from arrowstate.log.entries import CommittedEntry, next_checkpoint, next_fence
+from arrowstate.log.entries import next_checkpoint, next_fence
+from arrowstate.log.history import History
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted
 from arrowstate.snapshot.writing import delete_quietly
@@ -137,12 +139,13 @@ def commit_batch(
     started_at_ms = clock_ms() if started_at_ms is None else started_at_ms
     log = CommitLog(storage, on_loss=refuse_loss)
     while True:
-        newest = log.latest()
-        stored = stored_state(log)
+        history = log.history()
+        newest = history.newest
+        stored = stored_state(history)
         committed = is_committed(uids[0], batch, stored.record)
         check_alone(uids, stored.checkpoint, storage.url)
-        epoch = _epoch_of_run(log, newest, batch)
-        if not committed and not (is_complete and work.bases <= _same_content(log, stored.checkpoint)):
+        epoch = _epoch_of_run(history, batch)
+        if not committed and not (is_complete and work.bases <= _same_content(history, stored.checkpoint)):
             # Another writer committed after the tasks had begun: what they wrote lacks that.
             raise FencedError(epoch, None if newest is None else newest.document.writer_epoch)
         if epoch is None:
@@ -172,7 +175,7 @@ def commit_batch(
         written = work.paths.union(lists)
         reused = set(everything()) - written if newest.document.kind != "checkpoint" else ()
         base = min((number or 0 for number in work.bases), default=0)
-        if log.append(entry, NewReferences(written, base, reused, everything)) is not None:
+        if log.append(entry, NewReferences(written, base, reused, everything), said=history.said) is not None:
             return entry
         delete_quietly(storage, lists)
         # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
@@ -227,34 +230,34 @@ def check_no_operator_state(uid: str, checkpoint: LogEntryDocument | None, store
         )
 
 
-def _epoch_of_run(log: CommitLog, newest: CommittedEntry | None, batch: MicroBatch) -> int | None:
+def _epoch_of_run(history: History, batch: MicroBatch) -> int | None:
     """The epoch of the run if it may commit, None if it has not taken the fence yet."""
-    entry = newest
-    while entry is not None:
-        # A compaction repeats the record of a run, which need not be the run whose epoch it is of.
-        record = None if entry.document.kind == "compaction" else BatchRecord.of(entry.document)
-        if record is not None and record.run_id == batch.run_id:
-            assert newest is not None
-            if entry.document.writer_epoch == newest.document.writer_epoch:
-                return entry.document.writer_epoch
-            raise FencedError(entry.document.writer_epoch, newest.document.writer_epoch)
-        if record is not None and record.batch_id is not None and record.batch_id < batch.batch_id - 1:
-            # A run that has had a micro-batch had the one before this, so an entry of its own is not further back.
-            return None
-        parent = entry.document.parent
-        # Older entries may have been collected, and with them nothing that this run has not had.
-        entry = None if parent is None else log.get(parent.number)
+    newest = history.newest
+    # Older entries may have been collected or lost, and with them nothing that this run has not had.
+    with suppress(CorruptDataError):
+        for entry in history.entries():
+            # A compaction repeats the record of a run, which need not be the run whose epoch it is of.
+            record = None if entry.document.kind == "compaction" else BatchRecord.of(entry.document)
+            if record is not None and record.run_id == batch.run_id:
+                assert newest is not None
+                if entry.document.writer_epoch == newest.document.writer_epoch:
+                    return entry.document.writer_epoch
+                raise FencedError(entry.document.writer_epoch, newest.document.writer_epoch)
+            if record is not None and record.batch_id is not None and record.batch_id < batch.batch_id - 1:
+                # A run that has had a micro-batch had the one before this, so its own entries are not further back.
+                return None
     return None
 
 
-def _same_content(log: CommitLog, checkpoint: LogEntryDocument | None) -> set[int | None]:
+def _same_content(history: History, checkpoint: LogEntryDocument | None) -> set[int | None]:
     """The numbers of the entries that hold what the newest checkpoint does: it, and what it is the compaction of."""
     numbers = {None if checkpoint is None else checkpoint.number}
-    entry = checkpoint
-    while entry is not None and entry.kind in ("compaction", "fence") and entry.parent is not None:
-        numbers.add(entry.parent.number)
-        before = log.get(entry.parent.number)
-        entry = None if before is None else before.document
+    for entry in history.entries() if checkpoint is not None else ():
+        document = entry.document
+        if document.number in numbers:
+            if document.kind not in ("compaction", "fence") or document.parent is None:
+                break
+            numbers.add(document.parent.number)
     return numbers
 
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from arrowstate.errors import CorruptDataError, QueryConflictError
-from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
+from arrowstate.log.history import History
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["BATCH_SUFFIX", "BatchRecord", "MicroBatch", "StoredState", "is_committed", "stored_state"]
@@ -84,10 +84,10 @@ class StoredState:
     """The checkpoint with this micro-batch."""
 
 
-def stored_state(log: CommitLog) -> StoredState:
+def stored_state(history: History) -> StoredState:
     """Return what the store holds for the query that it belongs to."""
     newest = None
-    for entry in log.backwards():
+    for entry in (found.document for found in history.checkpoints()):
         newest = newest or entry
         record = BatchRecord.of(entry)
         # A checkpoint made by other means, on top of those of the query, says nothing of batches.

@@ -84,8 +84,9 @@ def _commit(
     clock_ms: Callable[[], int],
 ) -> LogEntryDocument:
     log = CommitLog(storage, on_loss=refuse_loss)
-    newest = log.latest()
-    checkpoint = log.latest_checkpoint()
+    history = log.history()
+    newest = history.newest
+    checkpoint = history.checkpoint
     base = operators[0].plan.base
     if (None if checkpoint is None else checkpoint.number) != base:
         raise FencedError(None, None if newest is None else newest.document.writer_epoch)

@@ -121,7 +121,7 @@ class StatefulQuery:
         started_at_ms = now_ms()
         storage = open_storage(self._store, storage_options=self._options)
         store_id = create_store(storage, new_id(), started_at_ms).store_id
-        stored = stored_state(CommitLog(storage))
+        stored = stored_state(CommitLog(storage).history())
         now = self._clock.at(frame, batch_id)
         batch, watermark = now.batch, now.watermark
         if is_committed(self._uids[0], batch, stored.record):
@@ -185,7 +185,7 @@ class StatefulQuery:
         )
         if entry is None:
             # An earlier run, whose driver is lost and which is not done yet, has committed the same micro-batch.
-            stored = stored_state(CommitLog(storage))
+            stored = stored_state(CommitLog(storage).history())
             self._hand_on(frame, batch_id, stored.recorded, stored.record)
             return
         # What broadcast states were written is part of the store now.

@@ -73,7 +73,7 @@ def fold_micro_batch(
     meter = TaskMeter(now_ms)
     storage = open_storage(plan.store)
     store_id = open_store_document(storage).store_id
-    stored = stored_state(CommitLog(storage))
+    stored = stored_state(CommitLog(storage).history())
     checkpoint = stored.checkpoint
     base = None if checkpoint is None else checkpoint.number
     if is_committed(plan.uid, batch, stored.record):

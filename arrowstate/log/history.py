@@ -1,0 +1,206 @@
+"""The log as it was at one moment, and the walk over it that everybody takes who looks back.
+
+The newest entry and the names in `gc/` are read once and handed on: what is decided by them is decided by the same.
+Older entries are read as the walk comes to them, so a collection may come in between; it only drops what the walk
+need not have seen. Specification: formats/spec/collection.md.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from arrowstate.errors import CorruptDataError, MissingFileError
+from arrowstate.log.boundary import Boundary, boundaries, highest_boundary, number_of, path_of
+from arrowstate.log.entries import FIRST, FOLDER, HINT_PATH, CommittedEntry, hinted_number, lost_entry
+from arrowstate.log.pins import read_pins
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, decode
+from arrowstate_formats.run_files import checksum
+
+__all__ = ["History", "LogEntries", "check_parent", "refuse_loss", "warn_of_loss"]
+
+
+def warn_of_loss(error: CorruptDataError) -> None:
+    """Say that the newest entries are lost, and go on with what is there: what a reader does."""
+    warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
+def refuse_loss(error: CorruptDataError) -> None:
+    """Stop where the newest entries are lost: the number of one that was acknowledged must not be given again."""
+    raise CorruptDataError(
+        error.path,
+        f"{error.detail}. To write on from what is there and lose the rest for good, open the store with "
+        "writer(accept_loss=True)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The log from one moment on back."""
+
+    log: LogEntries
+    newest: CommittedEntry | None
+    "None if there is no entry yet."
+    said: tuple[Boundary, ...]
+    "What the names in `gc/` said after `newest` was found, which is not below the boundary."
+
+    @property
+    def boundary(self) -> int:
+        """The lowest number of the log at that moment."""
+        return highest_boundary(self.said)
+
+    @property
+    def checkpoint(self) -> LogEntryDocument | None:
+        """The newest entry that is a checkpoint, that is, any but a fence."""
+        return next((entry.document for entry in self.checkpoints()), None)
+
+    def entries(self) -> Iterator[CommittedEntry]:
+        """Yield the entries of the log itself, newest first, down to where it was collected.
+
+        Raises
+        ------
+        CorruptDataError
+            If an entry is missing, or not the one its successor was written after.
+        """
+        boundary, entry = self.boundary, self.newest
+        while entry is not None:
+            yield entry
+            parent = entry.document.parent
+            if parent is None or parent.number < boundary:
+                return
+            following, entry = entry, self.log.get(parent.number)
+            if entry is not None:
+                check_parent(following, entry)
+            elif parent.number >= self.log.boundary():
+                raise CorruptDataError(path_of(parent.number), "the log entry is missing")
+
+    def checkpoints(self) -> Iterator[CommittedEntry]:
+        """Yield the checkpoints, compactions and savepoints, newest first; a fence is passed over.
+
+        Last come those that only a tag, a lease or being a savepoint has kept. Where the log was collected before there
+        was one to yield, they are those of the log as it is then.
+
+        Raises
+        ------
+        CorruptDataError
+            If an entry is missing, or not the one its successor was written after.
+        """
+        is_empty, last = True, None
+        for last in self.entries():
+            if last.document.kind != "fence":
+                is_empty = False
+                yield last
+        parent = None if last is None else last.document.parent
+        if parent is None:
+            return
+        if is_empty and parent.number >= self.boundary:
+            yield from self.log.history().checkpoints()
+            return
+        for number in reversed([number for number in self.log.numbers() if number <= parent.number]):
+            entry = self.log.get(number)
+            if entry is not None and entry.document.kind != "fence" and self.log.is_kept(entry):
+                yield entry
+
+
+class LogEntries:
+    """Reads the log of a store; it remembers the newest entry, which no later one changes.
+
+    Parameters
+    ----------
+    storage
+        The store.
+    on_loss
+        Called when the hint names an entry above the newest one, which is then lost: `warn_of_loss` by default. Whoever
+        adds entries, or deletes files, takes `refuse_loss`.
+    """
+
+    def __init__(self, storage: Storage, *, on_loss: Callable[[CorruptDataError], None] = warn_of_loss) -> None:
+        self._storage = storage
+        self._on_loss = on_loss
+        self._newest: CommittedEntry | None = None
+
+    def get(self, number: int) -> CommittedEntry | None:
+        """Return the entry with a number, None if there is none."""
+        path = path_of(number)
+        try:
+            data = self._storage.read(path)
+        except MissingFileError:
+            return None
+        document = decode(data, LogEntryDocument, path=path)
+        if document.number != number:
+            raise CorruptDataError(path, f"holds the entry {document.number}")
+        return CommittedEntry(document, checksum(data), len(data))
+
+    def read(self, number: int) -> CommittedEntry:
+        """Return the entry with a number, which must exist."""
+        entry = self.get(number)
+        if entry is None:
+            raise CorruptDataError(path_of(number), "the log entry is missing")
+        return entry
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all entries, ascending."""
+        found = (number_of(path) for path in self._storage.list(FOLDER))
+        return sorted(number for number in found if number is not None)
+
+    def boundary(self) -> int:
+        """Return the lowest number of the log: entries below it have been collected."""
+        return highest_boundary(boundaries(self._storage))
+
+    def history(self) -> History:
+        """Return the log as it is now: the newest entry and what `gc/` says; errors as for `latest`."""
+        hinted = hinted_number(self._storage)
+        newest = self._tail(hinted)
+        # Only now: where entries are gone, the one before the gap looks like the newest to who starts below it.
+        said = boundaries(self._storage)
+        while newest is None or newest.document.number < highest_boundary(said):
+            boundary, numbers = highest_boundary(said), self.numbers()
+            # A listing may be an old one. Where nothing was collected, a log that has entries has the first.
+            start = max([boundary, *numbers[-1:]]) if boundary or numbers else FIRST
+            newest = self._forward(start)
+            said = boundaries(self._storage)
+            # The entry at the boundary goes only when the boundary rises, so each further round is another collection.
+            if newest is None and highest_boundary(said) <= boundary:
+                if numbers and numbers[-1] == start:
+                    raise CorruptDataError(path_of(start), "the log entry is listed and missing")
+                if not numbers and not boundary:
+                    break
+                raise lost_entry(start, max(said).path, numbers[-1] if numbers else None)
+        number = newest.document.number if newest else None
+        if hinted is not None and (number is None or hinted > number):
+            self._on_loss(lost_entry(hinted, HINT_PATH, number))
+        self._newest = newest
+        return History(self, newest, tuple(said))
+
+    def _tail(self, hinted: int | None) -> CommittedEntry | None:
+        """Return the entry before the first gap from the one on that the hint names, or that was the newest before."""
+        known = self._newest
+        if known is None or (hinted is not None and hinted > known.document.number):
+            return self._forward(hinted)
+        following = self.get(known.document.number + 1)
+        if following is None:
+            return known
+        # Otherwise it was lost after it had been read, and its number given again.
+        is_next = following.document.parent == known.as_parent
+        return self._forward(following.document.number if is_next else hinted)
+
+    def _forward(self, number: int | None) -> CommittedEntry | None:
+        """Return the entry before the first gap from a number on, None if the number itself is free."""
+        newest = None if number is None else self.get(number)
+        while newest is not None and (following := self.get(newest.document.number + 1)) is not None:
+            newest = following
+        return newest
+
+    def is_kept(self, entry: CommittedEntry) -> bool:
+        """Whether an entry below the boundary is still a checkpoint of this store."""
+        return entry.document.kind == "savepoint" or any(
+            pin.entry == entry.as_parent for pin in read_pins(self._storage)
+        )
+
+
+def check_parent(following: CommittedEntry, entry: CommittedEntry) -> None:
+    """Refuse an entry that its successor was not written after."""
+    if following.document.parent != entry.as_parent:
+        raise CorruptDataError(path_of(entry.document.number), "the entry after it was written after other bytes")

@@ -1,0 +1,142 @@
+"""How many requests the log costs, and what a log that remembers its newest entry returns all the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import CollectedError, CommitUnknownError
+from arrowstate.log.boundary import NewReferences, path_of, put_boundary
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import next_checkpoint
+from arrowstate.store import StateStore
+from arrowstate.testing.faults import Call, FaultyStorage
+from arrowstate_formats.documents import BoundaryDocument
+
+KEY = pa.schema([("user", pa.string())])
+CITY = arrowstate.ValueStateDescriptor("city", pa.string())
+
+
+@dataclass
+class Counted:
+    """A store whose requests are counted, in the hands of a process that keeps it open."""
+
+    store: StateStore
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.storage = FaultyStorage(self.store.storage, self._count)
+        self.held = StateStore(self.storage, self.store.store_id)
+
+    def _count(self, call: Call) -> None:
+        self.requests[call.verb] += 1
+
+    def of(self, act: Any) -> dict[str, int]:
+        self.requests.clear()
+        act()
+        return dict(self.requests)
+
+
+@pytest.fixture
+def counted(request: pytest.FixtureRequest) -> Counted:
+    return Counted(arrowstate.open_store(f"memory://requests/{request.node.name}", create=True))
+
+
+def fill(store: StateStore, *cities: str) -> None:
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    with store.writer() as writer:
+        for city in cities:
+            backend.state(CITY).update_batch(["ann"], [city])
+            writer.checkpoint({"people": [backend]})
+
+
+def city(store: StateStore) -> str:
+    return store.sql("select city from people.city").fetchall()[0][0]
+
+
+def test_a_query_on_a_store_that_is_held_takes_one_listing_and_two_reads(counted: Counted) -> None:
+    fill(counted.store, "Rome", "Oslo")
+    city(counted.held)
+
+    assert counted.of(lambda: city(counted.held)) == {"list": 1, "read": 2}
+    assert city(counted.held) == "Oslo"
+
+
+def test_a_commit_of_a_micro_batch_takes_two_listings_and_three_reads(counted: Counted) -> None:
+    commit = pytest.importorskip("arrowstate.spark.commit")
+    batches = pytest.importorskip("arrowstate.spark.micro_batches")
+    bases: list[int | None] = [None]
+
+    def run(batch_id: int) -> None:
+        work = commit.BatchWork(batches.MicroBatch("query", "run", batch_id), frozenset(bases[-1:]), [], frozenset())
+        entry = commit.commit_batch(counted.storage, ["op"], work, new_id=lambda: f"id-{len(bases)}", clock_ms=int)
+        bases.append(entry.number)
+
+    run(0)
+
+    assert counted.of(lambda: run(1)) == {"read": 3, "list": 2, "put_if_absent": 1, "put_hint": 1}
+    assert counted.of(lambda: run(2)) == {"read": 3, "list": 2, "put_if_absent": 1, "put_hint": 1}
+
+
+def test_a_store_that_is_held_goes_on_to_checkpoints_of_others(counted: Counted) -> None:
+    fill(counted.store, "Rome")
+    seen = [city(counted.held)]
+
+    fill(counted.store, "Oslo", "Bern", "Lima")
+
+    assert [*seen, city(counted.held)] == ["Rome", "Lima"]
+    assert counted.held.latest().number == 6
+
+
+def test_a_store_that_is_held_follows_those_who_gave_the_number_of_a_lost_entry_again(counted: Counted) -> None:
+    fill(counted.store, "Rome", "Oslo")
+    seen = [city(counted.held)]
+    counted.store.storage.delete(path_of(3))
+
+    with pytest.warns(RuntimeWarning, match="lost"):
+        counted.store.writer(accept_loss=True)
+    fill(counted.store, "Bern")
+
+    assert [*seen, city(counted.held)] == ["Oslo", "Bern"]
+
+
+def test_a_store_without_an_entry_is_empty_after_a_collection_too(counted: Counted) -> None:
+    empty = BoundaryDocument(boundary=0, swept=0, collection_id="c", written_at_ms=0, condemned=[], waiting={})
+    put_boundary(counted.storage, empty)
+
+    assert CommitLog(counted.storage).history().newest is None
+    assert counted.held.checkpoints() == []
+
+
+def test_what_is_done_to_the_properties_of_a_snapshot_stays_there(counted: Counted) -> None:
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    with counted.store.writer() as writer:
+        writer.checkpoint({"people": [backend]}, properties={"offsets": [1]})
+
+    counted.held.latest().properties["offsets"].append(2)
+
+    assert counted.held.latest().properties == {"offsets": [1]}
+
+
+def test_statements_that_were_read_before_an_append_do_not_hide_those_made_meanwhile(counted: Counted) -> None:
+    fill(counted.store, "Rome")
+    log = CommitLog(counted.storage)
+    history = log.history()
+    assert history.newest is not None
+    entry = next_checkpoint(
+        history.newest, [], commit_id="late", started_at_ms=0, now_ms=0, watermark=None, properties={}
+    )
+    path = "data/people/city/1f0c6f0e4c2b4b6f9a3d1e7a8b9c0d1e.arrow"
+    condemned = BoundaryDocument(boundary=1, swept=0, collection_id="c", written_at_ms=0, condemned=[path], waiting={})
+    put_boundary(counted.storage, condemned)
+    references = NewReferences(everything=lambda: [path])
+
+    with pytest.raises(CollectedError):
+        log.append(entry, references)
+    with pytest.raises(CommitUnknownError):
+        log.append(entry, references, said=history.said)
