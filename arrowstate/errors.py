@@ -99,7 +99,13 @@ def _in(url: str) -> str:
 
 
 class NotFoundError(ArrowStateError, LookupError):
-    """Something was asked for by a name or id that does not exist."""
+    """Something was asked for by a name or id that does not exist.
+
+    Examples
+    --------
+    >>> issubclass(StateNotFoundError, NotFoundError), issubclass(NotFoundError, LookupError)
+    (True, True)
+    """
 
 
 @dataclass(eq=False, repr=False)

@@ -62,6 +62,19 @@ class CheckpointOptions:
         How many checkpoints in a row may fail before the job does; 0 or more.
     writer_threads
         How many parts of checkpoints are written at once; at least 1.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://options-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> options = arrowstate.CheckpointOptions(interval_ms=3_600_000, max_concurrent=2)
+    >>> with store.writer() as writer, writer.coordinator({"people": [backend]}, options=options) as checkpoints:
+    ...     first = checkpoints.poll()  # due at once, the next one in an hour
+    ...     second = checkpoints.poll()
+    >>> first.result().checkpoint_id, second
+    (2, None)
     """
 
     interval_ms: int | None = None

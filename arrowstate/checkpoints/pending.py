@@ -33,7 +33,14 @@ class Coordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """How far a checkpoint is."""
+    """How far a checkpoint is.
+
+    Examples
+    --------
+    >>> progress = CheckpointProgress("in progress", acknowledged=3, parts=4, bytes_written=1_000_000)
+    >>> f"{progress.acknowledged / progress.parts:.0%}"
+    '75%'
+    """
 
     status: str
     "As in the history of the coordinator."
@@ -71,7 +78,22 @@ class Flight(Generic[SnapshotT]):
 
 
 class PendingCheckpoint(Generic[SnapshotT]):
-    """A checkpoint or savepoint that has begun; the job goes on while it is written."""
+    """A checkpoint or savepoint that has begun; the job goes on while it is written.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://pending-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> with store.writer() as writer, writer.coordinator({"people": [backend]}) as checkpoints:
+    ...     pending = checkpoints.trigger_savepoint("friday")
+    ...     savepoint = pending.result(timeout_ms=60_000)
+    >>> pending, pending.done
+    (<savepoint 2: completed, 1 of 1 parts written>, True)
+    >>> savepoint.to_arrow("people.city").to_pylist()
+    [{'user': 'ann', 'city': 'Rome'}]
+    """
 
     def __init__(self, coordinator: Coordinator, checkpoint_id: int, kind: Kind, flight: Flight[SnapshotT]) -> None:
         self.checkpoint_id = checkpoint_id

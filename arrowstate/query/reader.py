@@ -154,10 +154,8 @@ class SnapshotReader:
             If there is no such state; the message lists what there is.
         InvalidInputError
             If there is no such column or key group; the message lists the columns there are.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-        CollectedError
-            If it is missing because a collection took it.
+        CorruptDataError, CollectedError
+            If a file is missing, truncated or altered; or a collection took it.
 
         Examples
         --------
@@ -209,14 +207,8 @@ class SnapshotReader:
 
         Raises
         ------
-        OperatorNotFoundError, StateNotFoundError
-            If there is no such state; the message lists what there is.
         KeyTypeError, NullKeyError
-            If the keys do not fit the key schema.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-        CollectedError
-            If it is missing because a collection took it.
+            If the keys do not fit the key schema; other errors are those of `to_arrow`.
 
         Examples
         --------

@@ -148,6 +148,16 @@ class Variance(BuiltIn):
     ----------
     population
         Divide by the count; by default by one less, so that one value has none.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> variance = arrowstate.Variance()
+    >>> spread = backend.state(arrowstate.AggregatingStateDescriptor("spread", pa.int64(), aggregate=variance))
+    >>> spread.add_batch(["ann", "ann", "bob"], [1, 3, 5])
+    >>> spread.get_batch(["ann", "bob"]).to_pylist()
+    [2.0, None]
     """
 
     name: ClassVar[str] = "variance"
@@ -170,6 +180,16 @@ class CountDistinct(BuiltIn):
     ----------
     precision
         4 to 21: 2 to this power registers; the standard error is about 0.83 / sqrt(registers), 1.3 % at 12.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("page", pa.string())]), max_parallelism=128)
+    >>> distinct = arrowstate.CountDistinct(precision=14)
+    >>> users = backend.state(arrowstate.AggregatingStateDescriptor("users", pa.string(), aggregate=distinct))
+    >>> users.add_batch(["home", "home", "home"], ["ann", "bob", "ann"])
+    >>> round(users.get_batch(["home"])[0].as_py())
+    2
     """
 
     name: ClassVar[str] = "count_distinct"
@@ -207,6 +227,15 @@ class Quantiles(BuiltIn):
         Which quantiles, each 0 to 1; a read returns a list of as many. May change on restore.
     k
         8 to 65535: the size of the sketch; the error of a rank is about 1.3 % at 200.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("page", pa.string())]), max_parallelism=128)
+    >>> times = arrowstate.AggregatingStateDescriptor("times", pa.int64(), aggregate=arrowstate.Quantiles((0.5, 0.99)))
+    >>> backend.state(times).add_batch(["home"] * 100, range(100))
+    >>> backend.state(times).get_batch(["home"]).to_pylist()
+    [[49.0, 98.0]]
     """
 
     name: ClassVar[str] = "quantiles"
@@ -241,6 +270,15 @@ class TopK(BuiltIn):
         How many, at least 1.
     smallest
         The smallest instead.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> best = backend.state(arrowstate.AggregatingStateDescriptor("best", pa.int64(), aggregate=arrowstate.TopK(2)))
+    >>> best.add_batch(["ann", "ann", "ann"], [3, 9, 5])
+    >>> best.get_batch(["ann"]).to_pylist()
+    [[9, 5]]
     """
 
     name: ClassVar[str] = "top_k"

@@ -60,6 +60,20 @@ class TimeToLive:
     clock
         `processing_time`, or `event_time`: then the time of a row is the timestamp it is written with, and the time
         now is the watermark.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> clock = [0]
+    >>> backend = arrowstate.KeyedStateBackend(
+    ...     key=pa.schema([("user", pa.string())]), max_parallelism=128, clock_ms=lambda: clock[0]
+    ... )
+    >>> day = arrowstate.TimeToLive(86_400_000)
+    >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string(), ttl=day))
+    >>> city.update_batch(["ann"], ["Rome"])
+    >>> clock[0] = 86_400_000
+    >>> city.get_batch(["ann"]).to_pylist()
+    [None]
     """
 
     ttl_ms: int
@@ -83,9 +97,13 @@ class _Descriptor:
     """What all kinds have: a name, perhaps namespaces, a time to live, and what the type means for stored rows."""
 
     name: str
+    "Unique within the operator."
     namespace: pa.Schema | None = field(default=None, kw_only=True)
+    "Columns beside the key: each key then has a state of its own in each namespace, for instance in each window."
     ttl: TimeToLive | None = field(default=None, kw_only=True)
+    "When rows expire; by default they stay."
     evolution: SchemaEvolution | None = field(default=None, kw_only=True, compare=False)
+    "What the type means for values that were stored with another one."
 
     def _check_common(self) -> None:
         check_state_name(self.name)
@@ -109,8 +127,6 @@ class ValueStateDescriptor(_Descriptor):
 
     Parameters
     ----------
-    name
-        Unique within the operator.
     type
         The Arrow type of the value; a struct becomes one column per field.
     default
@@ -158,8 +174,6 @@ class ReducingStateDescriptor(_Descriptor):
 
     Parameters
     ----------
-    name
-        Unique within the operator.
     type
         The Arrow type of the value; int64 for `count`.
     reduce
@@ -258,8 +272,6 @@ class AggregatingStateDescriptor(_Descriptor):
 
     Parameters
     ----------
-    name
-        Unique within the operator.
     type
         The Arrow type of the values.
     aggregate
@@ -344,8 +356,6 @@ class ListStateDescriptor(_Descriptor):
 
     Parameters
     ----------
-    name
-        Unique within the operator.
     type
         The Arrow type of an element; a struct becomes one column per field.
 
@@ -370,8 +380,6 @@ class MapStateDescriptor(_Descriptor):
 
     Parameters
     ----------
-    name
-        Unique within the operator.
     key_type
         The Arrow type of the user keys, one that `key_hash` knows.
     type
@@ -400,8 +408,6 @@ class TimerStateDescriptor(_Descriptor):
 
     Parameters
     ----------
-    name
-        Unique within the operator.
     clock
         `event_time`: timers fire by the watermark; or `processing_time`: by the clock of the machine.
     """

@@ -23,7 +23,21 @@ __all__ = ["Collection", "Compaction", "Lease"]
 
 
 class Lease(CheckpointLease):
-    """Keeps a checkpoint from being collected while it is read; see `StateStore.lease`."""
+    """Keeps a checkpoint from being collected while it is read; see `StateStore.lease`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://held-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> with store.writer() as writer:
+    ...     checkpoints = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+    >>> with store.lease(2) as lease:
+    ...     _ = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+    ...     lease.snapshot.to_arrow("people.city").to_pylist()
+    [{'user': 'ann', 'city': 'Rome'}]
+    """
 
     def __init__(self, store: StateStore, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -39,7 +53,22 @@ class Lease(CheckpointLease):
 
 
 class Collection:
-    """A collection that was planned and can be applied; see `StateStore.collect`."""
+    """A collection that was planned and can be applied; see `StateStore.collect`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://plan-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> with store.writer() as writer:
+    ...     checkpoints = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+    >>> collection = store.collect(arrowstate.RetentionPolicy(count=2))
+    >>> collection
+    <Collection memory://plan-example: 2 files to delete, 0 waiting, checkpoints [3, 4] kept>
+    >>> len(collection.apply().deleted)
+    2
+    """
 
     def __init__(
         self, storage: Storage, plan: CollectionPlan, clock_ms: Callable[[], int], new_id: Callable[[], str]
@@ -67,7 +96,24 @@ class Collection:
 
 
 class Compaction:
-    """A compaction that was planned and can be applied; see `StateStore.compact`."""
+    """A compaction that was planned and can be applied; see `StateStore.compact`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://merges-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
+    >>> total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    >>> with store.writer() as writer:
+    ...     for keys in [range(10_000), range(8_000)]:
+    ...         total.add_batch(keys, [1] * len(keys))
+    ...         snapshot = writer.checkpoint({"op": [backend]})
+    >>> compaction = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.1))
+    >>> compaction
+    <Compaction memory://merges-example: 1 runs of checkpoint 3 to be merged into 1>
+    >>> compaction.apply()
+    <Snapshot 3 of memory://merges-example: op.total>
+    """
 
     def __init__(
         self, store: StateStore, plan: StoreCompactionPlan, apply: Callable[[], StoreCompactionReport]

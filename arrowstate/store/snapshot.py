@@ -91,10 +91,8 @@ class Snapshot(SnapshotReader):
         InvalidInputError
             If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1; or if
             two states would have one name.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-        CollectedError
-            If it is missing because a collection took it.
+        CorruptDataError, CollectedError
+            If a file is missing, truncated or altered; or a collection took it.
 
         Examples
         --------
@@ -146,18 +144,7 @@ class Snapshot(SnapshotReader):
         uid
             The operator; one without operator state gives a backend without states.
         parallelism, subtask
-            The new number of subtasks, and which of them this is, from 0.
-
-        Raises
-        ------
-        OperatorNotFoundError
-            If there is no such operator; the message lists those there are.
-        InvalidInputError
-            If not 1 <= parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-        CollectedError
-            If it is missing because a collection took it.
+            As for `restore`, and so are the errors.
         """
         with (
             recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
@@ -178,10 +165,8 @@ class Snapshot(SnapshotReader):
         ------
         OperatorNotFoundError, StateNotFoundError
             If there is no such state; the message lists what there is.
-        CorruptDataError
-            If a file is missing, truncated or altered.
-        CollectedError
-            If it is missing because a collection took it.
+        CorruptDataError, CollectedError
+            If a file is missing, truncated or altered; or a collection took it.
         """
         with reading_checkpoint(self.storage, self.entry):
             return operator_state_table(self.storage, self.entry, uid, name)

@@ -58,7 +58,21 @@ def _time_of(clock_ms: Callable[[], int]) -> int:
 
 
 class StateStore:
-    """A store of checkpoints. Open one with `open_store`."""
+    """A store of checkpoints. Open one with `open_store`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://store-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> with store.writer() as writer:
+    ...     checkpoints = [writer.checkpoint({"people": [backend]}, properties={"offset": n}) for n in (17, 23)]
+    >>> store.latest().properties, store.snapshot(2).properties
+    ({'offset': 23}, {'offset': 17})
+    >>> store.verify().problems
+    []
+    """
 
     def __init__(
         self,

@@ -21,7 +21,25 @@ __all__ = ["StoreWriter"]
 
 
 class StoreWriter:
-    """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block."""
+    """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://writer-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> with store.writer() as writer:
+    ...     snapshot = writer.checkpoint({"people": [backend]}, properties={"offset": 17})
+    >>> snapshot.checkpoint_id, snapshot.properties
+    (2, {'offset': 17})
+    >>> successor = store.writer()
+    >>> writer.checkpoint({"people": [backend]})
+    Traceback (most recent call last):
+      ...
+    arrowstate.errors.FencedError: this writer (epoch 1) was fenced by a newer one (epoch 2); stop it, only the newest
+    writer of a store may commit
+    """
 
     def __init__(
         self,

@@ -35,7 +35,14 @@ Source = tuple[pa.RecordBatch, Ints, Bits, int]
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
-    """When runs are merged."""
+    """When runs are merged.
+
+    Examples
+    --------
+    >>> policy = MergePolicy(fan_in=4)
+    >>> [policy.tier(rows) for rows in (1_000, 65_536, 70_000, 300_000)]
+    [0, 0, 1, 2]
+    """
 
     fan_in: int = 8
     "Runs of one tier that trigger a merge, and the size ratio of neighbouring tiers; at least 2."

@@ -42,7 +42,13 @@ _BODIES = frozenset({"write_file", "put_hint"})
 
 
 class Fault(enum.Enum):
-    """What goes wrong with one call."""
+    """What goes wrong with one call.
+
+    Examples
+    --------
+    >>> Fault("fail after")
+    <Fault.FAIL_AFTER: 'fail after'>
+    """
 
     FAIL_BEFORE = "fail before"
     """Nothing is done, and `StorageError` is raised."""
@@ -76,7 +82,13 @@ class Fault(enum.Enum):
 
 
 class Crashed(BaseException):
-    """The process died; no exception of the program, so nothing should handle it."""
+    """The process died; no exception of the program, so nothing should handle it.
+
+    Examples
+    --------
+    >>> issubclass(Crashed, Exception)
+    False
+    """
 
 
 @functools.cache
@@ -100,7 +112,15 @@ def faults_of(verb: str) -> tuple[Fault, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a storage, before it is done."""
+    """One call of a storage, before it is done; whoever chooses faults is given it.
+
+    Examples
+    --------
+    >>> def choose(call: Call) -> Fault | None:
+    ...     return Fault.FAIL_BEFORE if call.verb == "put_if_absent" and call.path.startswith("log/") else None
+    >>> choose(Call(7, "put_if_absent", "log/00000000000000000001.json"))
+    <Fault.FAIL_BEFORE: 'fail before'>
+    """
 
     number: int
     "Counts the calls of the wrapper from 1."

@@ -105,7 +105,19 @@ def _create(storage: Any, **named: Any) -> CheckpointOutputStream:
 
 
 class CheckpointStreamSuite:
-    """The contract of `CheckpointOutputStream`; needs a fixture `storage`, empty at the start."""
+    """The contract of `CheckpointOutputStream`; needs a fixture `storage`, empty at the start.
+
+    Examples
+    --------
+    A file of tests with this class tries all of it:
+
+    >>> import pytest
+    >>> from arrowstate.storage import open_storage
+    >>> class TestStreams(CheckpointStreamSuite):
+    ...     @pytest.fixture
+    ...     def storage(self, tmp_path):
+    ...         return open_storage(tmp_path, create=True)
+    """
 
     @pytest.fixture
     def observed(self, storage: Storage) -> _Observed:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,13 +13,9 @@ from arrowstate_formats.documents import BatchDocument
 from arrowstate_formats.errors import ArrowStateError, CorruptDataError
 from arrowstate_formats.lance_files import LocalCopy, read_lance_rows
 from arrowstate_formats.parquet_types import from_parquet
+from arrowstate_formats.run_files import ARROW_MAGIC_BYTES, RunFormat, batch_bytes, check_format, frame_checksum
 from arrowstate_formats.schema_metadata import DECLARED_SCHEMA_KEY, SCHEMA_KEY, chosen_fields, read_schema
 from arrowstate_formats.state_columns import HASH_COLUMN, without_metadata
-
-if TYPE_CHECKING:
-    # Loaded where it is used: it brings Arrow's clients of object stores, a tenth of what the package takes to import.
-    pass
-from arrowstate_formats.run_files import ARROW_MAGIC_BYTES, RunFormat, batch_bytes, check_format, frame_checksum
 
 __all__ = ["read_arrow_batches", "read_parquet_row_groups", "read_run"]
 
@@ -38,18 +33,12 @@ def read_arrow_batches(
 
     Parameters
     ----------
-    buffer
-        The whole file, for instance a memory map.
+    buffer, verify, full, path
+        As for `read_run`.
     documents
         The batches to read, as the manifest lists them.
     schema
         The schema that the file must have; None takes what the file says.
-    verify
-        Whether to compare each batch with its checksum, which reads all of its bytes once.
-    full
-        Whether to look at every offset and text too, see `read_run`.
-    path
-        For messages.
 
     Raises
     ------
@@ -100,28 +89,13 @@ def read_parquet_row_groups(
 
     Parameters
     ----------
-    buffer
-        The whole file.
-    documents
-        All row groups of the file, as the manifest lists them.
+    buffer, documents, columns, full, path
+        As for `read_run`, and so are the errors.
     indexes
-        Which of them to read, 0 to len(documents) - 1.
-    columns
-        Which columns to read, in this order; None reads all.
+        Which row groups to read, 0 to len(documents) - 1.
     verify
         Whether to compare each row group with its checksum, which reads the bytes of all of its columns. The
         checksums of the pages that are decoded are compared in any case.
-    full
-        Whether to look at every offset and text too, see `read_run`.
-    path
-        For messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If a checksum or a number of rows differs, or the bytes cannot be parsed.
-    InvalidInputError
-        If a column does not exist.
 
     Examples
     --------
@@ -132,6 +106,7 @@ def read_parquet_row_groups(
     >>> read_parquet_row_groups(pa.py_buffer(file.getvalue()), run.batches, [0])[0].num_rows
     2
     """
+    # Loaded where it is used: it brings Arrow's clients of object stores, a tenth of what the package takes to import.
     import pyarrow.parquet as pq
 
     for index in indexes:
