@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from pyspark import cloudpickle
+
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.commit_log import CommitLog, refuse_loss
@@ -26,6 +28,7 @@ from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.task import SubtaskResult
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
+from arrowstate.telemetry.records import Listener, OperationRecord, PartRecord, Recording, recorded
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -98,7 +101,12 @@ def commit_micro_batch(
         new_id=new_id,
         clock_ms=clock_ms,
         started_at_ms=started_at_ms,
+        on_checkpoint=None if plan.on_checkpoint is None else partial(_call_pickled, plan.on_checkpoint),
     )
+
+
+def _call_pickled(function: bytes, record: OperationRecord) -> None:
+    cloudpickle.loads(function)(record)
 
 
 def commit_batch(
@@ -110,6 +118,7 @@ def commit_batch(
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
     started_at_ms: int | None = None,
+    on_checkpoint: Listener | None = None,
 ) -> LogEntryDocument | None:
     """Commit a micro-batch of a query: one entry for all of its operators; None if the store held the batch already.
 
@@ -121,6 +130,8 @@ def commit_batch(
         The operators of the query, the first of which error messages name.
     is_complete
         Whether there is something to commit; False where tasks found the batch in the store.
+    on_checkpoint
+        Called with the record of the checkpoint when that was committed or could not be; not where the store held it.
 
     Raises
     ------
@@ -135,8 +146,44 @@ def commit_batch(
     CommitUnknownError
         If it cannot be told whether it was committed; the next start of the query finds out.
     """
+    now = clock_ms()
+    started_at_ms = now if started_at_ms is None else started_at_ms
+    before_us = max(now - started_at_ms, 0) * 1000
+    with recorded("checkpoint", storage.url, started_at_ms, listener=on_checkpoint, before_us=before_us) as recording:
+        _describe(recording, work)
+        with recording.committing():
+            entry = _commit(storage, uids, work, is_complete, new_id, clock_ms, started_at_ms)
+        recording.is_void = entry is None
+        recording.checkpoint_id = None if entry is None else entry.checkpoint_id
+    return entry
+
+
+def _describe(recording: Recording, work: BatchWork) -> None:
+    """Note what the tasks did; a subtask without rows was not written again."""
+    measured = {(item.operator, item.subtask): item for item in work.statistics}
+    for operator in work.operators:
+        for subtask in operator.subtasks:
+            rows = sum(subtask.live_rows.values())
+            statistics = measured.get((operator.uid, subtask.subtask))
+            recording.parts.append(
+                PartRecord(operator=operator.uid, subtask=subtask.subtask, rows=rows, bytes_written=0, files_written=0)
+                if statistics is None
+                else PartRecord.of(statistics, rows=rows)
+            )
+    size = sum(item.bytes_total for item in work.statistics)
+    recording.bytes_total = max(work.metrics.get("state_bytes", 0) - size, 0)
+
+
+def _commit(
+    storage: Storage,
+    uids: Sequence[str],
+    work: BatchWork,
+    is_complete: bool,
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+    started_at_ms: int,
+) -> LogEntryDocument | None:
     batch = work.batch
-    started_at_ms = clock_ms() if started_at_ms is None else started_at_ms
     log = CommitLog(storage, on_loss=refuse_loss)
     while True:
         history = log.history()

@@ -170,6 +170,8 @@ class Recording:
     "Besides those of the parts."
     bytes_written: int | None = None
     "Besides those of the parts."
+    bytes_total: int | None = None
+    "Besides those of the parts."
     files_deleted: int | None = None
     bytes_deleted: int | None = None
     parts: list[PartRecord] = field(default_factory=list)
@@ -226,7 +228,7 @@ class Recording:
             write_us=_span(writes),
             commit_us=self.commit_us,
             bytes_written=_sum([self.bytes_written, *(part.bytes_written for part in parts)]),
-            bytes_total=_sum(part.bytes_total for part in parts),
+            bytes_total=_sum([self.bytes_total, *(part.bytes_total for part in parts)]),
             files_written=_sum(part.files_written for part in parts),
             files_deleted=self.files_deleted,
             bytes_deleted=self.bytes_deleted,

@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 import arrowstate
 from arrowstate.errors import InvalidInputError, ProcessElementError, UserFunctionError
 
-__all__ = ["check_picklable", "explained"]
+__all__ = ["check_picklable", "explained", "pickled"]
 
 _OURS = str(Path(arrowstate.__file__).parent)
 _SHOWN = reprlib.Repr()
@@ -86,6 +86,24 @@ def check_picklable(uid: str, operator: object) -> None:
         f"operator {uid!r}, a {type(operator).__name__}, is pickled for each task of Spark, and {what} cannot be: "
         f"{type(error).__name__}: {error}; make it in open(), which every task calls"
     ) from error
+
+
+def pickled(argument: str, function: object) -> bytes:
+    """Return a function as bytes that another process makes it of.
+
+    Raises
+    ------
+    InvalidInputError
+        If it cannot be pickled.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise InvalidInputError(
+            f"{argument} is pickled for the process in which Spark commits, and it cannot be: "
+            f"{type(error).__name__}: {error}; make what it needs when it is called"
+        ) from error
+    return data
 
 
 def _parts(operator: object) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from arrowstate.spark.workers import own_python, spare_collector
 from arrowstate.state.operator_list import BroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
+from arrowstate.telemetry.records import Listener
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -92,6 +93,8 @@ class StatefulQuery:
         By uid, what is called with the rows that an operator emitted.
     dropped
         The uids of operators in the store that the query has no more, whose state may go.
+    on_checkpoint
+        Called with the record of each checkpoint.
     """
 
     def __init__(
@@ -100,8 +103,10 @@ class StatefulQuery:
         operators: Sequence[QueryOperator],
         functions: Mapping[str, Callable[[DataFrame, int], object]],
         dropped: Sequence[str] = (),
+        on_checkpoint: Listener | None = None,
     ) -> None:
         self._clock = clock
+        self._on_checkpoint = on_checkpoint
         # A DataFrame belongs to the session in which it was made, so it is read here.
         self._broadcast_states = {
             item.plan.uid: [_broadcast_state(descriptor, frame) for descriptor, frame in item.broadcasts.items()]
@@ -181,7 +186,13 @@ class StatefulQuery:
             metrics=BatchMetrics.of(tasks, now_ms() - started_at_ms).to_properties(),
         )
         entry = commit_batch(
-            storage, [*self._uids, *self._dropped], work, new_id=new_id, clock_ms=now_ms, started_at_ms=started_at_ms
+            storage,
+            [*self._uids, *self._dropped],
+            work,
+            new_id=new_id,
+            clock_ms=now_ms,
+            started_at_ms=started_at_ms,
+            on_checkpoint=self._on_checkpoint,
         )
         if entry is None:
             # An earlier run, whose driver is lost and which is not done yet, has committed the same micro-batch.

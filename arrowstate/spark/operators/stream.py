@@ -29,6 +29,7 @@ from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
+from arrowstate.telemetry.records import Listener
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
 from arrowstate_formats.names import check_operator_uid
@@ -96,7 +97,9 @@ class StatefulStream:
             self.store,
         )
 
-    def foreach_batch(self, function: Callable[[DataFrame, int], object]) -> DataStreamWriter:
+    def foreach_batch(
+        self, function: Callable[[DataFrame, int], object], *, on_checkpoint: Listener | None = None
+    ) -> DataStreamWriter:
         """Return a writer of the query that calls a function with the rows of each micro-batch, after its commit.
 
         Parameters
@@ -104,6 +107,8 @@ class StatefulStream:
         function
             Gets a DataFrame and the id of the micro-batch. If Spark repeats a micro-batch, because the function or the
             driver failed, it gets the same rows again: what it does must bear that.
+        on_checkpoint
+            As for `write_stream` of this module.
 
         Returns
         -------
@@ -115,11 +120,11 @@ class StatefulStream:
                 "foreach_batch takes the rows that an operator emitted; call it on what stateful returned, and change "
                 "the rows inside the function"
             )
-        return write_stream(self, foreach_batch={self.uid: function})
+        return write_stream(self, foreach_batch={self.uid: function}, on_checkpoint=on_checkpoint)
 
-    def write_stream(self) -> DataStreamWriter:
+    def write_stream(self, *, on_checkpoint: Listener | None = None) -> DataStreamWriter:
         """Return a writer of the query; see `write_stream` of this module."""
-        return write_stream(self)
+        return write_stream(self, on_checkpoint=on_checkpoint)
 
     def columns(self) -> StructType:
         """Return the columns of the rows.
@@ -327,6 +332,7 @@ def write_stream(
     *streams: StatefulStream,
     foreach_batch: Mapping[str, Callable[[DataFrame, int], object]] | None = None,
     allow_non_restored_state: bool = False,
+    on_checkpoint: Listener | None = None,
 ) -> DataStreamWriter:
     """Return a writer of one query with several stateful operators: one log entry per micro-batch for all of them.
 
@@ -338,6 +344,10 @@ def write_stream(
         By operator uid, functions as for `StatefulStream.foreach_batch`, called in this order.
     allow_non_restored_state
         Let state go that the store has of operators which this query does not have.
+    on_checkpoint
+        Called once for each micro-batch that was committed, or could not be, with an
+        `arrowstate.telemetry.OperationRecord`, before the functions of `foreach_batch`; in the driver, which on Spark
+        Connect is a process of the server. What it raises is logged, and changes nothing.
 
     Returns
     -------
@@ -383,7 +393,7 @@ def write_stream(
     def function(options: Mapping[str, str]) -> StatefulQuery:
         for plan in plans:
             check_picklable(plan.uid, plan.operator)
-        return StatefulQuery(clock_of(session, options, new_id()), operators, functions, dropped)
+        return StatefulQuery(clock_of(session, options, new_id()), operators, functions, dropped, on_checkpoint)
 
     return writer_of(first.source.writeStream, QueryStart(first.store, plans[0].storage_options, function))
 

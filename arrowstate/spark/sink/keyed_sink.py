@@ -17,6 +17,7 @@ from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.versions import evolve_state
 from arrowstate.spark.commit import check_alone, check_no_operator_state
+from arrowstate.spark.operators.failures import pickled
 from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.sink.changelog import check_follows_changes
@@ -26,6 +27,7 @@ from arrowstate.spark.source import FORMAT, register
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
+from arrowstate.telemetry.records import Listener
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
@@ -53,6 +55,7 @@ def keyed_sink(
     operation: str | None = None,
     timestamp: str | None = None,
     allow_non_restored_state: bool = False,
+    on_checkpoint: Listener | None = None,
 ) -> DataStreamWriter:
     """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
 
@@ -113,6 +116,10 @@ def keyed_sink(
     allow_non_restored_state
         Let states go that the store has and `states` does not. Without it they are refused: a state that a run leaves
         out would lack the rows of that run for good.
+    on_checkpoint
+        Called once for each micro-batch that was committed, or could not be, with an
+        `arrowstate.telemetry.OperationRecord`. Spark commits in a process beside the driver, so the function is
+        pickled, and what it does it does there. What it raises is logged, and changes nothing.
 
     Returns
     -------
@@ -221,6 +228,7 @@ def keyed_sink(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         dropped=left_out,
+        on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
         **inputs.take(taken, key_fields, stored),
     )
     subtask = sf.expr(subtask_expression(key_schema.names, parallelism, max_parallelism))

@@ -61,6 +61,8 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The column with the time of the micro-batch in milliseconds, None where no state needs it."""
     dropped: list[str] = []
     """Stored states that may go; one that neither this names nor `states` has come since the plan, and stays."""
+    on_checkpoint: bytes | None = None
+    """The function that is told of each checkpoint, pickled."""
 
     @property
     def key_schema(self) -> pa.Schema:
