@@ -1,0 +1,100 @@
+"""The fields that each command prints with `--json`, which are added to and not renamed: see docs/versions.md."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.cli import main, warm
+from arrowstate.cli.app import make_parser
+from arrowstate_formats import kernel_cache
+
+PINNED = Path(__file__).with_name("json_fields.txt")
+COMMANDS = {
+    "list": ["STORE"],
+    "show": ["STORE"],
+    "show --state": ["STORE", "--state", "counter.clicks"],
+    "sql": ["STORE", "select user, clicks as total from counter.clicks"],
+    "savepoint": ["STORE", "PLACE"],
+    "import": ["OTHER", "STORE"],
+    "dispose": ["SAVED"],
+    "restore-check": ["STORE"],
+    "verify": ["STORE"],
+    "repair": ["STORE"],
+    "gc": ["STORE"],
+    "gc --apply": ["STORE", "--apply"],
+    "compact": ["STORE", "--max-amplification", "1.1"],
+    "compact --apply": ["STORE", "--max-amplification", "1.1", "--apply"],
+    "warm": ["--processes", "1"],
+}
+"""What is run for each entry of the file; a command may have several."""
+NAMES_OF_THE_JOB = {"key", "properties"}
+"""Fields whose own fields are named by the job."""
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A store that has something to say in every field: rows that died, files to delete and to wait for."""
+    folder = tmp_path_factory.mktemp("json")
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    day = arrowstate.TimeToLive(86_400_000)
+    backend.state(arrowstate.ValueStateDescriptor("city", pa.string(), ttl=day)).update_batch(["u1"], ["Oslo"])
+    source = arrowstate.OperatorStateBackend()
+    source.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add(17)
+    store = arrowstate.open_store(folder / "store", create=True)
+    with store.writer() as writer:
+        for rows in (10_000, 8_000):
+            clicks.add_batch([f"u{number}" for number in range(rows)], [1] * rows)
+            writer.checkpoint({"counter": [backend]}, operator_states={"source": [source]}, properties={"offset": rows})
+    store.savepoint(str(folder / "saved"))
+    arrowstate.open_store(folder / "other", create=True)
+    for path in list((folder / "store/data").rglob("*.arrow"))[:1]:
+        path.with_name(f"{uuid.uuid4().hex}.arrow").write_bytes(b"of a writer that was killed")
+    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE")}
+
+
+@pytest.fixture
+def few_kernels(monkeypatch, tmp_path):
+    """Two kernels to compile and not a hundred."""
+    monkeypatch.setattr(warm, "KERNELS", warm.KERNELS[:2])
+    monkeypatch.setenv(kernel_cache.CACHE_DIR_VARIABLE, str(tmp_path / "cache"))
+    kernel_cache.forget_folders()
+    yield
+    kernel_cache.forget_folders()
+
+
+def fields_of(value, at=""):
+    """Yield the path of each field, `[]` for the elements of a list."""
+    if isinstance(value, list):
+        for element in value:
+            yield from fields_of(element, f"{at}[]")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield f"{at}.{name}".removeprefix(".")
+            if name not in NAMES_OF_THE_JOB:
+                yield from fields_of(inner, f"{at}.{name}".removeprefix("."))
+
+
+def test_every_command_takes_json_and_is_pinned_here():
+    (commands,) = (action for action in make_parser()._actions if action.dest == "command")
+
+    assert {name.split()[0] for name in COMMANDS} == set(commands.choices)
+    assert [name for name, parser in commands.choices.items() if "--json" not in parser.format_help()] == []
+
+
+def test_the_fields_of_every_command_are_those_that_are_pinned(places, few_kernels, capsys):
+    lines = []
+    for name, arguments in COMMANDS.items():
+        assert main([name.split()[0], *(places.get(each, each) for each in arguments), "--json"]) == 0, name
+        found = json.loads(capsys.readouterr().out)
+        lines += [f"{name}: {field}" for field in dict.fromkeys(fields_of(found))]
+
+    # A field is added at will: write "\n".join(lines) and a newline to the file. One that goes or gets another name is
+    # a change for users, and stands in the changelog.
+    assert lines == PINNED.read_text().splitlines()
