@@ -16,6 +16,7 @@ from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.cli import check, compact, gc, listing, savepoint, sql, verify, warm
 from arrowstate.errors import ArrowStateError
 from arrowstate.maintenance.collection_plan import DEFAULT_GRACE_MS
+from arrowstate.snapshot.validation import Validation
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["main", "make_parser"]
@@ -43,6 +44,13 @@ def make_parser() -> argparse.ArgumentParser:
     queried.add_argument("--csv", action="store_true", help="print the result as CSV")
     queried.add_argument(
         "--lease", action="store_true", help="keep the checkpoint from being collected meanwhile; writes to the store"
+    )
+
+    queried.add_argument(
+        "--validate",
+        choices=get_args(Validation),
+        default="checksums",
+        help="full: take nothing in files on trust that somebody else may have written (default: %(default)s)",
     )
 
     saved = _command(

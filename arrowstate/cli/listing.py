@@ -10,6 +10,7 @@ from arrowstate.query.catalog import resolve
 from arrowstate.query.describe import bytes_of, columns_of, live_rows, runs_of, state_overview
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.snapshot.validation import Validation
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
@@ -18,9 +19,9 @@ from arrowstate_formats.schema_documents import StateDocument
 __all__ = ["list_checkpoints", "open_checkpoint", "show_checkpoint"]
 
 
-def open_checkpoint(options: argparse.Namespace) -> Snapshot:
+def open_checkpoint(options: argparse.Namespace, validate: Validation = "checksums") -> Snapshot:
     """Return the checkpoint that the options name."""
-    store = open_store(options.store)
+    store = open_store(options.store, validate=validate)
     return store.latest() if options.checkpoint is None else store.snapshot(options.checkpoint)
 
 

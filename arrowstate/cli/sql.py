@@ -32,8 +32,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json and options.csv:
         raise InvalidInputError("--json and --csv exclude each other; choose one")
     if not options.lease:
-        return _print(open_checkpoint(options), options)
-    with open_store(options.store).lease(options.checkpoint, holder="arrowstate sql") as lease:
+        return _print(open_checkpoint(options, options.validate), options)
+    with open_store(options.store, validate=options.validate).lease(
+        options.checkpoint, holder="arrowstate sql"
+    ) as lease:
         return _print(lease.snapshot, options)
 
 

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from arrowstate import KeyedStateBackend, StateStore, ValueStateDescriptor, open_store
+from arrowstate.cli import main
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
@@ -184,6 +185,19 @@ def test_forged_deletion_vectors_clear_bits_of_their_rows_alone() -> None:
         assert (around[40:] == 0xFF).all()
         if cleared is not None:
             assert int(np.unpackbits(around[24:40]).sum()) == 128 - cleared
+
+
+@pytest.mark.parametrize("lease", [[], ["--lease"]], ids=["plain", "with a lease"])
+def test_the_command_line_takes_nothing_on_trust_if_asked(
+    tmp_path: Path, lease: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(written(tmp_path / "store"), bad_text)
+    query = ["sql", str(tmp_path / "store"), "select count(v) as n from op.v", "--csv", *lease]
+
+    assert main(query) == 0
+    assert capsys.readouterr().out == f"n\n{ROWS}\n"
+    assert main([*query, "--validate", "full"]) == 1
+    assert "UTF8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [{}, {"readChangeFeed": "true"}], ids=["state", "change feed"])

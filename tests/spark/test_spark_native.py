@@ -226,6 +226,15 @@ def test_a_type_that_spark_reads_in_another_way_is_left_to_the_data_source(other
     assert plan(others, operator="durations", columns=["k"]).native
 
 
+def test_what_is_not_taken_on_trust_is_left_to_the_data_source(spark: Any, store: Path, plan: Any) -> None:
+    scan = plan(checkpoint="whole", validate="full")
+
+    assert (scan.native, scan.reason) == (False, "read by the data source: Spark's reader takes files on trust")
+    assert same(scan.frame, by_data_source(spark, store, checkpoint="whole"))
+    with pytest.raises(InvalidInputError, match="'validate' must be checksums or full, got 'most'"):
+        plan(validate="most")
+
+
 def test_many_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arrowstate.spark.read.native._MOST_DEAD_ROWS", 900)
 

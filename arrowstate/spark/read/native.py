@@ -21,6 +21,7 @@ from pyspark.sql import functions as sf
 
 from arrowstate.query.files import StoredRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
+from arrowstate.snapshot.validation import Validation
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.read.states import ReadPlan
 from arrowstate.spark.routing import quoted
@@ -81,6 +82,7 @@ def read_state(
     as_of: str | int | None = None,
     columns: Sequence[str] | None = None,
     key_groups: KeyGroupRange | None = None,
+    validate: Validation = "checksums",
 ) -> DataFrame:
     """Return the rows of a state, read by Spark's own Parquet reader where it can; see `plan_read` for which it is.
 
@@ -104,6 +106,8 @@ def read_state(
         by name.
     key_groups
         Only the keys of these key groups.
+    validate
+        "full" takes nothing on trust, see `open_store`: the rows are then read by the data source.
 
     Raises
     ------
@@ -128,6 +132,7 @@ def read_state(
         as_of=as_of,
         columns=columns,
         key_groups=key_groups,
+        validate=validate,
     ).frame
 
 
@@ -141,6 +146,7 @@ def plan_read(
     as_of: str | int | None = None,
     columns: Sequence[str] | None = None,
     key_groups: KeyGroupRange | None = None,
+    validate: Validation = "checksums",
 ) -> StateScan:
     """Return how a state is read, and why so; arguments and errors are those of `read_state`.
 
@@ -158,10 +164,16 @@ def plan_read(
         "asOf": as_of,
         "columns": None if columns is None else json.dumps(list(columns)),
         "keyGroups": None if key_groups is None else f"{key_groups.start}-{key_groups.end}",
+        "validate": None if validate == "checksums" else validate,
     }
     options = {name: str(value) for name, value in given.items() if value is not None}
     plan = plan_from_options({**options, "path": str(store)})
-    scan = _Native(spark, plan).scan() if isinstance(plan, ReadPlan) else "it is an operator state"
+    if not isinstance(plan, ReadPlan):
+        scan: StateScan | str = "it is an operator state"
+    elif plan.validate == "full":
+        scan = "Spark's reader takes files on trust"
+    else:
+        scan = _Native(spark, plan).scan()
     if isinstance(scan, StateScan):
         return scan
     register(spark)
