@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except ArrowStateError as error:
-        print(f"arrowstate: {error}", file=sys.stderr)
+        print(f"arrowstate: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # Whoever read the output has had enough; what is still buffered must not be tried again at exit.

@@ -17,7 +17,15 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["reading_checkpoint", "taken_by_a_collection"]
+__all__ = ["advise", "reading_checkpoint", "taken_by_a_collection"]
+
+_ADVICE = "`arrowstate repair STORE` says what is whole and what helps; store.latest_whole() is what can be restored"
+
+
+def advise(error: CorruptDataError) -> None:
+    """Have the error of a damaged store say, beneath its message, what to do about it."""
+    if _ADVICE not in getattr(error, "__notes__", ()):
+        error.add_note(_ADVICE)
 
 
 @contextmanager
@@ -27,9 +35,11 @@ def reading_checkpoint(storage: Storage, entry: LogEntryDocument) -> Iterator[No
         yield
     except CorruptDataError as error:
         collected = taken_by_a_collection(storage, entry, error)
-        if collected is None:
-            raise
-        raise collected from error
+        if collected is not None:
+            raise collected from error
+        if entry.kind != "savepoint":
+            advise(error)
+        raise
 
 
 def taken_by_a_collection(storage: Storage, entry: LogEntryDocument, error: CorruptDataError) -> CollectedError | None:

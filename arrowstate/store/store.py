@@ -16,7 +16,7 @@ from arrowstate.checkpoints.driver import StoreSide
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
-from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.collected import advise, reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, create_store, open_store_document
 from arrowstate.log.pins import delete_tag, put_tag, read_pins
@@ -113,7 +113,11 @@ class StateStore:
         RuntimeWarning
             If `_latest` names an entry that is not there: newer checkpoints are lost.
         """
-        entry = self._log.latest_checkpoint()
+        try:
+            entry = self._log.latest_checkpoint()
+        except CorruptDataError as error:
+            advise(error)
+            raise
         if entry is None:
             raise CheckpointNotFoundError(None, [])
         return self.snapshot_of(entry)

@@ -83,6 +83,22 @@ def entry(folder, number):
     return folder / f"log/{number:020d}.json"
 
 
+@pytest.mark.parametrize("harmed", ["log entry", "data file"])
+def test_whoever_meets_damage_is_told_of_repair_and_of_the_newest_whole_checkpoint(folder, capsys, harmed):
+    flip(entry(folder, 4) if harmed == "log entry" else data_file(folder, 4))
+
+    code, _, err = run(capsys, "sql", folder, "select sum(total) from op.total")
+    with pytest.raises(arrowstate.CorruptDataError) as caught:
+        arrowstate.open_store(folder).latest().to_arrow("op.total")
+
+    assert code == 1
+    message, advice = err.splitlines()
+    assert "is damaged" in message
+    assert caught.value.__notes__ == [advice]
+    assert "`arrowstate repair STORE`" in advice
+    assert "store.latest_whole()" in advice
+
+
 @pytest.mark.parametrize("deep", [[], ["--deep"]])
 def test_a_whole_store_has_no_problem(folder, capsys, deep):
     before = files(folder)
