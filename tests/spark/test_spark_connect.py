@@ -122,8 +122,8 @@ def test_what_cannot_be_is_refused_with_the_reason(seen: dict[str, Any]) -> None
     no_folder, locked, another = seen["refused"]
 
     assert "on Spark Connect a stateful query needs .option('checkpointLocation', ...)" in no_folder
-    assert "are pickled for the server, and one of these cannot be" in locked
-    assert "cannot pickle '_thread.lock' object; make sessions, DataFrames, files and locks inside" in locked
+    assert "operator 'totals', a Locked, is pickled for each task of Spark" in locked
+    assert "its attribute 'lock' (lock) cannot be: TypeError: cannot pickle '_thread.lock' object" in locked
     assert f"QueryConflictError: operator 'totals' belongs to query {seen['queries'][0]}" in another
 
 
