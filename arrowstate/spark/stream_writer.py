@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.spark.operators.clocks import is_connect
+from arrowstate.spark.pyspark_internals import of_kind
 from arrowstate.spark.read.progress import committed_batches
 from arrowstate.storage.registry import open_storage
 
@@ -47,8 +48,7 @@ class QueryStart:
 def writer_of(writer: DataStreamWriter, start: QueryStart) -> DataStreamWriter:
     """Return a writer like another, whose query knows the store."""
     kind: Any = type(writer)
-    made: Any = object.__new__(_writer_class(kind))
-    vars(made).update(vars(writer), _start=start, _options={})
+    made: DataStreamWriter = of_kind(writer, _writer_class(kind), _start=start, _options={})
     return made
 
 
@@ -76,9 +76,7 @@ class _StreamWriter:
             self._process_with(self._start.function(self._options))
         query = super().start(path, *arguments, **named)  # type: ignore[misc]
         kind: Any = type(query)
-        made: Any = object.__new__(_query_class(kind))
-        vars(made).update(vars(query), _start=self._start, _known={})
-        return made
+        return of_kind(query, _query_class(kind), _start=self._start, _known={})
 
     def _process_with(self, function: Callable[[Any, int], None]) -> None:
         if not is_connect(self):

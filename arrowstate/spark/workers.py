@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from arrowstate.spark.pyspark_internals import context_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +27,7 @@ def own_python(spark: SparkSession) -> Iterator[None]:
     Spark's own default is whatever `python3` is first on the path, which in a virtual environment that is not
     activated lacks arrowstate.
     """
-    context = getattr(spark, "_sc", None)
+    context: Any = context_of(spark)
     chosen = "PYSPARK_PYTHON" in os.environ or context is None or not context.master.startswith("local")
     if context is None or chosen or context.pythonExec != "python3":
         yield

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
+from arrowstate.storage.fsspec_internals import asks_azure_once, asks_google_once, asks_s3_once
 
 __all__ = [
     "PART_BYTES",
@@ -76,16 +77,12 @@ def _s3(options: dict[str, Any]) -> Any:
     timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
     config = {**timeouts, **(options.pop("config_kwargs", None) or {}), "retries": {"total_max_attempts": 1}}
     # With one request at a time a whole file is read without asking for its size first.
-    client = s3fs.S3FileSystem(**{"max_concurrency": 1, **options}, config_kwargs=config)
-    client.retries = 1
-    return client
+    return asks_s3_once(s3fs.S3FileSystem(**{"max_concurrency": 1, **options}, config_kwargs=config))
 
 
 def _gcs(options: dict[str, Any]) -> Any:
     core = _import("gcsfs.core", "Google Cloud Storage", "gcs")
-    # The function under the decorator that repeats it: there is no setting for the number of attempts.
-    once = core.GCSFileSystem._request.__wrapped__  # noqa: SLF001
-    return type("GCSFileSystem", (core.GCSFileSystem,), {"_request": once})(**options)
+    return asks_google_once(core.GCSFileSystem)(**options)
 
 
 def _azure(url: str, options: dict[str, Any]) -> Any:
@@ -93,10 +90,7 @@ def _azure(url: str, options: dict[str, Any]) -> Any:
     _, at, host = url.partition("://")[2].partition("/")[0].partition("@")
     account = {"account_name": host.partition(".")[0]} if at else {}
     timeouts = {"connection_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
-    client = adlfs.AzureBlobFileSystem(**{**timeouts, **account, **options})
-    # adlfs passes no policy on to the client that it makes.
-    client.service_client._config.retry_policy.total_retries = 0  # noqa: SLF001
-    return client
+    return asks_azure_once(adlfs.AzureBlobFileSystem(**{**timeouts, **account, **options}))
 
 
 def _import(module: str, feature: str, extra: str) -> Any:

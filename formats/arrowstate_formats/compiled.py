@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from arrowstate_formats import numba_internals
 from arrowstate_formats.kernel_cache import KernelCache
 
 __all__ = [
@@ -172,7 +173,7 @@ class Kernel(_Part):
 
         linked = self._linked()
         dispatcher: Any = numba.njit(**_OPTIONS)(linked)
-        dispatcher._cache = self._cache()  # noqa: SLF001
+        numba_internals.keep_in(dispatcher, self._cache())
         # The compiler makes a great many objects, none of them garbage until it is done.
         collects = gc.isenabled()
         gc.disable()
@@ -233,92 +234,19 @@ def _types(signature: str) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
-def _loader(bits: int) -> Any:
-    from numba import types
-
-    numba_type = getattr(types, f"uint{bits}")
-
-    def load(_typing_context: Any, _address: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], context.get_value_type(numba_type).as_pointer())
-            loaded = builder.load(pointer)
-            # Without this LLVM may take the address for a multiple of the width and choose an aligned instruction.
-            loaded.align = 1
-            return loaded
-
-        return numba_type(types.uint64), generate
-
-    return load
-
-
-def _storer(bits: int) -> Any:
-    from numba import types
-
-    numba_type = getattr(types, f"uint{bits}")
-
-    def store(_typing_context: Any, _address: Any, _value: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], context.get_value_type(numba_type).as_pointer())
-            builder.store(arguments[1], pointer).align = 1
-            return context.get_dummy_value()
-
-        return types.void(types.uint64, numba_type), generate
-
-    return store
-
-
-def _prefetcher() -> Any:
-    from llvmlite import ir
-    from numba import types
-    from numba.core import cgutils
-
-    def prefetch(_typing_context: Any, _address: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            pointer_type = ir.IntType(8).as_pointer()
-            integer = ir.IntType(32)
-            function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-                builder.module,
-                ir.FunctionType(ir.VoidType(), [pointer_type, integer, integer, integer]),
-                "llvm.prefetch.p0",
-            )
-            pointer = builder.inttoptr(arguments[0], pointer_type)
-            # For reading, to be kept in all caches, data.
-            builder.call(function, [pointer, *(ir.Constant(integer, value) for value in (0, 3, 1))])
-            return context.get_dummy_value()
-
-        return types.void(types.uint64), generate
-
-    return prefetch
-
-
-def _rotator() -> Any:
-    from llvmlite import ir
-    from numba import types
-
-    def rotate(_typing_context: Any, _value: Any, _bits: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            value, bits = arguments
-            rest = builder.and_(builder.neg(bits), ir.Constant(bits.type, 63))
-            return builder.or_(builder.shl(value, bits), builder.lshr(value, rest))
-
-        return types.uint64(types.uint64, types.uint64), generate
-
-    return rotate
-
-
-prefetch: Any = _Instruction(_prefetcher)
+prefetch: Any = _Instruction(numba_internals.prefetcher)
 """Asks for the cache line at a byte address; the address need not exist, nothing is read or raised."""
 
-rotate: Any = _Instruction(_rotator)
+rotate: Any = _Instruction(numba_internals.rotator)
 """A uint64 rotated left by 1 to 63 bits."""
 
-load_uint8: Any = _Instruction(_loader, 8)
-load_uint32: Any = _Instruction(_loader, 32)
-load_uint64: Any = _Instruction(_loader, 64)
+load_uint8: Any = _Instruction(numba_internals.loader, 8)
+load_uint32: Any = _Instruction(numba_internals.loader, 32)
+load_uint64: Any = _Instruction(numba_internals.loader, 64)
 
-store_uint8: Any = _Instruction(_storer, 8)
-store_uint32: Any = _Instruction(_storer, 32)
-store_uint64: Any = _Instruction(_storer, 64)
+store_uint8: Any = _Instruction(numba_internals.storer, 8)
+store_uint32: Any = _Instruction(numba_internals.storer, 32)
+store_uint64: Any = _Instruction(numba_internals.storer, 64)
 
 
 @subroutine

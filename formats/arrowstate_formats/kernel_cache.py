@@ -13,13 +13,14 @@ import functools
 import hashlib
 import logging
 import os
-import pickle
 import stat
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from arrowstate_formats.numba_internals import dumped, rebuilt
 
 __all__ = ["CACHE_DIR_VARIABLE", "KernelCache", "forget_folders", "readable_folders", "writable_folder"]
 
@@ -68,16 +69,11 @@ class KernelCache:
 
     def load_overload(self, _signature: Any, target_context: Any) -> Any:
         """Return the compiled kernel, or None."""
-        from numba.core.compiler import CompileResult
-
-        # Until this is done numba's own functions have no addresses, and a kernel that is loaded would jump anywhere.
-        target_context.refresh()
         data = self.read()
         if data is None:
             return None
         try:
-            parts = pickle.loads(data)  # noqa: S301
-            return CompileResult._rebuild(target_context, *parts)  # type: ignore[no-untyped-call]  # noqa: SLF001
+            return rebuilt(target_context, data)
         except Exception as error:  # noqa: BLE001
             # Written by a numba that has the same version and another inside: then it is compiled anew.
             _logger.debug("%s: %s: %s", self._name, type(error).__name__, error)
@@ -85,12 +81,10 @@ class KernelCache:
 
     def save_overload(self, _signature: Any, compiled: Any) -> None:
         """Keep the compiled kernel, where that is possible."""
-        from numba.core.serialize import dumps
-
         folder = writable_folder()
         if folder is None:
             return
-        data: bytes = dumps(compiled._reduce())  # type: ignore[no-untyped-call]  # noqa: SLF001
+        data = dumped(compiled)
         path = folder / self._file_name()
         temporary = None
         try:

@@ -12,7 +12,6 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from arrowstate.errors import ArrowStateError
+from arrowstate.query.duckdb.duckdb_internals import Scannable
 from arrowstate.query.duckdb.filters import Node, columns_of, evaluate, may_match, read_filter, values_of
 from arrowstate.query.files import Part
 from arrowstate.query.state import Condition, StateReader
@@ -58,19 +58,7 @@ class ScanStatistics:
         return copy.copy(self.broken_off)
 
 
-class Scan:
-    """What DuckDB takes for a scanner: the rows as a stream."""
-
-    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        self.projected_schema = schema
-        self._batches = batches
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """Return the stream; to be called once."""
-        return pa.RecordBatchReader.from_batches(self.projected_schema, self._batches)
-
-
-class ScannedDataset(ds.InMemoryDataset):  # type: ignore[misc]
+class ScannedDataset(Scannable):
     """Rows for engines that read pyarrow datasets, made as they are asked for; base of all that SQL reads.
 
     Parameters
@@ -84,17 +72,15 @@ class ScannedDataset(ds.InMemoryDataset):  # type: ignore[misc]
     """
 
     def __init__(self, name: str, schema: pa.Schema, on_scan: Callable[[ScanStatistics], None]) -> None:
-        super().__init__(schema.empty_table())
+        super().__init__(schema)
         self._name = name
         self._on_scan = on_scan
 
-    def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scan:
-        """Return a scan of these columns in the rows that pass the filter."""
-        wanted = list(self.schema.names if columns is None else columns)
-        statistics = ScanStatistics(self._name, tuple(wanted), None if filter is None else str(filter))
+    def scan(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        """Return these columns of the rows that pass the filter."""
+        statistics = ScanStatistics(self._name, tuple(columns), None if filter is None else str(filter))
         self._on_scan(statistics)
-        schema = pa.schema([self.schema.field(name) for name in wanted])
-        return Scan(schema, _watched(lambda: self.rows(wanted, filter, statistics), statistics))
+        return _watched(lambda: self.rows(columns, filter, statistics), statistics)
 
     def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics

@@ -1,14 +1,13 @@
 """What a pushed-down filter says: the columns it reads, the values a column is limited to, what it rules out.
 
-An engine hands its filter over as a pyarrow expression, which has no public way to look inside. The text form
-of its serialized copy names the parts, so it is read from there. That reading is never trusted: the expression
-is built anew from what was read, and only if Arrow says that both are equal is it used. A filter that cannot be
-read this way prunes nothing; the rows are filtered by Arrow in any case.
+An engine hands its filter over as a pyarrow expression, which has no public way to look inside; `pyarrow_internals`
+lists its parts. That reading is never trusted: the expression is built anew from what was read, and only if Arrow says
+that both are equal is it used. A filter that cannot be read this way prunes nothing; the rows are filtered by Arrow in
+any case.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from arrowstate.query.duckdb.pyarrow_internals import parts_of
 
 __all__ = [
     "Bounds",
@@ -33,7 +34,6 @@ __all__ = [
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
-_METADATA_LINE = re.compile(r"^(call|end|literal|options|field_ref|nested_field_ref): '(.*)'$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,11 @@ def read_filter(expression: pc.Expression) -> Node | None:
 
 
 class _Reader:
-    """Reads the serialized form of an expression: a file of literals whose metadata lists the parts in order."""
+    """Reads the parts of an expression, which are listed in order."""
 
     def __init__(self, expression: pc.Expression) -> None:
-        _, (buffer,) = expression.__reduce__()
-        reader = pa.ipc.open_file(buffer)
-        self._literals = reader.get_batch(0)
-        # The metadata repeats its names; as a dict it would keep one of each.
-        text = reader.schema.to_string(show_schema_metadata=True, truncate_metadata=False)
-        lines = text.partition("-- schema metadata --\n")[2].split("\n")
-        self._parts = iter([(match[1], match[2]) for match in map(_METADATA_LINE.match, lines) if match])
+        self._literals, parts = parts_of(expression)
+        self._parts = iter(parts)
 
     def node(self) -> Node:
         return self._after(*next(self._parts))

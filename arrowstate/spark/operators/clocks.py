@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.spark.micro_batches import MicroBatch
+from arrowstate.spark.pyspark_internals import times_of_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,16 +92,13 @@ class ClassicClock:
         context = self._session.sparkContext
         query_id = context.getLocalProperty("sql.streaming.queryId")
         run_id = context.getLocalProperty("spark.jobGroup.id")
-        # PySpark shows the times of a micro-batch only after its end; the JVM's query has them.
-        query = None if query_id is None else self._session._jsparkSession.streams().get(query_id)  # noqa: SLF001
-        if query is None or query_id is None or run_id is None:
+        times = None if query_id is None else times_of_batch(self._session, query_id)
+        if times is None or query_id is None or run_id is None:
             raise InvalidInputError(
                 "this is no micro-batch of a streaming query; start the query that stateful returned"
             )
-        times = query.streamingQuery().lastExecution().offsetSeqMetadata()
-        batch = MicroBatch(query_id, run_id, batch_id)
-        # Spark has 0 where no watermark has been set yet.
-        return BatchTime(batch, times.batchWatermarkMs() or None, times.batchTimestampMs())
+        watermark, time = times
+        return BatchTime(MicroBatch(query_id, run_id, batch_id), watermark or None, time)
 
 
 class ConnectClock:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from pyspark.sql import functions as sf
 from arrowstate.query.files import StoredRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
 from arrowstate.snapshot.validation import Validation
+from arrowstate.spark.pyspark_internals import context_of, has_file
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.read.states import ReadPlan
 from arrowstate.spark.routing import quoted
@@ -257,7 +258,7 @@ class _Native:
         unsure = [name for name in self.stored if any(_may_hide_nan(run, name, self.state.schema) for run in files)]
         if unsure:
             return f"column {unsure[0]!r} may hold a NaN in files of an early writer, whose bounds Spark would trust"
-        if getattr(self.spark, "_sc", None) is None:
+        if context_of(self.spark) is None:
             return "on Spark Connect the files may be on another machine"
         return None
 
@@ -339,9 +340,7 @@ def _can_read(spark: SparkSession, place: str) -> bool:
         # One that is missing is told by the data source, as the damage that it is.
         return Path(place.removeprefix("file:")).exists()
     try:
-        jvm: Any = spark._jvm  # noqa: SLF001
-        path = jvm.org.apache.hadoop.fs.Path(place)
-        return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))  # noqa: SLF001
+        return has_file(spark, place)
     except Exception:  # noqa: BLE001
         # Whatever the file system of the session raises: then it is read in the way that needs none.
         return False

@@ -1,0 +1,46 @@
+"""What PySpark does not promise to keep: its way to the JVM, and what its objects consist of.
+
+All of it is here, and `tests/spark/test_spark_internals.py` fails by the name of what an upgrade has changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+__all__ = ["context_of", "has_file", "of_kind", "times_of_batch"]
+
+
+def context_of(session: SparkSession) -> SparkContext | None:
+    """Return the context of a classic session, None for one of Spark Connect; asked in either, it raises nothing."""
+    return getattr(session, "_sc", None)
+
+
+def times_of_batch(session: SparkSession, query_id: str) -> tuple[int, int] | None:
+    """Return the watermark and the time of the micro-batch that a query is at, in milliseconds; None for no query.
+
+    PySpark shows both only after its end; the query of the JVM has them. The watermark is 0 where none has been set.
+    """
+    query = session._jsparkSession.streams().get(query_id)
+    if query is None:
+        return None
+    times = query.streamingQuery().lastExecution().offsetSeqMetadata()
+    return times.batchWatermarkMs(), times.batchTimestampMs()
+
+
+def has_file(session: SparkSession, place: str) -> bool:
+    """Whether a classic session finds a file; raises whatever its file system does."""
+    jvm: Any = session._jvm
+    path = jvm.org.apache.hadoop.fs.Path(place)
+    configuration: Any = session._jsc.hadoopConfiguration()
+    return bool(path.getFileSystem(configuration).exists(path))
+
+
+def of_kind(given: Any, kind: type, **more: Any) -> Any:
+    """Return an object of PySpark as one of a subclass of its class, with these attributes besides."""
+    made: Any = object.__new__(kind)
+    vars(made).update(vars(given), **more)
+    return made
