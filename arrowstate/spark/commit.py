@@ -7,17 +7,18 @@ the same query, finds its successor's fence above its own entries and stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from pyspark import cloudpickle
 
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
-from arrowstate.log.boundary import NewReferences
+from arrowstate.log.boundary import Boundary, NewReferences
 from arrowstate.log.commit_log import CommitLog, refuse_loss
-from arrowstate.log.entries import next_checkpoint, next_fence
+from arrowstate.log.entries import CommittedEntry, next_checkpoint, next_fence
 from arrowstate.log.history import History
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted
@@ -25,7 +26,7 @@ from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.sink.plan import SinkPlan
-from arrowstate.spark.sink.task import SubtaskResult
+from arrowstate.spark.task import SubtaskResult, TaskPlan
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.telemetry.records import Listener, OperationRecord, PartRecord, Recording, recorded
@@ -40,6 +41,7 @@ from arrowstate_formats.documents import (
 __all__ = [
     "BatchWork",
     "abort_micro_batch",
+    "append_checkpoint",
     "check_alone",
     "check_no_operator_state",
     "commit_batch",
@@ -64,6 +66,31 @@ class BatchWork:
     outputs: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        batch: MicroBatch,
+        results: Sequence[SubtaskResult],
+        operators: Sequence[OperatorDocument],
+        duration_ms: int,
+        *,
+        paths: Iterable[str] = (),
+        watermark: int | None = None,
+        outputs: Mapping[str, int] | None = None,
+    ) -> BatchWork:
+        """Return the work of tasks, and of the driver in so far as it has written `paths`."""
+        tasks = [result.metrics for result in results if result.metrics is not None]
+        return cls(
+            batch=batch,
+            bases=frozenset(result.base for result in results),
+            operators=operators,
+            paths=frozenset(path for result in results for path in result.paths).union(paths),
+            statistics=[result.statistics for result in results if result.statistics is not None],
+            watermark=watermark,
+            outputs=outputs or {},
+            metrics=BatchMetrics.of(tasks, duration_ms).to_properties(),
+        )
+
 
 def commit_micro_batch(
     plan: SinkPlan, results: Sequence[SubtaskResult], *, new_id: Callable[[], str], clock_ms: Callable[[], int]
@@ -75,24 +102,18 @@ def commit_micro_batch(
     InvalidInputError
         If the results are not those of all subtasks; and as `commit_batch`.
     """
-    first = results[0]
-    ids = {(result.query_id, result.run_id, result.batch_id) for result in results}
-    if len(ids) > 1:
-        raise InvalidInputError(f"the tasks of operator {plan.uid!r} are of several micro-batches: {sorted(ids)}")
-    held = [result for result in results if result.subtask is None]
-    tasks = [result.metrics for result in results if result.metrics is not None]
+    batch = results[0].batch
+    if batch is None or any(result.batch != batch for result in results):
+        raise InvalidInputError(
+            f"the tasks of operator {plan.uid!r} are of several micro-batches: {[result.batch for result in results]}"
+        )
+    held = any(result.subtask is None for result in results)
     now = clock_ms()
     # The clocks of the workers may be ahead of this one.
-    started_at_ms = min([task.started_at_ms for task in tasks] + [now])
-    work = BatchWork(
-        batch=MicroBatch(first.query_id, first.run_id, first.batch_id),
-        bases=frozenset(result.base for result in results),
-        # If all found the batch in the store, there is nothing to commit; if only some did, another run has.
-        operators=[] if held else [operator_of(plan.uid, plan.max_parallelism, results)],
-        paths=frozenset(path for result in results for path in result.paths),
-        statistics=[result.statistics for result in results if result.statistics is not None],
-        metrics=BatchMetrics.of(tasks, now - started_at_ms).to_properties(),
-    )
+    started_at_ms = min([result.metrics.started_at_ms for result in results if result.metrics is not None] + [now])
+    # If all found the batch in the store, there is nothing to commit; if only some did, another run has.
+    operators = [] if held else [operator_of(plan.uid, plan.max_parallelism, results)]
+    work = BatchWork.of(batch, results, operators, now - started_at_ms)
     return commit_batch(
         open_storage(plan.store),
         [plan.uid],
@@ -204,31 +225,64 @@ def _commit(
             return None
         assert newest is not None, "the fence of this run is in the log"
         record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics)
-        before = () if stored.checkpoint is None else stored.checkpoint.operators
-        lists: list[str] = []
-        entry = next_checkpoint(
+        entry = append_checkpoint(
+            storage,
+            log,
             newest,
-            fitted(storage, work.operators, before=before, new_id=new_id, paths=lists),
-            commit_id=new_id(),
+            work.operators,
+            before=() if stored.checkpoint is None else stored.checkpoint.operators,
+            base=min((number or 0 for number in work.bases), default=0),
+            paths=work.paths,
+            said=history.said,
+            new_id=new_id,
             started_at_ms=started_at_ms,
             now_ms=clock_ms(),
             watermark=newest.document.watermark if work.watermark is None else work.watermark,
             properties=record.to_properties(),
             statistics=work.statistics,
         )
-        everything = partial(ReferenceReader(storage).files, entry.operators)
-        # Within a run the checkpoint before is known to be acknowledged. The fence of the run says nothing of what it
-        # repeats, and what a compaction refers to no more may be gone.
-        written = work.paths.union(lists)
-        reused = set(everything()) - written if newest.document.kind != "checkpoint" else ()
-        base = min((number or 0 for number in work.bases), default=0)
-        if log.append(entry, NewReferences(written, base, reused, everything), said=history.said) is not None:
+        if entry is not None:
             return entry
-        delete_quietly(storage, lists)
         # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
 
 
-def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:
+def append_checkpoint(
+    storage: Storage,
+    log: CommitLog,
+    parent: CommittedEntry,
+    operators: Sequence[OperatorDocument],
+    *,
+    before: Sequence[OperatorDocument],
+    base: int,
+    paths: Collection[str],
+    new_id: Callable[[], str],
+    said: Sequence[Boundary] | None = None,
+    **entry: Any,
+) -> LogEntryDocument | None:
+    """Append a checkpoint to `parent`, the newest entry; return None if another writer has taken its number.
+
+    `operators` are all that it has, `before` those of the checkpoint before; `paths` are the files written for it, and
+    `base` is the number of the checkpoint that tasks started from. The rest of `entry` is as for `next_checkpoint`.
+    """
+    lists: list[str] = []
+    document = next_checkpoint(
+        parent,
+        fitted(storage, operators, before=before, new_id=new_id, paths=lists),
+        commit_id=new_id(),
+        **entry,
+    )
+    everything = partial(ReferenceReader(storage).files, document.operators)
+    # After a checkpoint of its own a writer knows that it was acknowledged. A fence says nothing of what it repeats,
+    # and what a compaction refers to no more may be gone.
+    written = {*paths, *lists}
+    reused = set(everything()) - written if parent.document.kind != "checkpoint" else ()
+    if log.append(document, NewReferences(written, base, reused, everything), said=said) is not None:
+        return document
+    delete_quietly(storage, lists)
+    return None
+
+
+def abort_micro_batch(plan: TaskPlan, results: Sequence[SubtaskResult | None]) -> None:
     """Delete what the tasks of a failed micro-batch wrote, unless the commit may have been tried."""
     if None not in results:
         # All tasks were done, so the commit failed, and perhaps only its answer was lost.
@@ -240,13 +294,7 @@ def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -
 
 
 def check_alone(uids: Sequence[str], checkpoint: LogEntryDocument | None, store: str) -> None:
-    """Refuse a store with the state of other operators, which the next checkpoint of a query would drop.
-
-    Raises
-    ------
-    InvalidInputError
-        If there are any.
-    """
+    """Refuse a store with the state of other operators, which the next checkpoint of a query would drop."""
     operators = checkpoint.operators if checkpoint else ()
     # What was emitted in the last micro-batch alone may go.
     known = {*uids, *(f"{uid}{BATCH_SUFFIX}" for uid in uids)}
@@ -261,19 +309,12 @@ def check_alone(uids: Sequence[str], checkpoint: LogEntryDocument | None, store:
         )
 
 
-def check_no_operator_state(uid: str, checkpoint: LogEntryDocument | None, store: str) -> None:
-    """Refuse a store with operator state, which a sink would drop.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is any.
-    """
-    own = [state.name for item in (checkpoint.operators if checkpoint else ()) for state in item.operator_states]
-    if own:
+def check_no_operator_state(operator: OperatorDocument | None, store: str) -> None:
+    """Refuse an operator with operator state, which a sink would drop."""
+    if operator is not None and operator.operator_states:
         raise InvalidInputError(
-            f"the store {store} holds the operator state {', '.join(own)} of {uid!r}, which a sink cannot keep; "
-            "write to another store"
+            f"the store {store} holds the operator state {', '.join(state.name for state in operator.operator_states)} "
+            f"of {operator.uid!r}, which a sink cannot keep; write to another store"
         )
 
 
@@ -314,13 +355,7 @@ def operator_of(
     results: Sequence[SubtaskResult],
     operator_states: Sequence[OperatorStateDocument] = (),
 ) -> OperatorDocument:
-    """Return the document of an operator, after checking that the results are those of each subtask once.
-
-    Raises
-    ------
-    InvalidInputError
-        If they are not.
-    """
+    """Return the document of an operator, after checking that the results are those of each subtask once."""
     subtasks: list[SubtaskDocument] = []
     following = 0
     for result in results:

@@ -7,9 +7,24 @@ times the parallelism over the max parallelism, which is the subtask whose range
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["quoted", "subtask_expression"]
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from arrowstate.spark.workers import own_python, spare_collector
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from arrowstate.spark.task import TaskPlan
+
+__all__ = ["quoted", "run_tasks", "subtask_expression"]
+
+_RESULT = StructType([StructField("result", BinaryType())])
 
 
 def quoted(name: str) -> str:
@@ -42,3 +57,36 @@ def subtask_expression(key: Sequence[str], parallelism: int, max_parallelism: in
     # At most 2^32 * 2^15 and 2^15 * 2^15: no product overflows, so the expression is safe under ANSI mode.
     group = f"shiftright((shiftright(xxhash64({columns}), 32) + 2147483648L) * {max_parallelism}L, 32)"
     return f"CAST(({group} * {parallelism}L) DIV {max_parallelism}L AS INT)"
+
+
+def run_tasks(
+    frame: DataFrame,
+    columns: Mapping[str, Column],
+    key: Sequence[str],
+    plan: TaskPlan,
+    task: Callable[[int, Iterator[pa.RecordBatch]], bytes],
+    *,
+    order_by: Sequence[str] = (),
+) -> list[bytes]:
+    """Send each row to the task of its subtask, and return what the tasks made of them, in any order.
+
+    `columns` are what the tasks get, in this order; `key` and `order_by` are names of them. A task gets the number of
+    its subtask and the rows, whose columns have names of no meaning.
+    """
+    # mapInArrow takes a dot in the name of a column for a field of a struct, so columns go by their place.
+    places = {name: f"c{number}" for number, name in enumerate(columns)}
+    subtask = subtask_expression([places[name] for name in key], plan.parallelism, plan.max_parallelism)
+    rows = frame.select(*(column.alias(places[name]) for name, column in columns.items()))
+    rows = rows.repartitionById(plan.parallelism, sf.expr(subtask))
+    if order_by:
+        rows = rows.sortWithinPartitions(*(places[name] for name in order_by))
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        spare_collector()
+        context = TaskContext.get()
+        assert context is not None, "Spark runs this in a task"
+        result = task(context.partitionId(), batches)
+        yield pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], names=["result"])
+
+    with own_python(frame.sparkSession):
+        return [row["result"] for row in rows.mapInArrow(run, _RESULT).collect()]

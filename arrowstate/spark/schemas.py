@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["arrow_type", "batch_for_spark", "schema_for_spark", "spark_schema", "spark_type", "widens"]
+__all__ = ["arrow_type", "batch_for_spark", "key_text", "schema_for_spark", "spark_schema", "spark_type", "widens"]
 
 _WIDER = {
     "tinyint": ("smallint", "int", "bigint", "float", "double"),
@@ -147,6 +147,11 @@ def batch_for_spark(batch: pa.RecordBatch, target: pa.Schema, what: str) -> pa.R
                 f"cannot: {error}; leave the column out with the option 'columns'"
             ) from None
     return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def key_text(key: pa.Schema) -> str:
+    """Return a key as messages have it."""
+    return ", ".join(f"{field.name}: {field.type}" for field in key)
 
 
 def _nullable(arrow: pa.DataType) -> pa.DataType:

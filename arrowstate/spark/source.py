@@ -25,7 +25,8 @@ from arrowstate.spark.commit import abort_micro_batch, commit_micro_batch
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.sink.plan import SinkPlan
-from arrowstate.spark.sink.task import SubtaskResult, fold_micro_batch
+from arrowstate.spark.sink.task import fold_micro_batch
+from arrowstate.spark.task import SubtaskResult
 from arrowstate.spark.workers import own_python, spare_collector
 from arrowstate_formats.documents import pack, unpack
 
@@ -69,7 +70,9 @@ class KeyedStateWriter(DataSourceStreamArrowWriter):
         """Beside the driver, after all tasks: commit the micro-batch."""
         spare_collector()
         results = [message.result for message in messages if isinstance(message, SubtaskMessage)]
-        if len(results) != self.plan.parallelism or any(result.batch_id != batchId for result in results):
+        if len(results) != self.plan.parallelism or any(
+            result.batch is None or result.batch.batch_id != batchId for result in results
+        ):
             raise InvalidInputError(
                 f"batch {batchId} came in {len(messages)} tasks, expected {self.plan.parallelism}; "
                 "write with keyed_sink only"

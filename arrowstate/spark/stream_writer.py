@@ -19,9 +19,9 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.spark.operators.clocks import is_connect
 from arrowstate.spark.pyspark_internals import of_kind
 from arrowstate.spark.read.progress import committed_batches
+from arrowstate.spark.workers import is_connect
 from arrowstate.storage.registry import open_storage
 
 if TYPE_CHECKING:

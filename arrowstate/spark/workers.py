@@ -1,4 +1,4 @@
-"""Spark's Python workers: which Python they run, and what they are spared between micro-batches."""
+"""Spark's sessions and Python workers: of which kind they are, and what they are spared between micro-batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arrowstate.spark.pyspark_internals import context_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["own_python", "spare_collector"]
+__all__ = ["is_connect", "own_python", "spare_collector"]
 
 _uses = count()
 
@@ -37,6 +37,11 @@ def own_python(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         context.pythonExec = "python3"
+
+
+def is_connect(spark: Any) -> bool:
+    """Whether a session, a DataFrame or a writer is one of Spark Connect."""
+    return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
 
 
 def spare_collector() -> None:

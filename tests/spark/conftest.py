@@ -21,7 +21,8 @@ from arrowstate.schema.layout import StateLayout, key_documents, state_document
 from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
-from arrowstate.spark.sink.task import SubtaskResult, fold_micro_batch
+from arrowstate.spark.sink.task import fold_micro_batch
+from arrowstate.spark.task import SubtaskResult
 from arrowstate_formats.documents import LogEntryDocument
 
 if TYPE_CHECKING:

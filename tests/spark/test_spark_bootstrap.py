@@ -194,13 +194,14 @@ def test_a_stateful_operator_starts_from_a_bootstrapped_store(spark: Any, stream
 
 def test_a_run_that_is_still_alive_is_fenced_and_a_new_one_goes_on(sink: Any, make_rows: Any) -> None:
     from arrowstate.clock import new_id, now_ms
+    from arrowstate.spark.columns import FrameColumns
     from arrowstate.spark.load.commit import FilledOperator, commit_fill
     from arrowstate.spark.load.filling import fill_subtask
-    from arrowstate.spark.load.planning import Columns, plan_fill
+    from arrowstate.spark.load.planning import plan_fill
 
     sink.run(0, make_rows(0))
     plan = plan_fill(
-        Columns(spark_schema(pa.schema([("k", pa.int64()), ("extra", pa.int64())]))),
+        FrameColumns(spark_schema(pa.schema([("k", pa.int64()), ("extra", pa.int64())]))),
         store=sink.store,
         uid="counter",
         key=["k"],
@@ -255,13 +256,14 @@ def test_a_second_row_of_a_key_is_refused_and_nothing_is_left(spark: Any, tmp_pa
 
 def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from arrowstate.clock import new_id
+    from arrowstate.spark.columns import FrameColumns
     from arrowstate.spark.load import filling
-    from arrowstate.spark.load.planning import Columns, plan_fill
+    from arrowstate.spark.load.planning import plan_fill
 
     monkeypatch.setattr(filling, "_PIECE_ROWS", 1)
     state = arrowstate.ValueStateDescriptor("v", pa.int64())
     plan = plan_fill(
-        Columns(LONGS),
+        FrameColumns(LONGS),
         store=tmp_path / "store",
         uid="op",
         key=["k"],
@@ -278,12 +280,13 @@ def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, t
 
 def test_attempts_of_a_task_leave_files_that_nothing_refers_to(tmp_path: Path) -> None:
     from arrowstate.clock import new_id, now_ms
+    from arrowstate.spark.columns import FrameColumns
     from arrowstate.spark.load.commit import FilledOperator, commit_fill
     from arrowstate.spark.load.filling import fill_subtask
-    from arrowstate.spark.load.planning import Columns, plan_fill
+    from arrowstate.spark.load.planning import plan_fill
 
     plan = plan_fill(
-        Columns(LONGS),
+        FrameColumns(LONGS),
         store=tmp_path / "store",
         uid="op",
         key=["k"],
@@ -326,13 +329,14 @@ def other_total() -> Any:
 
 
 def test_a_commit_of_another_writer_meanwhile_wins(spark: Any, tmp_path: Path) -> None:
-    from arrowstate.spark.load.bootstrap import columns_of, run_fills
+    from arrowstate.spark.columns import FrameColumns
+    from arrowstate.spark.load.bootstrap import run_fills
     from arrowstate.spark.load.planning import plan_fill
 
     store = tmp_path / "store"
     frame = spark.range(20_000).selectExpr("id as k", "id as total")
     plan = plan_fill(
-        columns_of(frame),
+        FrameColumns.of(frame),
         store=store,
         uid="op",
         key=["k"],

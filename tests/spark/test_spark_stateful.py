@@ -225,7 +225,7 @@ def test_a_function_that_fails_gets_the_rows_again_after_a_restart(job: Job, str
 
 
 def test_an_output_table_has_each_row_once_whatever_is_merged(job: Job, stream: Any, monkeypatch: Any) -> None:
-    from arrowstate.spark.operators import outputs
+    from arrowstate.spark import outputs
 
     monkeypatch.setattr(outputs, "_MERGED_PARTS", 1)
     tables = [pa.table({"k": [number, 7], "v": [1, 1], "n": [1, 1]}) for number in range(8)]
@@ -243,7 +243,7 @@ def test_an_output_table_has_each_row_once_whatever_is_merged(job: Job, stream: 
 
 
 def test_large_output_is_read_by_the_workers(job: Job, stream: Any, monkeypatch: Any, make_rows: Any) -> None:
-    from arrowstate.spark.operators import outputs
+    from arrowstate.spark import outputs
 
     monkeypatch.setattr(outputs, "_LOCAL_BYTES", 0)
     stream.add(make_rows(0), make_rows(1))

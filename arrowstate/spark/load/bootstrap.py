@@ -7,23 +7,23 @@ of key groups. The commit is in the driver: one checkpoint, whatever was tried a
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import functions as sf
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.load.commit import FilledOperator, commit_fill, delete_files_of
-from arrowstate.spark.load.filling import FilledSubtask, FillPlan, fill_subtask
-from arrowstate.spark.load.planning import Columns, plan_fill
-from arrowstate.spark.routing import quoted, subtask_expression
+from arrowstate.spark.load.filling import FillPlan, fill_subtask
+from arrowstate.spark.load.planning import plan_fill
+from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.schemas import spark_type
-from arrowstate.spark.workers import own_python
+from arrowstate.spark.task import SubtaskResult
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
@@ -31,7 +31,7 @@ from arrowstate_formats.run_files import RunFormat
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["DEFAULT_BUDGET_BYTES", "bootstrap", "check_savepoint", "columns_of", "run_fills"]
+__all__ = ["DEFAULT_BUDGET_BYTES", "bootstrap", "check_savepoint", "run_fills"]
 
 DEFAULT_BUDGET_BYTES = 256 << 20
 """What a task holds of the state it makes in memory; the rest is in mapped local files."""
@@ -155,7 +155,7 @@ def bootstrap(
         )
     check_savepoint(savepoint)
     plan = plan_fill(
-        columns_of(frame),
+        FrameColumns.of(frame),
         store=store,
         uid=uid,
         key=key,
@@ -174,19 +174,8 @@ def bootstrap(
     return made.latest() if savepoint is None else made.savepoint(savepoint)
 
 
-def columns_of(frame: DataFrame) -> Columns:
-    """Return the columns of a frame, found as its session finds them."""
-    return Columns(frame.schema, case_sensitive=frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true")
-
-
 def check_savepoint(name_or_path: str | Path | None) -> None:
-    """Refuse a savepoint's name before anything is written.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is a name, and not one that a savepoint may have.
-    """
+    """Refuse a savepoint's name before anything is written."""
     if name_or_path is not None and "/" not in str(name_or_path):
         check_savepoint_name(str(name_or_path))
 
@@ -213,11 +202,11 @@ def run_fills(
     return filled
 
 
-def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[FilledSubtask]:
+def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[SubtaskResult]:
     """Fill the subtasks of an operator, each in its task."""
     if isinstance(order_by, str):
         raise InvalidInputError(f"order_by must be a list of columns, got {order_by!r}")
-    columns = columns_of(frame)
+    columns = FrameColumns.of(frame)
     taken = {
         name: sf.col(quoted(name)).cast(spark_type(field.type))
         for name, field in zip(plan.key_columns, plan.key_schema, strict=True)
@@ -225,36 +214,34 @@ def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[Fill
     names = [name for fill in plan.states for name in (*fill.values, *fill.entry, *filter(None, [fill.updated]))]
     for name in (*names, *map(columns.name_of, order_by)):
         taken.setdefault(name, sf.col(quoted(name)))
-    # mapInArrow takes a dot in the name of a column for a field of a struct, so columns go by their place.
-    places = {name: f"c{number}" for number, name in enumerate(taken)}
-    key = [places[name] for name in plan.key_columns]
-    subtask = sf.expr(subtask_expression(key, plan.parallelism, plan.max_parallelism))
-    chosen = frame.select(*(column.alias(places[name]) for name, column in taken.items()))
-    rows = chosen.repartitionById(plan.parallelism, subtask)
-    if order_by:
-        rows = rows.sortWithinPartitions(*(places[columns.name_of(name)] for name in order_by))
-    with own_python(frame.sparkSession):
-        found = rows.mapInArrow(_task(plan, list(taken)), "result binary").collect()
     # What was pickled is the work of this very plan's tasks.
-    results = [pickle.loads(row.result) for row in found]  # noqa: S301
+    results = [
+        pickle.loads(result)  # noqa: S301
+        for result in run_tasks(
+            frame,
+            taken,
+            plan.key_columns,
+            plan,
+            _task(plan, list(taken)),
+            order_by=[columns.name_of(name) for name in order_by],
+        )
+    ]
     for result in results:
         if isinstance(result, InvalidInputError):
             raise result
     return sorted(results, key=lambda result: result.subtask.subtask)
 
 
-def _task(plan: FillPlan, names: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what a task does with its rows, of columns in this order: a `FilledSubtask`, or what is wrong with one."""
+def _task(plan: FillPlan, names: list[str]) -> Callable[[int, Iterator[pa.RecordBatch]], bytes]:
+    """Return what a task does with its rows, of columns in this order: a `SubtaskResult`, or what is wrong with one."""
 
-    def fill(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None, "Spark calls this inside a task"
+    def fill(subtask: int, rows: Iterator[pa.RecordBatch]) -> bytes:
         try:
             named = (batch.rename_columns(names) for batch in rows)
-            result: FilledSubtask | InvalidInputError = fill_subtask(plan, context.partitionId(), named, new_id)
+            result: SubtaskResult | InvalidInputError = fill_subtask(plan, subtask, named, new_id)
         except InvalidInputError as error:
             # The same at every attempt: told by the driver as the error it is.
             result = error
-        yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(result)], pa.binary())], names=["result"])
+        return pickle.dumps(result)
 
     return fill

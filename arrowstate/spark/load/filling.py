@@ -11,19 +11,16 @@ written is the descriptor that was asked for.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.restoring import restore_backend
+from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
@@ -34,7 +31,10 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
-from arrowstate.snapshot.writing import FrozenState, FrozenSubtask, write_subtask
+from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
+from arrowstate.spark.columns import is_counted, milliseconds, struct_values
+from arrowstate.spark.metrics import TaskMeter
+from arrowstate.spark.task import Subtask, SubtaskResult
 from arrowstate.state.base import KeyedState
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
@@ -42,15 +42,12 @@ from arrowstate.state.kinds.map import MapState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.kinds.value import ValueState
-from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table import kernels
-from arrowstate_formats.documents import SubtaskDocument, SubtaskStatisticsDocument
-from arrowstate_formats.key_groups import key_group_range
 from arrowstate_formats.run_files import RunFormat
-from arrowstate_formats.schema_documents import FieldDocument, StateDocument
+from arrowstate_formats.schema_documents import FieldDocument
 
-__all__ = ["FillPlan", "FilledSubtask", "StateFill", "fill_subtask", "key_columns_of", "pieces_of"]
+__all__ = ["FillPlan", "StateFill", "fill_subtask", "key_columns_of", "pieces_of"]
 
 _PIECE_BYTES = 32 << 20
 _PIECE_ROWS = 1 << 20
@@ -115,22 +112,9 @@ class FillPlan:
         return lambda: self.job + new_id()[len(self.job) :]
 
 
-class FilledSubtask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task hands to the commit."""
-
-    key: list[FieldDocument]
-    states: list[StateDocument]
-    subtask: SubtaskDocument
-    paths: list[str]
-    """The files written for it."""
-    rows: int
-    """The rows it was given."""
-    statistics: SubtaskStatisticsDocument
-
-
 def fill_subtask(
     plan: FillPlan, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
-) -> FilledSubtask:
+) -> SubtaskResult:
     """Write the state that rows of one subtask make, which takes effect with the commit.
 
     Raises
@@ -144,14 +128,9 @@ def fill_subtask(
     """
     storage = open_storage(plan.store)
     store_id = open_store_document(storage).store_id
-    key_groups = key_group_range(plan.max_parallelism, parallelism=plan.parallelism, subtask=subtask)
-    backend = KeyedStateBackend(
-        key=plan.key_schema,
-        max_parallelism=plan.max_parallelism,
-        key_groups=key_groups,
-        memory_budget_bytes=plan.memory_budget_bytes,
-        clock_ms=lambda: plan.now_ms,
-    )
+    checkpoint = CommitLog(storage).read(plan.base).document if plan.adds_to and plan.base is not None else None
+    task = Subtask(plan, subtask, None, storage, store_id, checkpoint, TaskMeter(now_ms))
+    backend = task.empty(lambda: plan.now_ms, memory_budget_bytes=plan.memory_budget_bytes)
     states = [(fill, backend.state(fill.twin)) for fill in plan.states]
     count = 0
     for piece in pieces_of(rows):
@@ -159,18 +138,8 @@ def fill_subtask(
         keys = key_columns_of(plan, piece)
         for fill, state in states:
             _fill(plan, fill, state, keys, piece)
-    began = time.perf_counter_ns()
-    frozen = _joined(plan, storage, store_id, subtask, backend.freeze())
-    written = write_subtask(
-        storage, store_id, plan.uid, subtask, frozen, format=plan.format, new_id=plan.id_maker(new_id)
-    )
-    return FilledSubtask(
-        key=list(frozen.key),
-        states=[state.document for state in frozen.states],
-        subtask=written.document,
-        paths=list(written.paths),
-        rows=count,
-        statistics=written.statistics(plan.uid, sync_us=None, async_us=(time.perf_counter_ns() - began) // 1000),
+    return task.written(
+        lambda: _joined(plan, task, backend.freeze()), rows=count, new_id=plan.id_maker(new_id), format=plan.format
     )
 
 
@@ -194,7 +163,7 @@ def key_columns_of(plan: FillPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
     return _columns(rows, plan.key_columns, plan.key_schema)
 
 
-def _joined(plan: FillPlan, storage: Storage, store_id: str, subtask: int, filled: FrozenSubtask) -> FrozenSubtask:
+def _joined(plan: FillPlan, task: Subtask, filled: FrozenSubtask) -> FrozenSubtask:
     """Put the filled states, under their own descriptors, beside the other states of the operator."""
     documents = {
         fill.descriptor.name: state_document(
@@ -204,16 +173,8 @@ def _joined(plan: FillPlan, storage: Storage, store_id: str, subtask: int, fille
     }
     states = [FrozenState(documents[state.document.name], state.table) for state in filled.states]
     watermark = plan.watermark
-    if plan.adds_to and plan.base is not None:
-        kept = restore_backend(
-            storage,
-            store_id,
-            CommitLog(storage).read(plan.base).document,
-            plan.uid,
-            parallelism=plan.parallelism,
-            subtask=subtask,
-            max_parallelism=plan.max_parallelism,
-        ).freeze()
+    if task.operator is not None:
+        kept = task.restored(now_ms).freeze()
         states = [*(state for state in kept.states if state.document.name not in documents), *states]
         watermark = kept.watermark if watermark is None else watermark
     return replace(filled, key=plan.key, states=tuple(states), watermark=watermark)
@@ -226,7 +187,7 @@ def _fill(plan: FillPlan, fill: StateFill, state: KeyedState[Any], keys: pa.Reco
     if has_entry:
         keys, rows = _only(rows.column(fill.entry[-1]).is_valid(), keys, rows)
     if isinstance(state, TimerState):
-        state.register_batch(keys, _milliseconds(rows.column(fill.entry[-1])), **_beside(plan, fill, state, rows))
+        state.register_batch(keys, milliseconds(rows.column(fill.entry[-1])), **_beside(plan, fill, state, rows))
         return
     values = _values(fill, layout, rows)
     # An entry of a map may have a null for its value.
@@ -285,13 +246,7 @@ def _once(
     entry: pa.Array | pa.RecordBatch | None,
     write: Callable[[], None],
 ) -> None:
-    """Write rows of which none may replace another, or one that was there before.
-
-    Raises
-    ------
-    InvalidInputError
-        If one did, naming its key.
-    """
+    """Write rows of which none may replace another, or one that was there before."""
     before = len(state)
     write()
     missing = before + keys.num_rows - len(state)
@@ -334,69 +289,36 @@ def _key_text(row: pa.RecordBatch | pa.Table) -> str:
 
 def _values(fill: StateFill, layout: StateLayout, rows: pa.RecordBatch) -> pa.Array:
     """Return the values of a state, one a row; null where the row has none."""
-    descriptor = fill.descriptor
     if fill.form == "maps":
         assert layout.user_key_type is not None
         kind: pa.DataType = pa.map_(layout.user_key_type, layout.value_type)
     elif fill.form == "lists":
         kind = pa.list_(layout.value_type)
     else:
-        kind = layout.value_type if fill.form == "stored" else descriptor.type
-    counted = _counted(fill)
+        kind = layout.value_type if fill.form == "stored" else fill.descriptor.type
+    twin = fill.twin
     if len(fill.values) == 1 and (fill.form in ("lists", "maps") or not pa.types.is_struct(kind)):
         column = rows.column(fill.values[0])
-        return column if "" in counted else _converted(column, kind, fill.values[0])
+        return column if is_counted(twin, None) else _converted(column, kind, fill.values[0])
     if len(fill.values) == 1 and pa.types.is_struct(rows.schema.field(fill.values[0]).type):
         whole = rows.column(fill.values[0])
-        if not counted:
+        if not any(is_counted(twin, field.name) for field in kind):
             return _converted(whole, kind, fill.values[0])
         given = {field.name: column for field, column in zip(whole.type, whole.flatten(), strict=True)}
         columns = [given[field.name] for field in kind]
     else:
         columns = [rows.column(name) for name in fill.values]
     columns = [
-        column if field.name in counted else _converted(column, field.type, field.name)
+        column if is_counted(twin, field.name) else _converted(column, field.type, field.name)
         for field, column in zip(kind, columns, strict=True)
     ]
-    fields = [pa.field(field.name, column.type) for field, column in zip(kind, columns, strict=True)]
-    if (
-        fill.form == "values"
-        and isinstance(descriptor, ReducingStateDescriptor)
-        and not isinstance(descriptor.reduce, str)
-    ):
-        # Field by field, as in SQL: a row of nulls makes a group, and changes nothing in one that exists.
-        return pa.StructArray.from_arrays(columns, fields=fields)
-    absent = columns[0].is_null()
-    for column in columns[1:]:
-        absent = pc.and_(absent, column.is_null())
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
-
-
-def _counted(fill: StateFill) -> set[str]:
-    """The fields that are counted, whose values may have any type; an empty name for the value itself."""
-    descriptor = fill.descriptor
-    if fill.form != "values" or not isinstance(descriptor, ReducingStateDescriptor):
-        return set()
-    if isinstance(descriptor.reduce, str):
-        return {""} if descriptor.reduce == "count" else set()
-    if callable(descriptor.reduce):
-        return set()
-    return {name for name, reduce in descriptor.reduce.items() if reduce == "count"}
+    return struct_values(twin, columns, [field.name for field in kind])
 
 
 def _update_times(plan: FillPlan, fill: StateFill, rows: pa.RecordBatch) -> pa.Array:
     if fill.updated is None:
         return pa.array(np.full(rows.num_rows, plan.now_ms, dtype=np.int64))
-    return _milliseconds(rows.column(fill.updated)).fill_null(plan.now_ms)
-
-
-def _milliseconds(column: pa.Array) -> pa.Array:
-    """Return times as milliseconds since 1970, rounded down; a timestamp or a number of milliseconds is given."""
-    if not pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    if column.type.unit in ("us", "ns"):
-        column = pc.floor_temporal(column, unit="millisecond")
-    return column.cast(pa.timestamp("ms", column.type.tz)).view(pa.int64())
+    return milliseconds(rows.column(fill.updated)).fill_null(plan.now_ms)
 
 
 def _columns(rows: pa.RecordBatch, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:

@@ -16,7 +16,8 @@ from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import TimeToLive
-from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, columns_of, run_fills
+from arrowstate.spark.columns import FrameColumns
+from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, run_fills
 from arrowstate.spark.load.commit import FilledOperator
 from arrowstate.spark.load.filling import FillPlan
 from arrowstate.spark.load.planning import plan_fill
@@ -157,7 +158,7 @@ def import_state(
         observation = Observation()
         null_key = fold(lambda left, right: left | right, (sf.col(quoted(name)).isNull() for name in parts[0].key))
         plan = plan_fill(
-            columns_of(frame),
+            FrameColumns.of(frame),
             store=store,
             uid=uid or f"{operator.name}-{operator.id}",
             key=parts[0].key,
@@ -249,5 +250,5 @@ def _imported(operator: StatefulOperator, part: Part, made: FilledOperator) -> I
         kind=descriptor.kind,
         key=", ".join(f"{field.name} {field.type}" for field in made.plan.key_schema),
         type=str(descriptor.type),
-        rows=sum(item.subtask.live_rows[descriptor.name] for item in made.subtasks),
+        rows=sum(item.subtask.live_rows[descriptor.name] for item in made.subtasks if item.subtask is not None),
     )

@@ -1,6 +1,6 @@
 """Planning a fill: which columns of a table are the key and the content of each state, and what the store has.
 
-Everything that can be refused before a job runs is refused here. Columns are found by name, as Spark finds them.
+Everything that can be refused before a job runs is refused here. FrameColumns are found by name, as Spark finds them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from arrowstate.clock import new_id, now_ms
-from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError, ValueTypeError
-from arrowstate.log.commit_log import CommitLog
+from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -23,22 +22,18 @@ from arrowstate.schema.descriptors import (
     TimerStateDescriptor,
     ValueStateDescriptor,
 )
-from arrowstate.schema.keys import check_key_schema
-from arrowstate.schema.layout import StateLayout, key_documents, key_schema_of
+from arrowstate.schema.layout import StateLayout
+from arrowstate.spark.columns import FrameColumns, check_states, is_counted
 from arrowstate.spark.load.filling import FillPlan, StateFill
+from arrowstate.spark.opening import Asked
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
-from arrowstate.storage.registry import SUPPORTED
-from arrowstate.store import open_store
 from arrowstate_formats.documents import OperatorDocument
-from arrowstate_formats.integers import check_integer
-from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
-from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.run_files import RunFormat
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
-__all__ = ["Columns", "plan_fill"]
+__all__ = ["plan_fill"]
 
 _KINDS = (
     ValueStateDescriptor,
@@ -50,38 +45,8 @@ _KINDS = (
 )
 
 
-class Columns:
-    """The columns of a table, found as Spark would."""
-
-    def __init__(self, schema: StructType, *, case_sensitive: bool = False) -> None:
-        self.schema = schema
-        self._case_sensitive = case_sensitive
-
-    def find(self, name: str) -> str | None:
-        """Return the name of a column as the table has it, None if there is none."""
-        same = [
-            field.name
-            for field in self.schema
-            if field.name == name or (not self._case_sensitive and field.name.lower() == name.lower())
-        ]
-        if len(same) > 1:
-            raise InvalidInputError(f"the table has {len(same)} columns {name!r}; rename all but one")
-        return same[0] if same else None
-
-    def name_of(self, name: str) -> str:
-        """Return the name of a column that must be there."""
-        found = self.find(name)
-        if found is None:
-            raise InvalidInputError(f"the table has no column {name!r}; it has {', '.join(self.schema.names)}")
-        return found
-
-    def type_of(self, name: str) -> DataType:
-        """Return the type of a column that must be there."""
-        return self.schema[self.name_of(name)].dataType
-
-
 def plan_fill(
-    columns: Columns,
+    columns: FrameColumns,
     *,
     store: str | Path,
     uid: str,
@@ -118,18 +83,16 @@ def plan_fill(
     InvalidInputError, KeyTypeError, ValueTypeError, UnsupportedStorageError
         As `bootstrap` says.
     """
-    check_operator_uid(uid)
-    if isinstance(key, str) or not key:
-        raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
-    given_key = check_key_schema(pa.schema([(name, arrow_type(columns.type_of(name))) for name in key]))
-    _check_states(states)
-    if str(store).lower().startswith("memory:"):
-        reason = "its files are in the memory of this process, and Spark's tasks run in others"
-        raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
-    parallelism = check_integer("parallelism", parallelism, optional=True)
-    max_parallelism = check_integer("max_parallelism", max_parallelism, optional=True)
-    if parallelism is not None:
-        key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
+    asked = Asked.of(
+        columns,
+        store=store,
+        uid=uid,
+        key=key,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        optional=True,
+    )
+    check_states(states, _KINDS, "a table is made into states")
 
     def fills(key_schema: pa.Schema) -> tuple[StateFill, ...]:
         return tuple(
@@ -146,36 +109,27 @@ def plan_fill(
         )
 
     # What does not depend on the store is refused before one is made.
-    fills(given_key)
-    opened = open_store(store, create=True)
-    checkpoint = CommitLog(opened.storage).latest_checkpoint()
-    operator = next((item for item in checkpoint.operators if item.uid == uid), None) if checkpoint else None
+    fills(asked.key)
+    opened = asked.open()
+    operator = opened.operator
     if operator is not None:
         _check_free(operator, states, opened.url, overwrite=overwrite)
-    key_schema = given_key if operator is None else key_schema_of(operator.key)
-    if list(key) != key_schema.names or not all(
-        widens(columns.type_of(field.name), spark_type(field.type)) for field in key_schema
-    ):
-        raise KeyTypeError(_text(key_schema), _text(given_key))
-    if parallelism is None:
-        parallelism = 1 if operator is None else operator.parallelism
-    if max_parallelism is None:
-        max_parallelism = default_max_parallelism(parallelism) if operator is None else operator.max_parallelism
-    key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
-    if operator is not None and operator.operator_states and parallelism != operator.operator_states[0].part_count:
-        raise InvalidInputError(
-            f"operator {uid!r} in {opened.url} has operator state of {operator.operator_states[0].part_count} "
-            f"subtasks, so its parallelism must stay, got {parallelism}"
-        )
+    if operator is not None and operator.operator_states:
+        count = operator.operator_states[0].part_count
+        if opened.parallelism != count:
+            raise InvalidInputError(
+                f"operator {uid!r} in {opened.url} has operator state of {count} subtasks, so its parallelism must "
+                f"stay, got {opened.parallelism}"
+            )
     return FillPlan(
         store=opened.url,
         uid=uid,
-        key=tuple(key_documents(key_schema) if operator is None else operator.key),
+        key=tuple(opened.key),
         key_columns=tuple(map(columns.name_of, key)),
-        states=fills(key_schema),
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
-        base=None if checkpoint is None else checkpoint.number,
+        states=fills(opened.key_schema),
+        parallelism=opened.parallelism,
+        max_parallelism=opened.max_parallelism,
+        base=None if opened.checkpoint is None else opened.checkpoint.number,
         adds_to=operator is not None,
         job=new_id()[:12],
         now_ms=now_ms(),
@@ -185,24 +139,8 @@ def plan_fill(
     )
 
 
-def _check_states(states: Sequence[StateDescriptor]) -> None:
-    if isinstance(states, _KINDS) or not states:
-        raise InvalidInputError("states must be a list of at least one descriptor")
-    names: set[str] = set()
-    for descriptor in states:
-        if not isinstance(descriptor, _KINDS):
-            raise InvalidInputError(f"expected a state descriptor, got {type(descriptor).__name__}")
-        if descriptor.name.lower() in names:
-            raise InvalidInputError(f"state names must differ in more than case, got {descriptor.name!r} twice")
-        names.add(descriptor.name.lower())
-
-
 def _check_free(operator: OperatorDocument, states: Iterable[StateDescriptor], store: str, *, overwrite: bool) -> None:
-    """Refuse an operator without keys, and states that are there already unless they are to be replaced."""
-    if not operator.key:
-        raise InvalidInputError(
-            f"operator {operator.uid!r} in {store} has operator state only, or is an output table; use another uid"
-        )
+    """Refuse states that are there already, unless they are to be replaced."""
     stored = {state.name.lower(): state.name for state in operator.states}
     for descriptor in states:
         have = stored.get(descriptor.name.lower())
@@ -216,7 +154,7 @@ def _check_free(operator: OperatorDocument, states: Iterable[StateDescriptor], s
 def _state_fill(
     descriptor: StateDescriptor,
     layout: StateLayout,
-    columns: Columns,
+    columns: FrameColumns,
     *,
     accumulators: bool,
     updated_at: str | None,
@@ -235,7 +173,8 @@ def _state_fill(
     if isinstance(descriptor, TimerStateDescriptor):
         entry.append(_column_of_times(columns, user_key or layout.entry_fields[-1].name))
         return StateFill(descriptor, "stored", (), tuple(entry))
-    whole = columns.find(value_columns[0] if value_columns else descriptor.name)
+    field = columns.find(value_columns[0] if value_columns else descriptor.name)
+    whole = None if field is None else field.name
     kind = None if whole is None or (value_columns and len(value_columns) > 1) else columns.type_of(whole)
     if kind is not None and whole is not None:
         if isinstance(descriptor, ListStateDescriptor) and _fits(kind, pa.list_(descriptor.type)):
@@ -257,7 +196,7 @@ def _state_fill(
     wanted = layout.value_type if stored else descriptor.type
     if kind is not None and whole is not None and pa.types.is_struct(wanted) and kind.typeName() == "struct":
         values = [whole]
-        inner = Columns(kind, case_sensitive=True)  # type: ignore[arg-type]
+        inner = FrameColumns(kind, case_sensitive=True)  # type: ignore[arg-type]
         for field in wanted:
             if field.name not in inner.schema.names:
                 raise ValueTypeError(descriptor.name, str(wanted), kind.simpleString())
@@ -280,16 +219,12 @@ def _state_fill(
 
 def _check_value(descriptor: StateDescriptor, name: str, kind: pa.DataType, given: DataType, *, stored: bool) -> None:
     """Refuse a column that cannot hold the values of a field of a state."""
-    if isinstance(descriptor, ReducingStateDescriptor) and not stored:
-        reduce = descriptor.reduce[name] if isinstance(descriptor.reduce, Mapping) else descriptor.reduce
-        if reduce == "count":
-            return
-    if not _fits(given, kind):
+    if not (is_counted(descriptor, name) and not stored) and not _fits(given, kind):
         where = f"{descriptor.name}.{name}" if name != descriptor.name else name
         raise ValueTypeError(where, str(kind), given.simpleString())
 
 
-def _typed(columns: Columns, name: str, kind: pa.DataType, what: str) -> str:
+def _typed(columns: FrameColumns, name: str, kind: pa.DataType, what: str) -> str:
     """Return the name of a column after checking its type."""
     given = columns.type_of(name)
     if not _fits(given, kind):
@@ -297,7 +232,7 @@ def _typed(columns: Columns, name: str, kind: pa.DataType, what: str) -> str:
     return columns.name_of(name)
 
 
-def _column_of_times(columns: Columns, name: str) -> str:
+def _column_of_times(columns: FrameColumns, name: str) -> str:
     given = columns.type_of(name).simpleString()
     if given not in ("timestamp", "timestamp_ntz", "bigint", "int"):
         raise InvalidInputError(f"column {name!r} must be a timestamp, or milliseconds in a bigint; it is {given}")
@@ -313,7 +248,3 @@ def _fits(given: DataType, kind: pa.DataType) -> bool:
     except (pa.ArrowException, InvalidInputError):
         return False
     return True
-
-
-def _text(key: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in key)

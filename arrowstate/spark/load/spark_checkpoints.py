@@ -169,13 +169,7 @@ def stateful_operators(
 
 
 def parts_of(operator: StatefulOperator, wishes: Wishes) -> list[Part]:
-    """Return what can be taken of an operator; what cannot is noted in it.
-
-    Raises
-    ------
-    InvalidInputError
-        If a wish does not fit the operator.
-    """
+    """Return what can be taken of an operator; what cannot is noted in it."""
     if operator.name == _AGGREGATION:
         parts = _aggregation(operator, wishes)
     elif operator.name in (_DEDUPLICATION, _DEDUPLICATION_WITHIN_WATERMARK):

@@ -11,17 +11,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.pyspark_internals import times_of_batch
+from arrowstate.spark.workers import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["BatchClock", "BatchTime", "clock_of", "is_connect"]
+__all__ = ["BatchClock", "BatchTime", "clock_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,6 @@ class BatchClock(Protocol):
 
     def at(self, frame: DataFrame, batch_id: int) -> BatchTime:
         """Return the micro-batch and its times; `frame` is what `foreachBatch` gave."""
-
-
-def is_connect(spark: Any) -> bool:
-    """Whether a session, a DataFrame or a writer is one of Spark Connect."""
-    return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
 
 
 def clock_of(session: SparkSession, options: Mapping[str, str], run_id: str) -> BatchClock:
@@ -82,13 +78,7 @@ class ClassicClock:
         self._session = session
 
     def at(self, frame: DataFrame, batch_id: int) -> BatchTime:  # noqa: ARG002
-        """Return the micro-batch and its times.
-
-        Raises
-        ------
-        InvalidInputError
-            If this is not called by `foreachBatch`.
-        """
+        """Return the micro-batch and its times."""
         context = self._session.sparkContext
         query_id = context.getLocalProperty("sql.streaming.queryId")
         run_id = context.getLocalProperty("spark.jobGroup.id")

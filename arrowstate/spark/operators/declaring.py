@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.processing.batch_function import BatchFunction
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.spark.micro_batches import BATCH_SUFFIX
 from arrowstate.spark.operators.query import QueryOperator, uids_of
+from arrowstate.spark.outputs import OutputTable
+from arrowstate.spark.schemas import arrow_type
+from arrowstate_formats.names import check_operator_uid
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["check_broadcasts", "check_operator", "check_uids", "text"]
+__all__ = ["check_broadcasts", "check_operator", "check_uids", "output_table", "with_readers"]
 
 
 def check_uids(operators: Sequence[QueryOperator]) -> None:
@@ -45,5 +48,28 @@ def check_broadcasts(broadcast: Mapping[Any, Any]) -> None:
             raise InvalidInputError(f"broadcast state {descriptor.name!r} needs a static DataFrame, got a stream")
 
 
-def text(key: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in key)
+def output_table(uid: str, output: str | None, schema: str | StructType | None) -> OutputTable | None:
+    """Return where the rows of an operator go, None if it emits none."""
+    if schema is None:
+        if output is not None:
+            raise InvalidInputError(f"output {output!r} needs an output_schema, such as 'user string, total long'")
+        return None
+    if output is not None:
+        check_operator_uid(output)
+    columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(columns, StructType) or not columns.fields:
+        raise InvalidInputError(f"output_schema must have columns, such as 'user string, total long'; got {schema!r}")
+    return OutputTable(
+        uid=f"{uid}{BATCH_SUFFIX}" if output is None else output,
+        columns=pa.schema([(item.name, arrow_type(item.dataType)) for item in columns.fields]),
+        is_kept=output is not None,
+    )
+
+
+def with_readers(
+    item: QueryOperator, operators: Sequence[QueryOperator], functions: Mapping[str, object]
+) -> QueryOperator:
+    """The operator, knowing whether what it emits is read by anybody; if not, it need not be stored."""
+    uid, output = item.plan.uid, item.plan.output
+    is_taken = uid in functions or any(uid in other.after for other in operators)
+    return replace(item, plan=replace(item.plan, is_read=output is not None and (output.is_kept or is_taken)))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BinaryType, StructField, StructType
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
@@ -25,13 +24,12 @@ from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
-from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
-from arrowstate.spark.operators.outputs import OutputTable, frame_of, merged_parts, rows_state
-from arrowstate.spark.operators.task import OperatorPlan, OperatorResult, Step, run_subtask
-from arrowstate.spark.routing import quoted, subtask_expression
-from arrowstate.spark.workers import own_python, spare_collector
+from arrowstate.spark.operators.task import OperatorPlan, Step, run_subtask
+from arrowstate.spark.outputs import OutputTable, frame_of, merged_parts, rows_state
+from arrowstate.spark.routing import quoted, run_tasks
+from arrowstate.spark.task import SubtaskResult
 from arrowstate.state.operator_list import BroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -46,12 +44,9 @@ from arrowstate_formats.documents import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 __all__ = ["BatchFrames", "QueryOperator", "StatefulQuery", "uids_of"]
-
-_RESULT = StructType([StructField("result", BinaryType())])
-_RESULT_SCHEMA = pa.schema([("result", pa.binary())])
 
 
 @dataclass
@@ -136,7 +131,7 @@ class StatefulQuery:
             return
         base = None if stored.checkpoint is None else stored.checkpoint.number
         frames = BatchFrames(frame)
-        results: dict[str, list[OperatorResult]] = {}
+        results: dict[str, list[SubtaskResult]] = {}
         paths: list[str] = []
         try:
             broadcasts = self._broadcast_documents(storage, stored)
@@ -144,7 +139,7 @@ class StatefulQuery:
             for item in self._operators:
                 plan = item.plan
                 step = Step(batch, store_id, base, watermark, now.processing_time, broadcasts.get(plan.uid, ()))
-                found = _run(frame.sparkSession, item, frames, step)
+                found = _run(item, frames, step)
                 results[plan.uid] = found
                 paths += [path for result in found for path in result.paths]
                 if plan.stored_output is not None:
@@ -173,17 +168,14 @@ class StatefulQuery:
             delete_quietly(storage, [*paths, *self._broadcast_paths])
             self._broadcasts = None
             raise
-        everything = [result for found in results.values() for result in found]
-        tasks = [result.metrics for result in everything if result.metrics is not None]
-        work = BatchWork(
-            batch=batch,
-            bases=frozenset([base]),
-            operators=operators,
-            paths=frozenset(paths),
-            statistics=[result.statistics for result in everything if result.statistics is not None],
+        work = BatchWork.of(
+            batch,
+            [result for found in results.values() for result in found],
+            operators,
+            now_ms() - started_at_ms,
+            paths=paths,
             watermark=watermark,
             outputs=firsts,
-            metrics=BatchMetrics.of(tasks, now_ms() - started_at_ms).to_properties(),
         )
         entry = commit_batch(
             storage,
@@ -250,28 +242,17 @@ def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
     return [plan.uid for plan in plans] + [plan.stored_output.uid for plan in plans if plan.stored_output is not None]
 
 
-def _run(session: SparkSession, item: QueryOperator, frames: BatchFrames, step: Step) -> list[OperatorResult]:
+def _run(item: QueryOperator, frames: BatchFrames, step: Step) -> list[SubtaskResult]:
     """Run the tasks of an operator, and return what they have done in the order of the subtasks."""
     plan = item.plan
-    # mapInArrow takes a dot in the name of a column for a field of a struct, so columns go by their place.
-    places = {name: f"c{number}" for number, (name, _) in enumerate(item.taken)}
-    key = [places[document.name] for document in plan.key]
-    subtask = sf.expr(subtask_expression(key, plan.parallelism, plan.max_parallelism))
-    taken = [_column(name, wanted).alias(places[name]) for name, wanted in item.taken]
-    rows = item.rows(frames).select(*taken).repartitionById(plan.parallelism, subtask)
 
-    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
+    def task(subtask: int, batches: Iterator[pa.RecordBatch]) -> bytes:
+        return pack(run_subtask(plan, step, subtask, batches, new_id))
 
-        spare_collector()
-        context = TaskContext.get()
-        assert context is not None, "Spark runs this in a task"
-        result = run_subtask(plan, step, context.partitionId(), batches, new_id)
-        yield pa.RecordBatch.from_arrays([pa.array([pack(result)], pa.binary())], schema=_RESULT_SCHEMA)
-
-    with own_python(session):
-        collected = rows.mapInArrow(task, _RESULT).collect()
-    results = [unpack(row["result"], OperatorResult) for row in collected]
+    columns = {name: _column(name, wanted) for name, wanted in item.taken}
+    key = [document.name for document in plan.key]
+    collected = run_tasks(item.rows(frames), columns, key, plan, task)
+    results = [unpack(result, SubtaskResult) for result in collected]
     return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
 
 
@@ -284,7 +265,7 @@ def _appended(
     storage: Storage,
     output: OutputTable,
     before: Sequence[OperatorDocument],
-    results: Sequence[OperatorResult],
+    results: Sequence[SubtaskResult],
     firsts: dict[str, int],
     paths: list[str],
 ) -> OperatorDocument:

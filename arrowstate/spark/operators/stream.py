@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,40 +11,68 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from arrowstate.clock import new_id
-from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
+from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.schema.keys import check_key_schema
-from arrowstate.schema.layout import key_documents, key_schema_of
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone
-from arrowstate.spark.micro_batches import BATCH_SUFFIX
+from arrowstate.spark.opening import Asked
 from arrowstate.spark.operators.clocks import clock_of
+from arrowstate.spark.operators.declaring import (
+    check_broadcasts,
+    check_operator,
+    check_uids,
+    output_table,
+    with_readers,
+)
 from arrowstate.spark.operators.failures import check_picklable
-from arrowstate.spark.operators.outputs import OutputTable
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
 from arrowstate.spark.operators.task import Operator, OperatorPlan
-from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.spark.schemas import arrow_type, spark_type
 from arrowstate.spark.source import ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
-from arrowstate.storage.registry import SUPPORTED
 from arrowstate.store import open_store
 from arrowstate.telemetry.records import Listener
-from arrowstate_formats.integers import check_integer
-from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
-from arrowstate_formats.names import check_operator_uid
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-from arrowstate.spark.operators.declaring import check_broadcasts, check_operator, check_uids, text
 
 __all__ = ["StatefulStream", "stateful", "write_stream"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StatefulStream:
-    """What stateful operators make of a stream: rows, micro-batch by micro-batch. `stateful` returns it."""
+    """What stateful operators make of a stream: rows, micro-batch by micro-batch. `stateful` returns it.
+
+    Examples
+    --------
+    >>> import tempfile, arrowstate, pyarrow as pa
+    >>> from pyspark.sql import SparkSession
+    >>> from arrowstate.spark import stateful
+    >>> class Counts(arrowstate.BatchFunction):
+    ...     def open(self, context):
+    ...         self.count = context.state(arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="count"))
+    ...
+    ...     def process_batch(self, batch, context):
+    ...         keys = context.group_keys(batch)
+    ...         self.count.add_batch(keys, batch["value"])
+    ...         return pa.record_batch([*keys.columns, self.count.read_keys(keys)], names=["value", "n"])
+    >>> counts = stateful(
+    ...     SparkSession.builder.getOrCreate().readStream.format("rate").load(),
+    ...     key=["value"],
+    ...     operator=Counts(),
+    ...     uid="counts",
+    ...     store=tempfile.mkdtemp(),
+    ...     parallelism=2,
+    ...     output_schema="value long, n long",
+    ... )
+    >>> counts
+    <StatefulStream of counts: value bigint, n bigint>
+    >>> counts.transform(lambda rows: rows.where("n > 1").select("value"))
+    <StatefulStream of counts: value bigint>
+    """
 
     source: DataFrame
     """The stream that it starts from."""
@@ -56,7 +84,12 @@ class StatefulStream:
     """The columns of its rows; None if the last operator emits none."""
     uid: str | None = None
     """The uid of the operator whose rows these are as they were emitted; None after `transform` and `union`."""
-    store: str = field(default="", repr=False)
+    store: str = ""
+
+    def __repr__(self) -> str:
+        of = ", ".join(item.plan.uid for item in self.operators)
+        columns = [f"{item.name} {item.dataType.simpleString()}" for item in self.schema or ()]
+        return f"<StatefulStream of {of}: {', '.join(columns) or 'no rows'}>"
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> StatefulStream:
         """Return the rows as a function of DataFrames changes them, in each micro-batch apart.
@@ -256,54 +289,34 @@ def stateful(
             "BatchRunner or KeyedProcessRunner, or stream it from files"
         )
     check_operator(operator, timestamp)
-    check_operator_uid(uid)
-    table = _output_table(uid, output, output_schema)
-    if isinstance(key, str) or not key:
-        raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
+    table = output_table(uid, output, output_schema)
     types = {column.name: column.dataType for column in schema}
     if len(types) < len(schema):
         raise InvalidInputError(f"the columns of a stream must have different names, got {', '.join(schema.names)}")
-    for name in [*key, *order_by, *([timestamp] if timestamp is not None else [])]:
-        if name not in types:
-            raise InvalidInputError(f"the stream has no column {name!r}; it has {', '.join(schema.names)}")
-    given_key = check_key_schema(pa.schema([(name, arrow_type(types[name])) for name in key]))
+    columns = FrameColumns(schema, "stream", case_sensitive=True)
+    asked = Asked.of(columns, store=store, uid=uid, key=key, parallelism=parallelism, max_parallelism=max_parallelism)
+    for name in [*order_by, *([timestamp] if timestamp is not None else [])]:
+        columns.field(name)
     check_broadcasts(broadcast or {})
-    if str(store).lower().startswith("memory:"):
-        reason = "its files are in the memory of this process, and Spark's tasks run in others"
-        raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
-    parallelism = check_integer("parallelism", parallelism)
-    max_parallelism = check_integer("max_parallelism", max_parallelism, optional=True)
-    key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
-    columns = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
-
-    opened = open_store(store, create=True, storage_options=storage_options)
-    checkpoint = CommitLog(opened.storage).latest_checkpoint()
-    stored = next((item for item in checkpoint.operators if item.uid == uid), None) if checkpoint else None
-    if stored is not None and not stored.key:
-        raise InvalidInputError(f"{uid!r} is no operator with keyed state in the store {opened.url}; use another uid")
-    if table is not None and checkpoint is not None:
-        table.parts_before(opened.storage, checkpoint.operators)
-    key_schema = given_key if stored is None else key_schema_of(stored.key)
-    if list(key) != key_schema.names or not all(widens(types[item.name], spark_type(item.type)) for item in key_schema):
-        raise KeyTypeError(text(key_schema), text(given_key))
-    if max_parallelism is None:
-        max_parallelism = default_max_parallelism(parallelism) if stored is None else stored.max_parallelism
-    key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
+    given = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
+    opened = asked.open(storage_options)
+    if table is not None and opened.checkpoint is not None:
+        table.parts_before(opened.storage, opened.checkpoint.operators)
     if before is not None and before.store != opened.url:
         raise InvalidInputError(
             f"the operators of a query share one store, so that one log entry has all of them; {uid!r} is in "
             f"{opened.url}, the one before it in {before.store}"
         )
-    for item in key_schema:
-        columns = columns.set(columns.get_field_index(item.name), pa.field(item.name, item.type))
+    for item in opened.key_schema:
+        given = given.set(given.get_field_index(item.name), pa.field(item.name, item.type))
     plan = OperatorPlan(
         store=opened.url,
         uid=uid,
-        key=list(key_documents(key_schema) if stored is None else stored.key),
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
+        key=opened.key,
+        parallelism=opened.parallelism,
+        max_parallelism=opened.max_parallelism,
         operator=operator,
-        columns=columns,
+        columns=given,
         output=table,
         order_by=tuple(order_by),
         timestamp=timestamp,
@@ -312,7 +325,7 @@ def stateful(
     node = QueryOperator(
         plan,
         (lambda frames: frames.stream) if before is None else before.frame,
-        [(name, _cast(kind, spark_type(columns.field(name).type))) for name, kind in types.items()],
+        [(name, _cast(kind, spark_type(given.field(name).type))) for name, kind in types.items()],
         dict(broadcast or {}),
         frozenset(() if before is None else [item.plan.uid for item in before.operators]),
     )
@@ -361,6 +374,31 @@ def write_stream(
         If the streams do not belong together, or the store holds the state of other operators. When it is started:
         if an operator cannot be pickled (the message names it and its attribute), a broadcast DataFrame has not two
         columns, or, on Spark Connect, there is no option `checkpointLocation` or a function cannot be pickled.
+
+    Examples
+    --------
+    >>> import tempfile, arrowstate, pyarrow as pa
+    >>> from pyspark.sql import SparkSession
+    >>> from arrowstate.spark import stateful, write_stream
+    >>> class Sum(arrowstate.BatchFunction):
+    ...     def __init__(self, column):
+    ...         self.column = column
+    ...
+    ...     def open(self, context):
+    ...         self.sum = context.state(arrowstate.ReducingStateDescriptor("sum", pa.int64(), reduce="sum"))
+    ...
+    ...     def process_batch(self, batch, context):
+    ...         self.sum.add_batch(context.key_columns(batch), batch[self.column])
+    >>> spark, folder = SparkSession.builder.getOrCreate(), tempfile.mkdtemp()
+    >>> spark.range(10).selectExpr("id % 2 as k", "id as v").write.parquet(f"{folder}/rows")
+    >>> rows = spark.readStream.schema("k long, v long").parquet(f"{folder}/rows")
+    >>> where = {"store": f"{folder}/store", "parallelism": 1}
+    >>> by_key = stateful(rows, key=["k"], operator=Sum("v"), uid="by_key", **where)
+    >>> by_value = stateful(rows, key=["v"], operator=Sum("k"), uid="by_value", **where)
+    >>> writer = write_stream(by_key, by_value).option("checkpointLocation", f"{folder}/spark")
+    >>> writer.trigger(availableNow=True).start().awaitTermination()
+    >>> arrowstate.open_store(f"{folder}/store").latest().to_arrow("by_key.sum").sort_by("k").to_pydict()
+    {'k': [0, 1], 'sum': [20, 25]}
     """
     if not streams:
         raise InvalidInputError("write_stream needs at least one stream that stateful returned")
@@ -377,7 +415,7 @@ def write_stream(
             raise InvalidInputError(
                 f"foreach_batch names operator {uid!r}; those with an output_schema are {', '.join(emitting) or 'none'}"
             )
-    operators = tuple(_with_readers(item, operators, functions) for item in operators)
+    operators = tuple(with_readers(item, operators, functions) for item in operators)
     plans = [item.plan for item in operators]
     uids = uids_of(plans)
     storage = open_store(first.store, storage_options=plans[0].storage_options).storage
@@ -405,32 +443,6 @@ def _all_operators(streams: Sequence[StatefulStream]) -> tuple[QueryOperator, ..
         for item in stream.operators:
             found.setdefault(id(item), item)
     return tuple(found.values())
-
-
-def _with_readers(
-    item: QueryOperator, operators: Sequence[QueryOperator], functions: Mapping[str, object]
-) -> QueryOperator:
-    """The operator, knowing whether what it emits is read by anybody; if not, it need not be stored."""
-    uid, output = item.plan.uid, item.plan.output
-    is_taken = uid in functions or any(uid in other.after for other in operators)
-    return replace(item, plan=replace(item.plan, is_read=output is not None and (output.is_kept or is_taken)))
-
-
-def _output_table(uid: str, output: str | None, schema: str | StructType | None) -> OutputTable | None:
-    if schema is None:
-        if output is not None:
-            raise InvalidInputError(f"output {output!r} needs an output_schema, such as 'user string, total long'")
-        return None
-    if output is not None:
-        check_operator_uid(output)
-    columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    if not isinstance(columns, StructType) or not columns.fields:
-        raise InvalidInputError(f"output_schema must have columns, such as 'user string, total long'; got {schema!r}")
-    return OutputTable(
-        uid=f"{uid}{BATCH_SUFFIX}" if output is None else output,
-        columns=pa.schema([(item.name, arrow_type(item.dataType)) for item in columns.fields]),
-        is_kept=output is not None,
-    )
 
 
 def _cast(given: DataType, wanted: DataType) -> str | None:

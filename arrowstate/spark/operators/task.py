@@ -1,12 +1,10 @@
-"""The task of a stateful operator: restore a subtask, let time pass, process its rows, write what is new.
+"""The task of a stateful operator: let time pass, process the rows of a subtask.
 
-Like the task of a sink it is a pure function of a checkpoint and its rows; time is part of the micro-batch, so a
-repetition gives the same state and the same rows. Files get fresh names: the commit names those of one attempt.
+Time is part of the micro-batch, so a repetition gives the same state and the same rows.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,29 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.restoring import restore_backend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
 from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
-from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.writing import delete_quietly, write_subtask
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.operators.failures import explained
-from arrowstate.spark.operators.outputs import OutputTable, write_output
-from arrowstate.spark.sink.task import SubtaskResult, same_subtask
+from arrowstate.spark.outputs import OutputTable, write_output
+from arrowstate.spark.task import Subtask, SubtaskResult
 from arrowstate.state.operator_list import BroadcastState, ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import LogEntryDocument, OperatorPartDocument, OperatorStateDocument
-from arrowstate_formats.key_groups import key_group_range
+from arrowstate_formats.documents import OperatorPartDocument, OperatorStateDocument
 from arrowstate_formats.schema_documents import FieldDocument
 
-__all__ = ["Operator", "OperatorPlan", "OperatorResult", "Step", "run_subtask"]
+__all__ = ["Operator", "OperatorPlan", "Step", "run_subtask"]
 
 Operator = BatchFunction | KeyedProcessFunction
 
@@ -83,15 +77,9 @@ class Step:
     broadcasts: Sequence[OperatorStateDocument] = field(default=())
 
 
-class OperatorResult(SubtaskResult, frozen=True, kw_only=True):
-    """What a task of a stateful operator hands to the commit."""
-
-    output: OperatorPartDocument | None
-
-
 def run_subtask(
     plan: OperatorPlan, step: Step, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
-) -> OperatorResult:
+) -> SubtaskResult:
     """Process the rows of one subtask and write the result, which takes effect with the commit.
 
     First the watermark of the micro-batch is set and what is due by it fires, then what is due by processing time,
@@ -99,65 +87,17 @@ def run_subtask(
     """
     meter = TaskMeter(now_ms)
     storage = open_storage(plan.store, storage_options=plan.storage_options)
-    entry = None if step.base is None else CommitLog(storage).read(step.base).document
-    stored = None if entry is None else next((item for item in entry.operators if item.uid == plan.uid), None)
-    key_groups = key_group_range(plan.max_parallelism, parallelism=plan.parallelism, subtask=subtask)
-    if entry is None or stored is None:
-        backend = KeyedStateBackend(
-            key=key_schema_of(plan.key),
-            max_parallelism=plan.max_parallelism,
-            key_groups=key_groups,
-            clock_ms=lambda: step.processing_time,
-        )
-    else:
-        backend = _restored(storage, step, entry, plan, subtask)
+    checkpoint = None if step.base is None else CommitLog(storage).read(step.base).document
+    task = Subtask(plan, subtask, step.batch, storage, step.store_id, checkpoint, meter)
+    backend = task.restored(lambda: step.processing_time)
     table = _rows(plan, rows)
     emitted = _process(plan, step, backend, table, _broadcasts(storage, step))
-    began = time.perf_counter_ns()
-    frozen = backend.freeze()
-    sync_us = (time.perf_counter_ns() - began) // 1000
-    began = time.perf_counter_ns()
-    previous = same_subtask(storage, stored, subtask, (key_groups.start, key_groups.end), plan.max_parallelism)
-    written = write_subtask(
-        storage, step.store_id, plan.uid, subtask, frozen, format="arrow", new_id=new_id, previous=previous
-    )
-    paths = list(written.paths)
-    output = None
-    if plan.stored_output is not None:
-        try:
-            output = write_output(storage, plan.stored_output, emitted, new_id=new_id, paths=paths)
-        except BaseException:
-            delete_quietly(storage, paths)
-            raise
-    statistics = written.statistics(plan.uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000)
-    return OperatorResult(
-        query_id=step.batch.query_id,
-        run_id=step.batch.run_id,
-        batch_id=step.batch.batch_id,
-        base=step.base,
-        key=list(frozen.key),
-        states=[state.document for state in frozen.states],
-        subtask=written.document,
-        paths=paths,
-        statistics=statistics,
-        metrics=meter.written(written.document, statistics, rows=table.num_rows, output_rows=emitted.num_rows),
-        output=output,
-    )
 
+    def emit(paths: list[str]) -> OperatorPartDocument | None:
+        output = plan.stored_output
+        return None if output is None else write_output(storage, output, emitted, new_id=new_id, paths=paths)
 
-def _restored(
-    storage: Storage, step: Step, entry: LogEntryDocument, plan: OperatorPlan, subtask: int
-) -> KeyedStateBackend:
-    return restore_backend(
-        storage,
-        step.store_id,
-        entry,
-        plan.uid,
-        parallelism=plan.parallelism,
-        subtask=subtask,
-        max_parallelism=plan.max_parallelism,
-        clock_ms=lambda: step.processing_time,
-    )
+    return task.written(backend.freeze, rows=table.num_rows, new_id=new_id, emit=emit, output_rows=emitted.num_rows)
 
 
 def _process(

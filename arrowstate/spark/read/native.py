@@ -61,9 +61,25 @@ _PLAIN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StateScan:
-    """How a state is read."""
+    """How a state is read.
+
+    Examples
+    --------
+    >>> import tempfile, arrowstate, pyarrow as pa
+    >>> from pyspark.sql import SparkSession
+    >>> from arrowstate.spark import bootstrap, plan_read
+    >>> spark, store = SparkSession.builder.getOrCreate(), tempfile.mkdtemp()
+    >>> total = arrowstate.ValueStateDescriptor("total", pa.int64())
+    >>> table = spark.range(3).selectExpr("id as k", "id * 10 as total")
+    >>> made = bootstrap(table, store=store, uid="totals", key=["k"], states=[total], parallelism=1)
+    >>> scan = plan_read(spark, store, operator="totals")
+    >>> scan
+    <StateScan, read by the data source: ...>
+    >>> scan.frame.orderBy("k").toArrow().to_pydict()
+    {'k': [0, 1, 2], 'total': [0, 10, 20]}
+    """
 
     frame: DataFrame
     """The rows."""
@@ -71,6 +87,9 @@ class StateScan:
     """Whether Spark's own Parquet reader reads them."""
     reason: str
     """Why, for people."""
+
+    def __repr__(self) -> str:
+        return f"<StateScan, {self.reason}>"
 
 
 def read_state(

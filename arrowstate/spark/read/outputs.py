@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
 from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.spark.micro_batches import BATCH_SUFFIX
-from arrowstate.spark.operators.outputs import STATE, output_rows
+from arrowstate.spark.outputs import STATE, output_rows
 from arrowstate.spark.read.options import (
     await_checkpoint,
     check_options,

@@ -43,13 +43,7 @@ class Changes:
 
     @classmethod
     def of(cls, operations: pa.Array, column: str, keys: pa.RecordBatch) -> Changes:
-        """Read the operations of a batch; `keys` are there for an error.
-
-        Raises
-        ------
-        InvalidInputError
-            If one is not known.
-        """
+        """Read the operations of a batch; `keys` are there for an error."""
         numbers = pc.index_in(operations, value_set=pa.array(_KNOWN, operations.type))
         if numbers.null_count:
             row = _first(numbers.is_null())
@@ -60,13 +54,7 @@ class Changes:
         return cls(operations, pc.greater_equal(numbers, len(ADDED)))
 
     def check_old_values(self, state: str, keys: pa.RecordBatch) -> None:
-        """Refuse an update that does not come with the old row, which a state of sums and counts must take back.
-
-        Raises
-        ------
-        InvalidInputError
-            If there is one.
-        """
+        """Refuse an update that does not come with the old row, which a state of sums and counts must take back."""
         alone = pc.equal(self.operations, _WITHOUT_OLD_VALUE)
         if alone.true_count:
             raise InvalidInputError(
@@ -77,13 +65,7 @@ class Changes:
 
 
 def check_follows_changes(descriptor: StateDescriptor, sequence: bool) -> None:
-    """Refuse a state that cannot follow a stream of changes, or not without their order.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is one.
-    """
+    """Refuse a state that cannot follow a stream of changes, or not without their order."""
     if isinstance(descriptor, ReducingStateDescriptor):
         check_retractable(descriptor)
     elif not isinstance(descriptor, (ValueStateDescriptor, MapStateDescriptor)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
+from arrowstate.spark.columns import FrameColumns, is_counted
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.sink.plan import StateInput
@@ -41,9 +42,9 @@ from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructField
+    from pyspark.sql.types import DataType
 
-__all__ = ["KINDS", "StreamColumns", "check_states", "state_input"]
+__all__ = ["KINDS", "StreamColumns", "state_input"]
 
 KINDS = (
     ValueStateDescriptor,
@@ -63,38 +64,26 @@ class StreamColumns:
     """The columns of a stream, and those of them that the sink takes, in order."""
 
     def __init__(self, stream: DataFrame) -> None:
-        self._schema = stream.schema
-        self._case_sensitive = stream.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+        self.found = FrameColumns.of(stream)
         self._numbers: dict[tuple[str, str], int] = {}
         self._names: set[str] = set()
         self.taken: list[Column] = []
 
-    def field(self, name: str) -> StructField:
-        """A column of the stream, found as Spark would."""
-        for field in self._schema:
-            if field.name == name or (not self._case_sensitive and field.name.lower() == name.lower()):
-                return field
-        raise InvalidInputError(f"the stream has no column {name!r}; it has {', '.join(self._schema.names)}")
-
-    def type_of(self, name: str) -> DataType:
-        """The type of a column."""
-        return self.field(name).dataType
-
     def take(self, name: str, wanted: DataType) -> int:
         """Take a column, widened to a type, and return its number."""
         column = sf.col(quoted(name))
-        if self.type_of(name).simpleString() != wanted.simpleString():
+        if self.found.type_of(name).simpleString() != wanted.simpleString():
             column = column.cast(wanted)
         return self._take(name, wanted.simpleString(), column)
 
     def take_presence(self, name: str) -> int:
         """Take 1 where a column has a value and null where it has none, which is all that counting needs."""
-        self.type_of(name)
+        self.found.type_of(name)
         return self._take(name, "presence", sf.when(sf.col(quoted(name)).isNotNull(), sf.lit(1).cast("tinyint")))
 
     def take_values(self, name: str, field: pa.Field, where: str) -> int:
         """Take a column in the type in which Spark holds the values of a field, after checking that they fit."""
-        given, wanted = self.type_of(name), spark_type(field.type)
+        given, wanted = self.found.type_of(name), spark_type(field.type)
         if not widens(given, wanted):
             raise ValueTypeError(where, str(field.type), given.simpleString())
         try:
@@ -107,7 +96,7 @@ class StreamColumns:
         """Take the columns that order rows."""
         numbers = []
         for name in sequence:
-            kind = self.type_of(name)
+            kind = self.found.type_of(name)
             if not isinstance(kind, _ORDERED) or (isinstance(kind, StringType) and not kind.isUTF8BinaryCollation()):
                 raise InvalidInputError(
                     f"sequence column {name!r} must be a number, date, timestamp or string, got {kind.simpleString()}"
@@ -117,14 +106,14 @@ class StreamColumns:
 
     def take_operation(self, name: str) -> int:
         """Take the column that says what each row does."""
-        kind = self.type_of(name)
+        kind = self.found.type_of(name)
         if not isinstance(kind, StringType):
             raise InvalidInputError(f"operation column {name!r} must be a string, got {kind.simpleString()}")
         return self.take(name, StringType())
 
     def take_timestamp(self, name: str) -> tuple[int, int]:
         """Take the event times of rows, in milliseconds or as timestamps; return (number, delay of the watermark)."""
-        field = self.field(name)
+        field = self.found.field(name)
         kind = field.dataType
         if not isinstance(kind, (*_WHOLE, TimestampType, TimestampNTZType)):
             raise InvalidInputError(
@@ -150,22 +139,6 @@ class StreamColumns:
         return number
 
 
-def check_states(states: Sequence[StateDescriptor]) -> None:
-    """Refuse what is no list of states that a stream can be folded into."""
-    if isinstance(states, KINDS) or not states:
-        raise InvalidInputError("states must be a list of at least one descriptor")
-    names: set[str] = set()
-    for descriptor in states:
-        if not isinstance(descriptor, KINDS):
-            raise InvalidInputError(
-                "a stream is folded into value, reducing, aggregating, list and map states, expected a descriptor of "
-                f"one, got {type(descriptor).__name__}"
-            )
-        if descriptor.name.lower() in names:
-            raise InvalidInputError(f"state names must differ in more than case, got {descriptor.name!r} twice")
-        names.add(descriptor.name.lower())
-
-
 def state_input(
     descriptor: StateDescriptor,
     key: Sequence[FieldDocument],
@@ -189,7 +162,7 @@ def state_input(
     numbers = []
     inner = list(descriptor.type) if pa.types.is_struct(descriptor.type) else [None]
     for source, field, part in zip(sources[-len(values) :], values, inner, strict=True):
-        if _is_counted(descriptor, part):
+        if is_counted(descriptor, None if part is None else part.name):
             numbers.append(columns.take_presence(source))
         else:
             where = descriptor.name if part is None else f"{descriptor.name}.{part.name}"
@@ -197,13 +170,6 @@ def state_input(
     return StateInput(
         state=state_document(descriptor, layout, key, stored), columns=numbers, namespace=namespace, user_key=user_key
     )
-
-
-def _is_counted(descriptor: StateDescriptor, part: pa.Field | None) -> bool:
-    if not isinstance(descriptor, ReducingStateDescriptor):
-        return False
-    reduce = descriptor.reduce
-    return (reduce[part.name] if isinstance(reduce, Mapping) and part is not None else reduce) == "count"
 
 
 def _check_code(descriptor: StateDescriptor) -> None:

@@ -7,31 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql import functions as sf
 
-from arrowstate.errors import InvalidInputError, KeyTypeError, UnsupportedStorageError
-from arrowstate.log.commit_log import CommitLog
+from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
-from arrowstate.schema.keys import check_key_schema
-from arrowstate.schema.layout import key_documents, key_schema_of
+from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
+from arrowstate.spark.columns import FrameColumns, check_states
 from arrowstate.spark.commit import check_alone, check_no_operator_state
+from arrowstate.spark.opening import Asked
 from arrowstate.spark.operators.failures import pickled
 from arrowstate.spark.routing import subtask_expression
-from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.spark.schemas import spark_type
 from arrowstate.spark.sink.changelog import check_follows_changes
-from arrowstate.spark.sink.columns import StreamColumns, check_states, state_input
+from arrowstate.spark.sink.columns import KINDS, StreamColumns, state_input
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.source import FORMAT, register
 from arrowstate.spark.stream_writer import QueryStart, writer_of
-from arrowstate.storage.registry import SUPPORTED
-from arrowstate.store import open_store
 from arrowstate.telemetry.records import Listener
 from arrowstate_formats.documents import OperatorDocument
-from arrowstate_formats.integers import check_integer
-from arrowstate_formats.key_groups import default_max_parallelism, key_group_range
-from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 if TYPE_CHECKING:
@@ -181,25 +175,21 @@ def keyed_sink(
             "keyed_sink needs a streaming DataFrame, made by spark.readStream; this one is static: write it with "
             "bootstrap, or stream it from files"
         )
-    check_operator_uid(uid)
-    if isinstance(key, str) or not key:
-        raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
-    found = StreamColumns(stream)
-    given_key = check_key_schema(pa.schema([(name, arrow_type(found.type_of(name))) for name in key]))
+    asked = Asked.of(
+        FrameColumns.of(stream),
+        store=store,
+        uid=uid,
+        key=key,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+    )
     inputs = _Inputs(states, columns or {}, [sequence] if isinstance(sequence, str) else sequence, operation, timestamp)
-    if str(store).lower().startswith("memory:"):
-        reason = "its files are in the memory of this process, and Spark's tasks run in others"
-        raise UnsupportedStorageError(str(store), "memory", SUPPORTED[:-1], reason)
-    parallelism = check_integer("parallelism", parallelism)
-    max_parallelism = check_integer("max_parallelism", max_parallelism, optional=True)
-    key_group_range(max_parallelism or default_max_parallelism(parallelism), parallelism=parallelism, subtask=0)
     # What does not depend on the store is refused before one is made.
-    inputs.take(found, key_documents(given_key), {})
-    opened = open_store(store, create=True)
-    checkpoint = CommitLog(opened.storage).latest_checkpoint()
-    check_alone([uid], checkpoint, opened.url)
-    check_no_operator_state(uid, checkpoint, opened.url)
-    operator = None if checkpoint is None else next(iter(checkpoint.operators), None)
+    inputs.take(StreamColumns(stream), key_documents(asked.key), {})
+    opened = asked.open()
+    check_alone([uid], opened.checkpoint, opened.url)
+    operator = opened.operator
+    check_no_operator_state(operator, opened.url)
     stored = {} if operator is None else _stored_states(operator, states)
     left_out = [] if operator is None else [state.name for state in operator.states if state.name not in stored]
     if left_out and not allow_non_restored_state:
@@ -207,32 +197,21 @@ def keyed_sink(
             f"the store {opened.url} holds {', '.join(map(repr, left_out))} of operator {uid!r}, which would miss the "
             "rows of this run; declare it in states, or let it go with allow_non_restored_state=True"
         )
-    key_schema = given_key if operator is None else key_schema_of(operator.key)
-    if list(key) != key_schema.names:
-        raise KeyTypeError(_text(key_schema), _text(given_key))
-    if max_parallelism is None:
-        max_parallelism = default_max_parallelism(parallelism) if operator is None else operator.max_parallelism
-    key_group_range(max_parallelism, parallelism=parallelism, subtask=0)
-
     taken = StreamColumns(stream)
-    for field in key_schema:
-        given = taken.type_of(field.name)
-        if not widens(given, spark_type(field.type)):
-            raise KeyTypeError(_text(key_schema), _text(given_key))
+    for field in opened.key_schema:
         taken.take(field.name, spark_type(field.type))
-    key_fields = key_documents(key_schema) if operator is None else operator.key
     plan = SinkPlan(
         store=opened.url,
         uid=uid,
-        key=key_fields,
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
+        key=opened.key,
+        parallelism=opened.parallelism,
+        max_parallelism=opened.max_parallelism,
         dropped=left_out,
         on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
-        **inputs.take(taken, key_fields, stored),
+        **inputs.take(taken, opened.key, stored),
     )
-    subtask = sf.expr(subtask_expression(key_schema.names, parallelism, max_parallelism))
-    rows = stream.select(*taken.taken).repartitionById(parallelism, subtask)
+    subtask = sf.expr(subtask_expression(opened.key_schema.names, plan.parallelism, plan.max_parallelism))
+    rows = stream.select(*taken.taken).repartitionById(plan.parallelism, subtask)
     register(stream.sparkSession)
     return writer_of(rows.writeStream.format(FORMAT).options(**plan.to_options()), QueryStart(opened.url))
 
@@ -248,7 +227,7 @@ class _Inputs:
     timestamp: str | None
 
     def __post_init__(self) -> None:
-        check_states(self.states)
+        check_states(self.states, KINDS, "a stream is folded into value, reducing, aggregating, list and map states")
         names = [descriptor.name for descriptor in self.states]
         if unknown := [name for name in self.columns if name not in names]:
             raise InvalidInputError(
@@ -307,7 +286,3 @@ def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]
             )
         found[have.name] = evolve_state(have, operator.key, descriptor)
     return found
-
-
-def _text(key: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in key)

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
-from arrowstate.schema.keys import to_type
-from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.spark.columns import columns_as, milliseconds, struct_values, typed
 from arrowstate.spark.sink.changelog import Changes
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.state.base import KeyedState
@@ -33,13 +32,7 @@ __all__ = ["StateRows", "ordered"]
 
 
 def ordered(plan: SinkPlan, table: pa.Table) -> pa.Table:
-    """Return the rows in the order of the sequence; where it is equal, rows that are removed come first.
-
-    Raises
-    ------
-    InvalidInputError
-        If the sequence of a row is null, or its operation is not known.
-    """
+    """Return the rows in the order of the sequence; where it is equal, rows that are removed come first."""
     if not plan.sequence:
         return table
     columns = {}
@@ -88,16 +81,10 @@ class StateRows:
         self.timestamps: pa.Array | None = None
         """The event times in milliseconds, None where no state needs them."""
         if plan.timestamp is not None:
-            self.timestamps = _milliseconds(rows.column(plan.timestamp), rows.schema.names[plan.timestamp])
+            self.timestamps = _times(rows.column(plan.timestamp), rows.schema.names[plan.timestamp])
 
     def fold(self, state: KeyedState[Any], given: StateInput) -> None:
-        """Fold the rows into a state.
-
-        Raises
-        ------
-        NullKeyError, KeyOutOfRangeError, ValueOverflowError, ValueTypeError, InvalidInputError
-            If a row does not fit.
-        """
+        """Fold the rows into a state."""
         descriptor = state.descriptor
         values = _values(descriptor, [self._rows.column(number) for number in given.columns])
         by_event_time = descriptor.ttl is not None and descriptor.ttl.clock == "event_time"
@@ -105,7 +92,7 @@ class StateRows:
         removed = None if self._changes is None else self._changes.removed
         if isinstance(state, MapState):
             assert given.user_key is not None
-            user_keys = _typed(self._rows.column(given.user_key), descriptor.key_type, f"{descriptor.name}_key")
+            user_keys = typed(self._rows.column(given.user_key), descriptor.key_type, f"{descriptor.name}_key")
             namespace = self._namespace(descriptor, given)
             state.put_batch(
                 self._keys, user_keys, values, namespace=namespace, timestamps=timestamps, removed=removed
@@ -150,11 +137,8 @@ class StateRows:
     def _namespace(self, descriptor: StateDescriptor, given: StateInput) -> pa.RecordBatch | None:
         if descriptor.namespace is None:
             return None
-        columns = [
-            _typed(self._rows.column(number), field.type, f"{descriptor.name}.{field.name}")
-            for number, field in zip(given.namespace, descriptor.namespace, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, names=descriptor.namespace.names)
+        columns = [self._rows.column(number) for number in given.namespace]
+        return columns_as(columns, descriptor.namespace, descriptor.name)
 
 
 def _keys(plan: SinkPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -171,22 +155,13 @@ def _changes(plan: SinkPlan, rows: pa.RecordBatch) -> Changes:
     return Changes.of(rows.column(plan.operation), rows.schema.names[plan.operation], _keys(plan, rows))
 
 
-def _milliseconds(column: pa.Array, name: str) -> pa.Array:
+def _times(column: pa.Array, name: str) -> pa.Array:
     if column.null_count:
         raise InvalidInputError(
             f"timestamp column {name!r} is null in {column.null_count} rows; fill it in the stream, or filter such "
             "rows out"
         )
-    if not pa.types.is_timestamp(column.type):
-        return column
-    return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).view(pa.int64())
-
-
-def _typed(column: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
-    try:
-        return to_type(column, kind)
-    except CONVERSION_ERRORS as error:
-        raise ValueTypeError(where, str(kind), f"{column.type} ({error})") from None
+    return milliseconds(column)
 
 
 def _values(descriptor: StateDescriptor, columns: Sequence[pa.Array]) -> pa.Array:
@@ -195,14 +170,7 @@ def _values(descriptor: StateDescriptor, columns: Sequence[pa.Array]) -> pa.Arra
         return columns[0]
     # Timestamps come in the session's time zone; what is counted comes in a type of its own.
     columns = [
-        column if pa.types.is_int8(column.type) else _typed(column, field.type, f"{descriptor.name}.{field.name}")
+        column if pa.types.is_int8(column.type) else typed(column, field.type, f"{descriptor.name}.{field.name}")
         for field, column in zip(descriptor.type, columns, strict=True)
     ]
-    fields = [pa.field(field.name, column.type) for field, column in zip(descriptor.type, columns, strict=True)]
-    if isinstance(descriptor, ReducingStateDescriptor) and not isinstance(descriptor.reduce, str):
-        # Field by field, as in SQL: a row of nulls makes a group, and changes nothing in one that exists.
-        return pa.StructArray.from_arrays(columns, fields=fields)
-    absent = columns[0].is_null()
-    for column in columns[1:]:
-        absent = pc.and_(absent, column.is_null())
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
+    return struct_values(descriptor, columns, [field.name for field in descriptor.type])

@@ -104,13 +104,7 @@ def rows_state(storage: Storage, operators: Iterable[OperatorDocument], uid: str
 def write_output(
     storage: Storage, table: OutputTable, rows: pa.Table, *, new_id: Callable[[], str], paths: list[str]
 ) -> OperatorPartDocument:
-    """Write what a subtask emitted, and add the file written to `paths`.
-
-    Raises
-    ------
-    StorageFullError, StorageError
-        If the file cannot be written.
-    """
+    """Write what a subtask emitted, and add the file written to `paths`."""
     inline_bytes = _KEPT_INLINE_BYTES if table.is_kept else INLINE_BYTES
     streams = CheckpointStreamFactory(storage, inline_bytes=inline_bytes, new_id=new_id, paths=paths)
     structs = rows.combine_chunks().to_struct_array()

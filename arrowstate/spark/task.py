@@ -1,0 +1,201 @@
+"""The task of a subtask: restore its state, let something happen to it, write what is new.
+
+A task is a pure function of a checkpoint and its rows. Files get fresh names, so any number of attempts may run, one
+after another or at once: the commit names the files of one of them, and nothing refers to the rest. What happens in
+between is a fold in a sink, a function of the user's in an operator, and the rows of a table in a bootstrap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.restoring import restore_backend
+from arrowstate.errors import KeyTypeError
+from arrowstate.schema.layout import key_schema_of
+from arrowstate.snapshot.subtasks import read_states, subtask_of
+from arrowstate.snapshot.writing import FrozenSubtask, delete_quietly, subtask_bytes, write_subtask
+from arrowstate.spark.metrics import TaskMeter, TaskMetrics
+from arrowstate.spark.micro_batches import MicroBatch
+from arrowstate.spark.schemas import key_text
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    OperatorPartDocument,
+    SubtaskDocument,
+    SubtaskStatisticsDocument,
+)
+from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
+from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
+
+__all__ = ["Subtask", "SubtaskResult", "TaskPlan"]
+
+
+class TaskPlan(Protocol):
+    """What every plan says of its operator."""
+
+    @property
+    def store(self) -> str:
+        """Absolute path or URL of the store, the same for every process."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def key(self) -> Sequence[FieldDocument]: ...
+    @property
+    def parallelism(self) -> int: ...
+    @property
+    def max_parallelism(self) -> int: ...
+
+
+class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task hands to the commit."""
+
+    batch: MicroBatch | None
+    """The micro-batch it was for; None if it was for none."""
+    base: int | None
+    """The number of the checkpoint it started from, None if the store had none."""
+    key: list[FieldDocument]
+    states: list[StateDocument]
+    subtask: SubtaskDocument | None
+    """None if the store held the micro-batch already."""
+    paths: list[str] = []
+    """The files written for it."""
+    statistics: SubtaskStatisticsDocument | None = None
+    """What writing took; None if nothing had to be written."""
+    metrics: TaskMetrics | None = None
+    """What the task took; None if the store held the micro-batch already."""
+    output: OperatorPartDocument | None = None
+    """What it emitted, if that is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subtask:
+    """A subtask in one attempt of its task."""
+
+    plan: TaskPlan
+    number: int
+    batch: MicroBatch | None
+    storage: Storage
+    store_id: str
+    checkpoint: LogEntryDocument | None
+    """What it starts from."""
+    meter: TaskMeter
+
+    @property
+    def operator(self) -> OperatorDocument | None:
+        """What the checkpoint has of the operator."""
+        operators = () if self.checkpoint is None else self.checkpoint.operators
+        return next((item for item in operators if item.uid == self.plan.uid), None)
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        return key_group_range(self.plan.max_parallelism, parallelism=self.plan.parallelism, subtask=self.number)
+
+    @property
+    def previous(self) -> SubtaskDocument | None:
+        """The subtask of the checkpoint that owned exactly these keys, if there is one."""
+        operator, own = self.operator, self.key_groups
+        if operator is None or operator.max_parallelism != self.plan.max_parallelism:
+            return None
+        if self.number >= operator.parallelism:
+            return None
+        found = subtask_of(self.storage, operator, self.number)
+        return found if (found.subtask, found.key_groups) == (self.number, (own.start, own.end)) else None
+
+    def empty(self, clock_ms: Callable[[], int], *, memory_budget_bytes: int | None = None) -> KeyedStateBackend:
+        """Return the state of a subtask that has none yet."""
+        return KeyedStateBackend(
+            key=key_schema_of(self.plan.key),
+            max_parallelism=self.plan.max_parallelism,
+            key_groups=self.key_groups,
+            memory_budget_bytes=memory_budget_bytes,
+            clock_ms=clock_ms,
+        )
+
+    def restored(self, clock_ms: Callable[[], int], *, dropped: Sequence[str] = ()) -> KeyedStateBackend:
+        """Return the state that the checkpoint has of the subtask, but for states that may go.
+
+        Raises
+        ------
+        KeyTypeError
+            If the store has another key than the plan.
+        """
+        operator = self.operator
+        if self.checkpoint is None or operator is None:
+            return self.empty(clock_ms)
+        kept = [state for state in operator.states if state.name not in dropped]
+        backend = restore_backend(
+            self.storage,
+            self.store_id,
+            msgspec.structs.replace(self.checkpoint, operators=[msgspec.structs.replace(operator, states=kept)]),
+            self.plan.uid,
+            parallelism=self.plan.parallelism,
+            subtask=self.number,
+            max_parallelism=self.plan.max_parallelism,
+            clock_ms=clock_ms,
+        )
+        wanted = key_schema_of(self.plan.key)
+        if not backend.key.equals(wanted):
+            raise KeyTypeError(key_text(backend.key), key_text(wanted))
+        return backend
+
+    def found(self) -> SubtaskResult:
+        """Return what a task hands on that found its micro-batch in the store."""
+        return self._result(key=list(self.plan.key), states=[], subtask=None)
+
+    def unchanged(self, operator: OperatorDocument, previous: SubtaskDocument) -> SubtaskResult:
+        """Return what a task hands on that leaves the subtask as it was."""
+        size = subtask_bytes(previous.manifest, read_states(self.storage, previous.manifest, self.plan.uid))
+        metrics = self.meter.unchanged(previous, size)
+        return self._result(key=operator.key, states=operator.states, subtask=previous, metrics=metrics)
+
+    def written(
+        self,
+        freeze: Callable[[], FrozenSubtask],
+        *,
+        rows: int,
+        new_id: Callable[[], str],
+        format: RunFormat = "arrow",
+        emit: Callable[[list[str]], OperatorPartDocument | None] = lambda _: None,
+        output_rows: int = 0,
+    ) -> SubtaskResult:
+        """Write what is new of the state, which takes effect with the commit; nothing is left if that fails.
+
+        `rows` and `output_rows` are how many rows the task was given, and how many it emitted; `emit` writes these,
+        adds its files to the list, and returns what they are.
+        """
+        uid = self.plan.uid
+        began = time.perf_counter_ns()
+        frozen = freeze()
+        sync_us = (time.perf_counter_ns() - began) // 1000
+        began = time.perf_counter_ns()
+        store, previous = (self.storage, self.store_id), self.previous
+        written = write_subtask(*store, uid, self.number, frozen, format=format, new_id=new_id, previous=previous)
+        paths = list(written.paths)
+        try:
+            output = emit(paths)
+        except BaseException:
+            delete_quietly(self.storage, paths)
+            raise
+        statistics = written.statistics(uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000)
+        return self._result(
+            key=list(frozen.key),
+            states=[state.document for state in frozen.states],
+            subtask=written.document,
+            paths=paths,
+            statistics=statistics,
+            metrics=self.meter.written(written.document, statistics, rows=rows, output_rows=output_rows),
+            output=output,
+        )
+
+    def _result(self, **done: Any) -> SubtaskResult:
+        base = None if self.checkpoint is None else self.checkpoint.number
+        return SubtaskResult(batch=self.batch, base=base, **done)
