@@ -26,6 +26,7 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.fields import documents_of, fresh_field, unused_ids
+from arrowstate.schema.made_once import made_once
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.schema_documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
@@ -168,6 +169,7 @@ def key_documents(key: pa.Schema) -> list[FieldDocument]:
     return documents_of([fresh_field(field.with_nullable(False), ids) for field in key])
 
 
+@made_once
 def key_schema_of(documents: Sequence[FieldDocument]) -> pa.Schema:
     """Return the key schema that the documents describe."""
     return pa.schema([pa.field(item.name, type_from_json(item.type), nullable=False) for item in documents])
@@ -183,35 +185,39 @@ def state_document(
     """
     reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
     called = descriptor.callable_name if isinstance(descriptor, ReducingStateDescriptor) else None
-    ids = unused_ids(key)
-    documents = documents_of([fresh_field(field, ids) for field in [*layout.entry_fields, *layout.value_fields]])
-    spaces, entries = len(layout.namespace_fields), len(layout.entry_fields)
     document = StateDocument(
         name=descriptor.name,
         kind=descriptor.kind,
         value_type=type_to_json(descriptor.type),
-        columns=documents[entries:],
+        columns=[],
         reduce=dict(reduce) if isinstance(reduce, Mapping) else reduce if isinstance(reduce, str) else None,
         reduce_callable=called,
         aggregate=_aggregate_document(descriptor) if isinstance(descriptor, AggregatingStateDescriptor) else None,
-        namespace=documents[:spaces],
-        user_key=documents[spaces] if entries > spaces else None,
         clock=descriptor.clock if isinstance(descriptor, TimerStateDescriptor) else None,
         time_to_live=None if descriptor.ttl is None else TimeToLiveDocument(**asdict(descriptor.ttl)),
     )
-    if stored is None:
-        return document
+    if stored is not None:
+        return replace(
+            document,
+            columns=stored.columns,
+            namespace=stored.namespace,
+            user_key=stored.user_key,
+            schema_version=stored.schema_version,
+            earlier_schemas=stored.earlier_schemas,
+            last_field_id=stored.last_field_id,
+        )
+    ids = unused_ids(key)
+    documents = documents_of([fresh_field(field, ids) for field in [*layout.entry_fields, *layout.value_fields]])
+    spaces, entries = len(layout.namespace_fields), len(layout.entry_fields)
     return replace(
         document,
-        columns=stored.columns,
-        namespace=stored.namespace,
-        user_key=stored.user_key,
-        schema_version=stored.schema_version,
-        earlier_schemas=stored.earlier_schemas,
-        last_field_id=stored.last_field_id,
+        columns=documents[entries:],
+        namespace=documents[:spaces],
+        user_key=documents[spaces] if entries > spaces else None,
     )
 
 
+@made_once
 def descriptor_of(document: StateDocument) -> StateDescriptor:
     """Return the descriptor that a document was made from, without a value state's default."""
     kind = type_from_json(document.value_type)

@@ -17,8 +17,9 @@ from arrowstate.schema.conversion import converter
 from arrowstate.schema.evolution import SchemaEvolution, evolve
 from arrowstate.schema.fields import fresh_field
 from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.made_once import made_once
 from arrowstate.schema.types import check_type
-from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.arrow_types import TypeJson, type_from_json
 from arrowstate_formats.documents import OperatorStateDocument
 from arrowstate_formats.names import check_state_name
 
@@ -126,14 +127,21 @@ def operator_descriptor_of(document: OperatorStateDocument) -> OperatorStateDesc
     CorruptDataError
         If its types are none that a descriptor may have.
     """
+    return _operator_descriptor(document.name, document.kind, document.value_type, document.key_type)
+
+
+@made_once
+def _operator_descriptor(
+    name: str, kind: str, value_type: TypeJson, key_type: TypeJson | None
+) -> OperatorStateDescriptor:
     try:
-        kind: Any = type_from_json(document.value_type)
-        if document.kind == "broadcast":
-            assert document.key_type is not None
-            return BroadcastStateDescriptor(document.name, type_from_json(document.key_type), kind)
-        return OperatorListStateDescriptor(document.name, kind, "split" if document.kind == "list" else "union")
+        value: Any = type_from_json(value_type)
+        if kind == "broadcast":
+            assert key_type is not None
+            return BroadcastStateDescriptor(name, type_from_json(key_type), value)
+        return OperatorListStateDescriptor(name, value, "split" if kind == "list" else "union")
     except InvalidInputError as error:
-        raise CorruptDataError(f"operator state {document.name!r}", str(error)) from None
+        raise CorruptDataError(f"operator state {name!r}", str(error)) from None
 
 
 def check_same_operator_state(have: OperatorStateDescriptor, given: OperatorStateDescriptor) -> None:

@@ -21,6 +21,7 @@ from arrowstate.schema.evolution import SchemaEvolution, evolve
 from arrowstate.schema.fields import Field, documents_of, fields_of, fresh_field, unused_ids
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout, described, descriptor_of, key_schema_of, state_document
+from arrowstate.schema.made_once import made_once
 from arrowstate_formats.names import check_state_name
 from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
@@ -40,8 +41,7 @@ class RunSchemas:
 
     def __init__(self, key: Sequence[FieldDocument], document: StateDocument) -> None:
         self.document = document
-        self.layout = StateLayout.of(key_schema_of(key), descriptor_of(document))
-        self.schema: pa.Schema = self.layout.schema
+        self.layout, self.schema = _layout_of(key, document)
         """The columns of the current version."""
         self._key = key
         self._earlier: dict[int, tuple[pa.Schema, Conversion]] = {}
@@ -91,6 +91,13 @@ class RunSchemas:
         }
         key = [replace(item, fields=item.fields or inner.get(item.id, [])) for item in schema.key]
         return _fields([*key, *schema.namespace, *_one(schema.user_key), *schema.columns])
+
+
+@made_once
+def _layout_of(key: Sequence[FieldDocument], document: StateDocument) -> tuple[StateLayout, pa.Schema]:
+    """Return the layout of a stored state, and the columns of its runs."""
+    layout = StateLayout.of(key_schema_of(key), descriptor_of(document))
+    return layout, layout.schema
 
 
 def evolve_state(stored: StateDocument, key: Sequence[FieldDocument], descriptor: StateDescriptor) -> StateDocument:
@@ -154,7 +161,7 @@ def evolve_key(
 
 def with_key(stored: StateDocument, before: Sequence[FieldDocument], after: Sequence[FieldDocument]) -> StateDocument:
     """Return a state under another key of its operator."""
-    layout = StateLayout.of(key_schema_of(after), descriptor_of(stored))
+    layout, _ = _layout_of(after, stored)
     ids = _ids_after(stored, [*before, *after])
     columns = fields_of(stored.columns, ids)
     return _next_version(stored, before, layout, columns, columns)
