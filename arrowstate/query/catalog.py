@@ -15,7 +15,7 @@ from arrowstate.query.duckdb.sql_types import distinct_names
 from arrowstate.snapshot.reading import states_of
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["HISTORY_NAMES", "HISTORY_SCHEMA", "SqlName", "quoted", "resolve", "sql_names"]
+__all__ = ["HISTORY_NAMES", "SqlName", "history_names", "quoted", "resolve", "sql_names"]
 
 
 def resolve(entry: LogEntryDocument, reference: str | tuple[str, str]) -> tuple[str, str]:
@@ -54,11 +54,11 @@ def resolve(entry: LogEntryDocument, reference: str | tuple[str, str]) -> tuple[
     raise StateNotFoundError(name, names, None, entry.checkpoint_id)
 
 
-HISTORY_SCHEMA = "arrowstate"
+_HISTORY_SCHEMA = "arrowstate"
 """The schema of the tables that hold the history of the store."""
-HISTORY_NAMES = tuple(f"{HISTORY_SCHEMA}.{table}" for table in ("checkpoints", "subtasks"))
+HISTORY_NAMES = tuple(f"{_HISTORY_SCHEMA}.{table}" for table in ("checkpoints", "subtasks"))
 """One name for each of them, as `SqlName.relation` is for a state."""
-_RESERVED_SCHEMAS = (HISTORY_SCHEMA, "information_schema", "memory", "pg_catalog", "system", "temp")
+_RESERVED_SCHEMAS = (_HISTORY_SCHEMA, "information_schema", "memory", "pg_catalog", "system", "temp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,12 @@ def sql_names(entry: LogEntryDocument) -> list[SqlName]:
         SqlName(uid, state, schema, view, relation, is_operator_state)
         for (uid, state, schema, view, is_operator_state), relation in zip(found, relations, strict=True)
     ]
+
+
+def history_names() -> list[SqlName]:
+    """Return the SQL name of each table of the history, which no operator has."""
+    tables = [name.removeprefix(f"{_HISTORY_SCHEMA}.") for name in HISTORY_NAMES]
+    return [SqlName("", table, _HISTORY_SCHEMA, table, f"{_HISTORY_SCHEMA}.{table}") for table in tables]
 
 
 def quoted(name: str) -> str:

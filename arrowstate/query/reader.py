@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.query.catalog import resolve, sql_names
+from arrowstate.query.catalog import SqlName, history_names, resolve, sql_names
 from arrowstate.query.describe import overview
 from arrowstate.query.kept_reads import Recent
 from arrowstate.query.state import StateReader
@@ -335,25 +335,26 @@ class SnapshotReader:
     @property
     def _database(self) -> Database:
         # Asked for each time: one that was made before a fork is of no use after it.
+        from arrowstate.query.duckdb.dataset import Source, StateSource
         from arrowstate.query.duckdb.engine import Database, databases
-        from arrowstate.query.duckdb.operator_state import OperatorStateRows
+        from arrowstate.query.duckdb.history import HistorySource
+        from arrowstate.query.duckdb.operator_state import OperatorStateRows, OperatorStateSource
 
         def make() -> Database:
-            names = sql_names(self.entry)
-            keyed = {name: self._reader(name.uid, name.state) for name in names if not name.is_operator_state}
             documents = {
                 (item.uid, state.name): (item.uid, state)
                 for item in self.entry.operators
                 for state in item.operator_states
             }
-            others = {
-                name: OperatorStateRows(
-                    self.storage, self.entry, whole_state(self.storage, *documents[name.uid, name.state])
-                )
-                for name in names
-                if name.is_operator_state
-            }
-            return Database(self.storage, names, keyed, others)
+
+            def source(name: SqlName) -> Source:
+                if not name.is_operator_state:
+                    return StateSource(self._reader(name.uid, name.state))
+                document = whole_state(self.storage, *documents[name.uid, name.state])
+                return OperatorStateSource(name.uid, OperatorStateRows(self.storage, self.entry, document))
+
+            history = {name: HistorySource(self.storage, name.relation) for name in history_names()}
+            return Database({name: source(name) for name in sql_names(self.entry)} | history)
 
         return databases.get(self._identity, make)
 

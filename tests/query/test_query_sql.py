@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import arrowstate
-from arrowstate.query.duckdb.dataset import StateDataset
+from arrowstate.query.duckdb.dataset import ScannedDataset, StateSource
 from arrowstate.query.state import StateReader
 
 
@@ -170,7 +170,8 @@ def test_batches_are_read_a_few_ahead_of_what_is_asked_for(new_store):
     snapshot = new_store().writer().checkpoint({"op": [backend]})
     scans = []
     state = StateReader(snapshot.storage, snapshot.entry, "op", "v")
-    reader = StateDataset(state, scans.append).scanner(columns=["v"], filter=pc.field("k") >= 5).to_reader()
+    dataset = ScannedDataset(StateSource(state), scans.append)
+    reader = dataset.scanner(columns=["v"], filter=pc.field("k") >= 5).to_reader()
 
     reader.read_next_batch()
 

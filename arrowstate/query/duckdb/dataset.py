@@ -1,4 +1,4 @@
-"""A state as a pyarrow dataset, the bridge to DuckDB.
+"""What SQL reads as a pyarrow dataset, the bridge to DuckDB, and states as the first of its sources.
 
 DuckDB asks a dataset for a scanner and hands over the columns and the filter of the query. Where the filter
 limits all key columns to some values, only these keys are looked up. Otherwise parts are left out whose hash
@@ -12,6 +12,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +23,9 @@ from arrowstate.errors import ArrowStateError
 from arrowstate.query.duckdb.duckdb_internals import Scannable
 from arrowstate.query.duckdb.filters import Node, columns_of, evaluate, may_match, read_filter, values_of
 from arrowstate.query.files import Part
-from arrowstate.query.state import Condition, StateReader
+from arrowstate.query.state import KEY_GROUP_COLUMN, Condition, StateReader
 
-__all__ = ["MOST_KEYS", "ScanStatistics", "ScannedDataset", "StateDataset"]
+__all__ = ["MOST_KEYS", "ScanStatistics", "ScannedDataset", "Source", "StateSource", "passing"]
 
 MOST_KEYS = 65_536
 """A filter that leaves more keys than this is worked through by a scan."""
@@ -58,52 +59,60 @@ class ScanStatistics:
         return copy.copy(self.broken_off)
 
 
-class ScannedDataset(Scannable):
-    """Rows for engines that read pyarrow datasets, made as they are asked for; base of all that SQL reads.
+class Source(Protocol):
+    """Rows that SQL reads, made as they are asked for: of a state, of an operator state, of the history."""
 
-    Parameters
-    ----------
-    name
-        What it is called in the statistics of its scans.
-    schema
-        All its columns.
-    on_scan
-        Is given the statistics of each scan when it begins.
-    """
+    @property
+    def name(self) -> str:
+        """What it is called in the statistics of its scans."""
 
-    def __init__(self, name: str, schema: pa.Schema, on_scan: Callable[[ScanStatistics], None]) -> None:
-        super().__init__(schema)
-        self._name = name
-        self._on_scan = on_scan
+    @property
+    def schema(self) -> pa.Schema:
+        """All its columns, with the types that they have in SQL (`query/sql_types.py`)."""
 
-    def scan(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        """Return these columns of the rows that pass the filter."""
-        statistics = ScanStatistics(self._name, tuple(columns), None if filter is None else str(filter))
-        self._on_scan(statistics)
-        return _watched(lambda: self.rows(columns, filter, statistics), statistics)
+    @property
+    def shown(self) -> Sequence[str]:
+        """The columns that its view has."""
 
     def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
         """Yield the columns of the rows that pass, and count in the statistics what is read."""
-        raise NotImplementedError  # Abstract: each source of rows has its own.
 
 
-class StateDataset(ScannedDataset):
-    """The live rows of a state, with the types and names that they have in SQL (`query/sql_types.py`).
+class ScannedDataset(Scannable):
+    """A source as DuckDB reads it; `on_scan` is given the statistics of each scan as it begins."""
 
-    Parameters
-    ----------
-    state
-        The state.
-    on_scan
-        Is given the statistics of each scan when it begins.
-    """
+    def __init__(self, source: Source, on_scan: Callable[[ScanStatistics], None]) -> None:
+        super().__init__(source.schema)
+        self._source = source
+        self._on_scan = on_scan
 
-    def __init__(self, state: StateReader, on_scan: Callable[[ScanStatistics], None]) -> None:
-        self._form = state.sql_form
-        super().__init__(f"{state.operator.uid}.{state.layout.name}", self._form.schema, on_scan)
+    def scan(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        """Return these columns of the rows that pass the filter."""
+        statistics = ScanStatistics(self._source.name, tuple(columns), None if filter is None else str(filter))
+        self._on_scan(statistics)
+        return _watched(lambda: self._source.rows(columns, filter, statistics), statistics)
+
+
+def passing(table: pa.Table, columns: list[str], filter: pc.Expression | None) -> list[pa.RecordBatch]:
+    """Return the columns of those rows of a table that pass."""
+    return (table if filter is None else table.filter(filter)).select(columns).to_batches()
+
+
+class StateSource:
+    """The live rows of a state."""
+
+    def __init__(self, state: StateReader) -> None:
+        self.name = f"{state.operator.uid}.{state.layout.name}"
         self._state = state
+        self._form = state.sql_form
+        self.schema = self._form.schema
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """All but `_key_hash`."""
+        return [*self._state.columns, KEY_GROUP_COLUMN]
 
     def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
@@ -124,8 +133,7 @@ class StateDataset(ScannedDataset):
     ) -> Iterator[pa.RecordBatch]:
         table, statistics.batches_read, statistics.rows_read = self._state.lookup(keys)
         batches = [self._form(batch) for batch in table.to_batches()]
-        shown = pa.Table.from_batches(batches, self.schema)
-        yield from shown.filter(filter).select(columns).to_batches()
+        yield from passing(pa.Table.from_batches(batches, self.schema), columns, filter)
 
     def _read(
         self, node: Node | None, filter: pc.Expression | None, columns: list[str], statistics: ScanStatistics

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import HISTORY_NAMES
-from arrowstate.query.duckdb.dataset import ScannedDataset, ScanStatistics
+from arrowstate.query.duckdb.dataset import ScanStatistics, passing
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
 
-__all__ = ["HISTORY_TABLES", "HistoryDataset", "history_table"]
+__all__ = ["HISTORY_TABLES", "HistorySource", "history_table"]
 
 Rows = Callable[[Storage, LogEntryDocument], Iterator[dict[str, Any]]]
 
@@ -123,20 +123,19 @@ def history_table(storage: Storage, name: str) -> pa.Table:
     return pa.Table.from_pylist([row for entry in entries for row in rows_of(storage, entry)], schema=columns)
 
 
-class HistoryDataset(ScannedDataset):
+class HistorySource:
     """One of `HISTORY_TABLES` for SQL."""
 
-    def __init__(self, storage: Storage, table: str, on_scan: Callable[[ScanStatistics], None]) -> None:
-        super().__init__(table, HISTORY_TABLES[table][0], on_scan)
+    def __init__(self, storage: Storage, table: str) -> None:
+        self.name = table
+        self.schema = HISTORY_TABLES[table][0]
+        self.shown = self.schema.names
         self._storage = storage
-        self._table = table
 
     def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
         """Read the log."""
-        table = history_table(self._storage, self._table)
+        table = history_table(self._storage, self.name)
         statistics.rows = statistics.rows_read = table.num_rows
-        if filter is not None:
-            table = table.filter(filter)
-        yield from table.select(columns).to_batches()
+        yield from passing(table, columns, filter)

@@ -1,21 +1,21 @@
-"""Operator state as a pyarrow dataset, so that DuckDB sees it beside keyed state: lists, broadcast maps, outputs."""
+"""Operator state as a source of rows, so that SQL sees it beside keyed state: lists, broadcast maps, outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.query.duckdb.dataset import ScannedDataset, ScanStatistics
+from arrowstate.query.duckdb.dataset import ScanStatistics, passing
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.schema.operator_state import operator_descriptor_of, operator_state_schema
 from arrowstate.snapshot.operator import read_part
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 
-__all__ = ["SUBTASK_COLUMN", "OperatorStateDataset", "OperatorStateRows"]
+__all__ = ["SUBTASK_COLUMN", "OperatorStateRows", "OperatorStateSource"]
 
 SUBTASK_COLUMN = "_subtask"
 """The number of the part that an element is in: of the subtask that had it, where each subtask has a part."""
@@ -50,13 +50,15 @@ class OperatorStateRows:
         return pa.Table.from_arrays([numbers, *values], schema=self.schema)
 
 
-class OperatorStateDataset(ScannedDataset):
-    """The elements of an operator state of `uid`, with the types that they have in SQL (`query/sql_types.py`)."""
+class OperatorStateSource:
+    """The elements of an operator state of `uid` for SQL."""
 
-    def __init__(self, uid: str, state: OperatorStateRows, on_scan: Callable[[ScanStatistics], None]) -> None:
-        self._form = SqlForm(state.schema)
-        super().__init__(f"{uid}.{state.document.name}", self._form.schema, on_scan)
+    def __init__(self, uid: str, state: OperatorStateRows) -> None:
+        self.name = f"{uid}.{state.document.name}"
         self._state = state
+        self._form = SqlForm(state.schema)
+        self.schema = self._form.schema
+        self.shown = [column for column in self.schema.names if column != SUBTASK_COLUMN]
 
     def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
@@ -70,6 +72,4 @@ class OperatorStateDataset(ScannedDataset):
             table = pa.Table.from_batches([self._form(batch) for batch in batches], self.schema)
             statistics.batches_read += 1
             statistics.rows_read += part.rows
-            if filter is not None:
-                table = table.filter(filter)
-            yield from table.select(columns).to_batches()
+            yield from passing(table, columns, filter)
