@@ -13,11 +13,13 @@ the old files no more. A store that nobody writes to is compacted by `arrowstate
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, Item, RunFile, RunSlice, files_of, stored_slice
 from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.run import Run
@@ -25,7 +27,14 @@ from arrowstate.table.table import Table
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import INLINE_BYTES
 
-__all__ = ["CompactionPlan", "CompactionPolicy", "choose", "compact_backends", "plan_compaction"]
+__all__ = [
+    "BackgroundCompaction",
+    "CompactionPlan",
+    "CompactionPolicy",
+    "choose",
+    "compact_backends",
+    "plan_compaction",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +258,45 @@ def compact_backends(operators: Mapping[str, Sequence[KeyedStateBackend]], store
     plan = plan_compaction(operators, store, policy)
     plan.run()
     return plan.adopt()
+
+
+class BackgroundCompaction:
+    """Merges runs of live backends in a thread of its own, from one checkpoint to the next; without a policy none."""
+
+    def __init__(
+        self, operators: Mapping[str, Sequence[KeyedStateBackend]], store: str, policy: CompactionPolicy | None
+    ) -> None:
+        self._operators = operators
+        self._store = store
+        self._policy = policy
+        self._thread = ThreadPoolExecutor(1, "arrowstate-compaction")
+        self._merging: tuple[CompactionPlan, Future[None]] | None = None
+
+    def adopt(self) -> None:
+        """Put runs that were merged meanwhile in the place of their sources."""
+        if self._merging is None or not self._merging[1].done():
+            return
+        (plan, future), self._merging = self._merging, None
+        error = future.exception()
+        if error is None:
+            plan.adopt()
+        elif isinstance(error, StorageError | StorageFullError):
+            # The runs stay as they are, and the next checkpoint tries again.
+            warnings.warn(f"runs could not be compacted: {error}", RuntimeWarning, stacklevel=5)
+        else:
+            raise error
+
+    def plan(self) -> None:
+        """Let runs be merged if they take too much room; the next checkpoint may have the result."""
+        if self._policy is None or self._merging is not None:
+            return
+        plan = plan_compaction(self._operators, self._store, self._policy)
+        if plan.runs:
+            self._merging = plan, self._thread.submit(plan.run)
+
+    def close(self) -> None:
+        """Wait for what is being merged."""
+        self._thread.shutdown()
 
 
 def _slice_of(subtask: int, run: Run, store: str) -> RunSlice[Run]:

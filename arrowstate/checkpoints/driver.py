@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +19,10 @@ from typing import Any, Generic, TypeVar
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
-from arrowstate.checkpoints.compaction import CompactionPlan, CompactionPolicy, plan_compaction
-from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination, Status
+from arrowstate.checkpoints.compaction import BackgroundCompaction, CompactionPolicy
+from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
 from arrowstate.checkpoints.freezing import Part
-from arrowstate.checkpoints.pending import CheckpointProgress, Flight, PendingCheckpoint
+from arrowstate.checkpoints.pending import CheckpointProgress, Flight, PendingCheckpoint, StoreSide
 from arrowstate.checkpoints.protocol import (
     Abort,
     Acknowledge,
@@ -49,10 +47,8 @@ from arrowstate.checkpoints.protocol import (
 from arrowstate.checkpoints.writer import CheckpointWriter, WrittenPart
 from arrowstate.errors import (
     ArrowStateError,
-    CheckpointAbortedError,
     CheckpointCancelledError,
     CheckpointsStoppedError,
-    CommitUnknownError,
     FencedError,
     InvalidInputError,
     StorageError,
@@ -61,32 +57,17 @@ from arrowstate.errors import (
 from arrowstate.snapshot.disposal import dispose
 from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage.base import Storage
-from arrowstate.telemetry.records import Listener, Outcome, Recording
+from arrowstate.telemetry.records import Listener, Recording
 from arrowstate_formats.documents import LogEntryDocument, plain_json
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["CheckpointCoordinator", "StoreSide"]
+__all__ = ["CheckpointCoordinator"]
 
 SnapshotT = TypeVar("SnapshotT")
 
 _LONGEST_WAIT_S = 0.2
 """How long a waiting thread looks away from the clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSide(Generic[SnapshotT]):
-    """What the driver needs of the store that it takes checkpoints to."""
-
-    snapshot_of: Callable[[LogEntryDocument], SnapshotT]
-    "Makes what a caller gets out of what was committed."
-    savepoint_of: Callable[[Storage, LogEntryDocument], SnapshotT]
-    "The same of a savepoint."
-    open_place: Callable[[str | Path, Mapping[str, Any] | None], Storage]
-    "Opens where a savepoint goes, given its name or path, and storage options."
-    clock_ms: Callable[[], int]
-    new_id: Callable[[], str]
-    url: str = ""
 
 
 class CheckpointCoordinator(Generic[SnapshotT]):
@@ -141,8 +122,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._on_complete = on_complete
         self._on_abort = on_abort
         self._on_checkpoint = on_checkpoint
-        self._clock_ms = store.clock_ms
-        self._new_id = store.new_id
+        self._clock_ms = writer.clock_ms
         self._options = options or CheckpointOptions()
         self._parts = [Part(uid, number) for uid, each in self._operators.items() for number in range(len(each))]
         self._parts += [Part(uid, None) for uid in self._operator_states]
@@ -156,9 +136,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._writers = ThreadPoolExecutor(self._options.writer_threads, "arrowstate-checkpoint")
         # One thread, so commits and deletions are done in the order in which they were decided.
         self._finisher = ThreadPoolExecutor(1, "arrowstate-commit")
-        self._compaction = compaction
-        self._compactor = ThreadPoolExecutor(1, "arrowstate-compaction")
-        self._compacting: tuple[CompactionPlan, Future[None]] | None = None
+        self._compaction = BackgroundCompaction(self._operators, writer.store_key, compaction)
 
     def __enter__(self) -> CheckpointCoordinator[SnapshotT]:
         return self
@@ -312,7 +290,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
     def _start(self, action: Start, flight: Flight[SnapshotT], format: RunFormat) -> PendingCheckpoint[SnapshotT]:
         id = action.checkpoint_id
         try:
-            self._adopt_compaction()
+            self._compaction.adopt()
             flight.attempt = self._writer.freeze(
                 self._operators, operator_states=self._operator_states, allow_dropped_state=self._allow_dropped_state
             )
@@ -320,7 +298,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
             flight.unfrozen = error
             self.cancel(f"the backends could not be frozen: {error}", checkpoint_id=id)
             raise
-        self._plan_compaction()
+        self._compaction.plan()
         cancelled = flight.cancelled.is_set
         if flight.target is not None:
             frozen = flight.attempt.frozen
@@ -333,7 +311,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                 properties=flight.properties or {},
                 watermark=frozen.watermark if flight.watermark is None else flight.watermark,
                 format=format,
-                new_id=self._new_id,
+                new_id=self._writer.new_id,
                 clock_ms=self._clock_ms,
                 cancelled=cancelled,
             )
@@ -344,31 +322,9 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                 self._writers.submit(write).add_done_callback(partial(self._written, id, flight, part))
         return PendingCheckpoint(self, id, action.kind, flight)
 
-    def _adopt_compaction(self) -> None:
-        """Put runs that were merged meanwhile in the place of their sources."""
-        if self._compacting is None or not self._compacting[1].done():
-            return
-        (plan, future), self._compacting = self._compacting, None
-        error = future.exception()
-        if error is None:
-            plan.adopt()
-        elif isinstance(error, StorageError | StorageFullError):
-            # The runs stay as they are, and the next checkpoint tries again.
-            warnings.warn(f"runs could not be compacted: {error}", RuntimeWarning, stacklevel=4)
-        else:
-            raise error
-
-    def _plan_compaction(self) -> None:
-        """Let runs be merged in the background if they take too much room; the next checkpoint may have the result."""
-        if self._compaction is None or self._compacting is not None:
-            return
-        plan = plan_compaction(self._operators, self._writer.store_key, self._compaction)
-        if plan.runs:
-            self._compacting = plan, self._compactor.submit(plan.run)
-
     def _saved(self, id: int, flight: Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
         """A savepoint is written as a whole, and then there: its subtasks have nothing left to commit."""
-        first, *others = self._parts
+        first = self._parts[0]
         error = future.exception()
         if error is None:
             assert flight.target is not None
@@ -379,9 +335,8 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                 error = unread
                 self._finisher.submit(self._discard, flight.target)
         if error is None:
-            self._feed(Acknowledge(self._clock_ms(), id, first, flight.target))
-            for part in others:
-                self._feed(Acknowledge(self._clock_ms(), id, part, None))
+            for part in self._parts:
+                self._feed(Acknowledge(self._clock_ms(), id, part, flight.target if part is first else None))
         else:
             self._failed(id, flight, first, error)
 
@@ -451,7 +406,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         match action:
             case Start(id, kind):
                 started_at_ms = self._record(id).triggered_at_ms
-                recording = Recording(kind, self._store.url, started_at_ms, self._on_checkpoint, checkpoint_id=id)
+                recording = Recording(kind, self._writer.url, started_at_ms, self._on_checkpoint, checkpoint_id=id)
                 self._flights[id] = Flight(recording)
             case Commit(id, "savepoint"):
                 self._finisher.submit(self._feed, CommitWon(self._clock_ms(), id))
@@ -471,15 +426,10 @@ class CheckpointCoordinator(Generic[SnapshotT]):
                 self._failure = self._failure or CheckpointsStoppedError(reason)
 
     def _abort(self, id: int, reason: str) -> None:
-        flight = self._flights.pop(id)
-        flight.cancelled.set()
-        record = flight.ended = self._record(id)
-        if isinstance(flight.cause, (FencedError, CommitUnknownError)):
-            flight.error = self._failure = flight.cause
-        else:
-            flight.error = CheckpointAbortedError(id, record.status.value, reason)
-            flight.error.__cause__ = flight.cause
-        self._news.append(flight.recording.ended(_outcome_of(record.status, flight), flight.unfrozen or flight.error))
+        flight, record = self._flights.pop(id), self._record(id)
+        if flight.fail(record, reason):
+            self._failure = flight.error
+        self._news.append(flight.recording.ended(flight.outcome_of(record.status), flight.unfrozen or flight.error))
         if self._on_abort is not None:
             self._news.append(partial(self._on_abort, id, record.kind, reason))
 
@@ -496,13 +446,5 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         # The writers first: what they still finish is deleted by the other one.
         self._writers.shutdown()
         self._finisher.shutdown()
-        self._compactor.shutdown()
+        self._compaction.close()
         self._tell_listeners()
-
-
-def _outcome_of(status: Status, flight: Flight[Any]) -> Outcome:
-    """Return what a checkpoint came to that ended without a commit."""
-    if status is Status.UNKNOWN:
-        return "unknown"
-    given_up = status in (Status.CANCELLED, Status.SUBSUMED) and flight.unfrozen is None
-    return "aborted" if given_up else "failed"

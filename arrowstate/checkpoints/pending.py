@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from arrowstate.checkpoints.coordination import CheckpointRecord
+from arrowstate.checkpoints.coordination import CheckpointRecord, Status
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointAttempt
+from arrowstate.errors import CheckpointAbortedError, CommitUnknownError, FencedError
 from arrowstate.storage.base import Storage
-from arrowstate.telemetry.records import Recording
+from arrowstate.telemetry.records import Outcome, Recording
+from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["CheckpointProgress", "Coordinator", "Flight", "PendingCheckpoint"]
+__all__ = ["CheckpointProgress", "Coordinator", "Flight", "PendingCheckpoint", "StoreSide"]
 
 SnapshotT = TypeVar("SnapshotT")
 
@@ -72,9 +75,39 @@ class Flight(Generic[SnapshotT]):
     "Why the backends could not be frozen."
     ended: CheckpointRecord | None = None
 
+    def fail(self, record: CheckpointRecord, reason: str) -> bool:
+        """End without a commit; return whether no other checkpoint can follow."""
+        self.cancelled.set()
+        self.ended = record
+        is_last = isinstance(self.cause, (FencedError, CommitUnknownError))
+        self.error = self.cause
+        if not is_last:
+            self.error = CheckpointAbortedError(record.checkpoint_id, record.status.value, reason)
+            self.error.__cause__ = self.cause
+        return is_last
+
+    def outcome_of(self, status: Status) -> Outcome:
+        """Return what a checkpoint came to that ended without a commit."""
+        if status is Status.UNKNOWN:
+            return "unknown"
+        given_up = status in (Status.CANCELLED, Status.SUBSUMED) and self.unfrozen is None
+        return "aborted" if given_up else "failed"
+
     @property
     def done(self) -> bool:
         return self.outcome is not None or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSide(Generic[SnapshotT]):
+    """What the driver needs of the store that it takes checkpoints to."""
+
+    snapshot_of: Callable[[LogEntryDocument], SnapshotT]
+    "Makes what a caller gets out of what was committed."
+    savepoint_of: Callable[[Storage, LogEntryDocument], SnapshotT]
+    "The same of a savepoint."
+    open_place: Callable[[str | Path, Mapping[str, Any] | None], Storage]
+    "Opens where a savepoint goes, given its name or path, and storage options."
 
 
 class PendingCheckpoint(Generic[SnapshotT]):

@@ -10,7 +10,6 @@ A checkpoint has three steps: freeze, write each part, commit. `checkpoint` take
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
+from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.checkpoints.freezing import FrozenCheckpoint, Part, check_nothing_dropped, freeze_checkpoint
 from arrowstate.errors import (
     CollectedError,
@@ -30,13 +30,9 @@ from arrowstate.errors import (
     StorageError,
     StorageFullError,
 )
-from arrowstate.log.boundary import NewReferences
-from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
-from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_fence
 from arrowstate.snapshot.operator import write_operator_states
-from arrowstate.snapshot.reading import store_key
-from arrowstate.snapshot.references import ReferenceReader, operator_state_files, run_files
-from arrowstate.snapshot.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
+from arrowstate.snapshot.references import operator_state_files, run_files
+from arrowstate.snapshot.subtasks import Content
 from arrowstate.snapshot.writing import WrittenSubtask, delete_quietly, operator_document, write_subtask
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Listener, PartRecord, recorded
@@ -76,17 +72,6 @@ class WrittenPart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Needs:
-    """The files that a checkpoint refers to."""
-
-    all: set[str]
-    written: set[str]
-    "Those written for it."
-    based_on: int
-    "An entry committed before the first of them was written."
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointAttempt:
     """A checkpoint that was frozen and is not committed yet."""
 
@@ -100,71 +85,18 @@ class CheckpointAttempt:
     "The same on the clock that times are measured with."
 
 
-class CheckpointWriter:
-    """Commits checkpoints to a store; only the newest writer of a store may.
+class CheckpointWriter(Committer):
+    """Writes checkpoints to a store and commits them; only the newest writer of a store may.
 
-    Parts may be written by several threads at once; commits wait for each other.
-
-    Parameters
-    ----------
-    storage, store_id
-        Where to, and the identity of the store there.
-    clock_ms
-        Returns the time in milliseconds since 1970; it is recorded, nothing is decided by it.
-    new_id
-        Returns a fresh, unique name at each call.
-    properties
-        Kept in the fence entry.
-    accept_loss
-        Whether to go on, with a RuntimeWarning, where the newest entries of the log are lost.
-    on_checkpoint
-        Called with the record of each `checkpoint` that ended.
-
-    Raises
-    ------
-    CorruptDataError
-        If the newest entries of the log are lost and `accept_loss` is false; nothing was changed.
+    Parts may be written by several threads at once. Parameters and errors as for `Committer`; `on_checkpoint` is called
+    once for each checkpoint that ended.
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        store_id: str,
-        *,
-        clock_ms: Callable[[], int],
-        new_id: Callable[[], str],
-        properties: Mapping[str, Any] | None = None,
-        accept_loss: bool = False,
-        on_checkpoint: Listener | None = None,
+        self, storage: Storage, store_id: str, *, on_checkpoint: Listener | None = None, **options: Any
     ) -> None:
-        self._storage = storage
+        super().__init__(storage, store_id, **options)
         self._on_checkpoint = on_checkpoint
-        self._store_id = store_id
-        self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss)
-        self._clock_ms = clock_ms
-        self._new_id = new_id
-        self._lock = threading.Lock()
-        self._fenced_by: int | None = None
-        # The files of its last checkpoint, which no collection takes while that is the newest entry.
-        self._held: set[str] = set()
-        # Files that a collection took or may take: nothing refers to them again.
-        self._condemned: set[str] = set()
-        self._newest, self._content = self._take_fence(dict(properties or {}))
-
-    @property
-    def store_key(self) -> str:
-        """What runs know the store by, see `arrowstate.snapshot.reading.store_key`."""
-        return store_key(self._storage, self._store_id)
-
-    @property
-    def newest_id(self) -> int:
-        """An id that no checkpoint of the store is above, as far as this writer knows."""
-        return newest_id(self._newest)
-
-    @property
-    def epoch(self) -> int:
-        """The writer's epoch; a newer writer has a higher one."""
-        return self._newest.document.writer_epoch
 
     def checkpoint(
         self,
@@ -215,7 +147,7 @@ class CheckpointWriter:
             If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
             committed the number after it.
         """
-        with recorded("checkpoint", self._storage.url, self._clock_ms(), listener=self._on_checkpoint) as recording:
+        with recorded("checkpoint", self._storage.url, self.clock_ms(), listener=self._on_checkpoint) as recording:
             attempt = self.freeze(
                 operators,
                 operator_states=operator_states,
@@ -255,7 +187,7 @@ class CheckpointWriter:
         checkpoint that began before, for who takes it, says so with `started_at_ms`.
         """
         self._check_not_fenced()
-        started_at_ms = self._clock_ms() if started_at_ms is None else started_at_ms
+        started_at_ms = self.clock_ms() if started_at_ms is None else started_at_ms
         began_ns = time.perf_counter_ns()
         frozen = freeze_checkpoint(operators, operator_states or {})
         base, content = self._newest.document, self._content
@@ -301,7 +233,7 @@ class CheckpointWriter:
             part.subtask,
             attempt.frozen.operators[part.operator][part.subtask],
             format=format,
-            new_id=self._new_id,
+            new_id=self.new_id,
             previous=previous,
             cancelled=cancelled,
         )
@@ -327,7 +259,7 @@ class CheckpointWriter:
                 self._storage,
                 part.operator,
                 attempt.frozen.operator_states[part.operator],
-                new_id=self._new_id,
+                new_id=self.new_id,
                 paths=paths,
                 previous=before,
                 cancelled=cancelled,
@@ -397,7 +329,7 @@ class CheckpointWriter:
                 documents[uid] = OperatorDocument(
                     uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=[*part.operator_states]
                 )
-        needs = _Needs(
+        needs = Needs(
             {path for part in written for path in part.references},
             {path for part in written for path in part.paths},
             attempt.base.number,
@@ -420,113 +352,6 @@ class CheckpointWriter:
                 part.subtask.committed(self._storage, self._store_id)
         return entry
 
-    def commit(
-        self,
-        operators: Sequence[OperatorDocument],
-        *,
-        properties: Mapping[str, Any] | None = None,
-        watermark: int | None = None,
-        started_at_ms: int,
-    ) -> LogEntryDocument:
-        """Commit a checkpoint whose files are written, for instance by the tasks of a cluster.
-
-        The manifests are read, and every file that the checkpoint before does not have is looked for.
-
-        Raises
-        ------
-        FencedError
-            If a newer writer has opened the store; nothing was committed.
-        InvalidInputError
-            If the properties are not JSON; nothing was committed.
-        CollectedError
-            If files that it refers to were collected; nothing was committed.
-        CommitUnknownError
-            If it cannot be told whether it was committed.
-        """
-        operators = whole_operators(self._storage, operators)
-        needed = ReferenceReader(self._storage).files(operators)
-        return self._commit(
-            operators,
-            _Needs(set(needed), set(), self._newest.document.number),
-            properties=properties,
-            watermark=watermark,
-            started_at_ms=started_at_ms,
-        )
-
-    def _commit(
-        self,
-        operators: Sequence[OperatorDocument],
-        needs: _Needs,
-        *,
-        properties: Mapping[str, Any] | None,
-        watermark: int | None,
-        started_at_ms: int,
-        checkpoint_id: int | None = None,
-        statistics: Sequence[SubtaskStatisticsDocument] = (),
-    ) -> LogEntryDocument:
-        with self._lock:
-            return self._append(
-                operators,
-                needs,
-                properties=properties or {},
-                watermark=watermark,
-                started_at_ms=started_at_ms,
-                checkpoint_id=checkpoint_id,
-                statistics=statistics,
-            )
-
-    def _append(self, operators: Sequence[OperatorDocument], needs: _Needs, **fields: Any) -> LogEntryDocument:
-        self._check_not_fenced()
-        lists: list[str] = []
-        before = () if isinstance(self._content, CorruptDataError) else self._content.operators
-        try:
-            kept = fitted(
-                self._storage, operators, before=before, condemned=self._condemned, new_id=self._new_id, paths=lists
-            )
-            files = {path for operator in kept for path in list_files(operator)}
-            needs = _Needs(needs.all | files, needs.written.union(lists), needs.based_on)
-            return self._append_fitted(kept, operators, needs, **fields)
-        except (FencedError, InvalidInputError, StorageFullError, StorageError):
-            # After anything else the entry may be there.
-            delete_quietly(self._storage, lists)
-            raise
-        except CollectedError as error:
-            self._condemned.update(error.paths)
-            delete_quietly(self._storage, lists)
-            raise
-
-    def _append_fitted(
-        self, kept: Sequence[OperatorDocument], whole: Sequence[OperatorDocument], needs: _Needs, **fields: Any
-    ) -> LogEntryDocument:
-        while True:
-            self._check_not_fenced()
-            entry = next_checkpoint(
-                self._newest,
-                kept,
-                commit_id=self._new_id(),
-                now_ms=self._clock_ms(),
-                **fields,
-            )
-            references = NewReferences(
-                needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
-            )
-            committed = self._log.append(entry, references)
-            if committed is not None:
-                self._newest, self._held = committed, needs.all
-                self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in whole])
-                return committed.document
-            newest = self._log.latest()
-            if newest is None:
-                # Listings lag behind: some entry took the number.
-                continue
-            if newest.document.writer_epoch == self.epoch:
-                # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it. What is
-                # older is no longer held by being the newest.
-                self._newest, self._held = newest, set()
-                self._content = self._content_of(newest)
-            else:
-                self._fenced_by = newest.document.writer_epoch
-
     def _forget(self, frozen: FrozenCheckpoint, paths: set[str]) -> None:
         """Let the next attempt write anew what is in files that are gone."""
         self._condemned |= paths
@@ -535,24 +360,3 @@ class CheckpointWriter:
                 stored = run.run.stored.get(self.store_key)
                 if stored is not None and not paths.isdisjoint(run_files(stored[0])):
                     del run.run.stored[self.store_key]
-
-    def _check_not_fenced(self) -> None:
-        if self._fenced_by is not None:
-            raise FencedError(self.epoch, self._fenced_by)
-
-    def _take_fence(self, properties: dict[str, Any]) -> tuple[CommittedEntry, Content | CorruptDataError]:
-        while True:
-            newest = self._log.latest()
-            fence = next_fence(newest, commit_id=self._new_id(), now_ms=self._clock_ms(), properties=properties)
-            # Losing means that another writer took the number: look again and go above it.
-            committed = self._log.append(fence)
-            if committed is not None:
-                return committed, self._content_of(newest)
-
-    def _content_of(self, newest: CommittedEntry | None) -> Content | CorruptDataError:
-        """Return what the store holds by an entry, or why that cannot be told."""
-        try:
-            entry = None if newest is None else self._log.content(newest)
-        except CorruptDataError as error:
-            return error
-        return Content(self._storage, () if entry is None else entry.operators)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
+from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance.collection import CollectionReport, apply_collection
 from arrowstate.maintenance.collection_plan import CollectionPlan
-from arrowstate.maintenance.compaction import (
-    StoreCompactionPlan,
-    StoreCompactionReport,
-)
+from arrowstate.maintenance.compaction import StoreCompactionPlan, apply_store_compaction
 from arrowstate.maintenance.leases import CheckpointLease
-from arrowstate.storage.base import Storage
+from arrowstate.store.reading import ReadableStore
+from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import recorded
-
-if TYPE_CHECKING:
-    from arrowstate.store.snapshot import Snapshot
-    from arrowstate.store.store import StateStore
 
 __all__ = ["Collection", "Compaction", "Lease"]
 
@@ -39,8 +31,10 @@ class Lease(CheckpointLease):
     [{'user': 'ann', 'city': 'Rome'}]
     """
 
-    def __init__(self, store: StateStore, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, store: ReadableStore, committed: CommittedEntry, *, ttl_ms: int, holder: str) -> None:
+        super().__init__(
+            store.storage, committed, ttl_ms=ttl_ms, holder=holder, clock_ms=store.clock_ms, new_id=store.new_id
+        )
         self._store = store
 
     def __enter__(self) -> Lease:
@@ -70,25 +64,22 @@ class Collection:
     2
     """
 
-    def __init__(
-        self, storage: Storage, plan: CollectionPlan, clock_ms: Callable[[], int], new_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, store: ReadableStore, plan: CollectionPlan) -> None:
         self.plan = plan
-        self._storage = storage
-        self._clock_ms = clock_ms
-        self._new_id = new_id
+        self._store = store
 
     def __repr__(self) -> str:
         return (
-            f"<Collection {self._storage.url}: {len(self.plan.deletions)} files to delete, "
+            f"<Collection {self._store.url}: {len(self.plan.deletions)} files to delete, "
             f"{len(self.plan.waiting)} waiting, checkpoints {[item.checkpoint_id for item in self.plan.kept]} kept>"
         )
 
     def apply(self) -> CollectionReport:
         """Do what the plan says, except to what has become needed since; see `apply_collection`."""
-        now_ms = self._clock_ms()
-        with recorded("collection", self._storage.url, now_ms) as recording:
-            report = apply_collection(self._storage, self.plan, now_ms=now_ms, new_id=self._new_id)
+        store = self._store
+        now_ms = store.clock_ms()
+        with recorded("collection", store.url, now_ms) as recording:
+            report = apply_collection(store.storage, self.plan, now_ms=now_ms, new_id=store.new_id)
             deleted = frozenset(report.deleted)
             recording.files_deleted = len(deleted)
             recording.bytes_deleted = sum(item.bytes or 0 for item in self.plan.deletions if item.path in deleted)
@@ -115,12 +106,9 @@ class Compaction:
     <Snapshot 3 of memory://merges-example: op.total>
     """
 
-    def __init__(
-        self, store: StateStore, plan: StoreCompactionPlan, apply: Callable[[], StoreCompactionReport]
-    ) -> None:
+    def __init__(self, store: ReadableStore, plan: StoreCompactionPlan) -> None:
         self.plan = plan
         self._store = store
-        self._apply = apply
 
     def __repr__(self) -> str:
         runs = sum(len(merge.runs) for merge in self.plan.merges)
@@ -134,5 +122,12 @@ class Compaction:
 
         See `apply_store_compaction` for the errors; after any of them the store holds what it held.
         """
-        entry = self._apply().entry
-        return None if entry is None else self._store.snapshot_of(entry)
+        store = self._store
+        with recorded("compaction", store.url, store.clock_ms()) as recording:
+            report = apply_store_compaction(
+                store.storage, store.store_id, self.plan, clock_ms=store.clock_ms, new_id=store.new_id
+            )
+            recording.checkpoint_id = None if report.entry is None else report.entry.checkpoint_id
+            recording.bytes_written, recording.rows = report.bytes_written, report.rows
+            recording.is_void = not self.plan.merges
+        return None if report.entry is None else store.snapshot_of(report.entry)

@@ -10,7 +10,8 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPolicy, compact_backends
 from arrowstate.checkpoints.coordination import CheckpointOptions
-from arrowstate.checkpoints.driver import CheckpointCoordinator, StoreSide
+from arrowstate.checkpoints.driver import CheckpointCoordinator
+from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.store.snapshot import Snapshot

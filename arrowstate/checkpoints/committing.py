@@ -1,0 +1,243 @@
+"""The commit of a checkpoint: one writer of a store, its fence, and the entry that follows the newest one.
+
+What a writer last knew of the log stands here: the newest entry, the files that it holds, and those that a collection
+took. Specification: formats/spec/manifests-and-log.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arrowstate.errors import (
+    CollectedError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
+from arrowstate.log.boundary import NewReferences
+from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
+from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_fence
+from arrowstate.snapshot.reading import store_key
+from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.snapshot.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
+from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    SubtaskStatisticsDocument,
+)
+
+__all__ = ["Committer", "Needs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The files that a checkpoint refers to."""
+
+    all: set[str]
+    written: set[str]
+    "Those written for it."
+    based_on: int
+    "An entry committed before the first of them was written."
+
+
+class Committer:
+    """Commits checkpoints whose files are written; only the newest writer of a store may. Commits wait for each other.
+
+    Parameters
+    ----------
+    storage, store_id
+        Where to, and the identity of the store there.
+    clock_ms
+        Returns the time in milliseconds since 1970; it is recorded, nothing is decided by it.
+    new_id
+        Returns a fresh, unique name at each call.
+    properties
+        Kept in the fence entry.
+    accept_loss
+        Whether to go on, with a RuntimeWarning, where the newest entries of the log are lost.
+    on_checkpoint
+        Called with the record of each `checkpoint` that ended.
+
+    Raises
+    ------
+    CorruptDataError
+        If the newest entries of the log are lost and `accept_loss` is false; nothing was changed.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        store_id: str,
+        *,
+        clock_ms: Callable[[], int],
+        new_id: Callable[[], str],
+        properties: Mapping[str, Any] | None = None,
+        accept_loss: bool = False,
+    ) -> None:
+        self._storage = storage
+        self._store_id = store_id
+        self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss)
+        self.clock_ms = clock_ms
+        self.new_id = new_id
+        self._lock = threading.Lock()
+        self._fenced_by: int | None = None
+        # The files of its last checkpoint, which no collection takes while that is the newest entry.
+        self._held: set[str] = set()
+        # Files that a collection took or may take: nothing refers to them again.
+        self._condemned: set[str] = set()
+        self._newest, self._content = self._take_fence(dict(properties or {}))
+
+    @property
+    def store_key(self) -> str:
+        """What runs know the store by, see `arrowstate.snapshot.reading.store_key`."""
+        return store_key(self._storage, self._store_id)
+
+    @property
+    def newest_id(self) -> int:
+        """An id that no checkpoint of the store is above, as far as this writer knows."""
+        return newest_id(self._newest)
+
+    @property
+    def epoch(self) -> int:
+        """The writer's epoch; a newer writer has a higher one."""
+        return self._newest.document.writer_epoch
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return self._storage.url
+
+    def commit(
+        self,
+        operators: Sequence[OperatorDocument],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        started_at_ms: int,
+    ) -> LogEntryDocument:
+        """Commit a checkpoint whose files are written, for instance by the tasks of a cluster.
+
+        The manifests are read, and every file that the checkpoint before does not have is looked for.
+
+        Raises
+        ------
+        FencedError
+            If a newer writer has opened the store; nothing was committed.
+        InvalidInputError
+            If the properties are not JSON; nothing was committed.
+        CollectedError
+            If files that it refers to were collected; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+        """
+        operators = whole_operators(self._storage, operators)
+        needed = ReferenceReader(self._storage).files(operators)
+        return self._commit(
+            operators,
+            Needs(set(needed), set(), self._newest.document.number),
+            properties=properties,
+            watermark=watermark,
+            started_at_ms=started_at_ms,
+        )
+
+    def _commit(
+        self,
+        operators: Sequence[OperatorDocument],
+        needs: Needs,
+        *,
+        properties: Mapping[str, Any] | None,
+        watermark: int | None,
+        started_at_ms: int,
+        checkpoint_id: int | None = None,
+        statistics: Sequence[SubtaskStatisticsDocument] = (),
+    ) -> LogEntryDocument:
+        with self._lock:
+            return self._append(
+                operators,
+                needs,
+                properties=properties or {},
+                watermark=watermark,
+                started_at_ms=started_at_ms,
+                checkpoint_id=checkpoint_id,
+                statistics=statistics,
+            )
+
+    def _append(self, operators: Sequence[OperatorDocument], needs: Needs, **fields: Any) -> LogEntryDocument:
+        self._check_not_fenced()
+        lists: list[str] = []
+        before = () if isinstance(self._content, CorruptDataError) else self._content.operators
+        try:
+            kept = fitted(
+                self._storage, operators, before=before, condemned=self._condemned, new_id=self.new_id, paths=lists
+            )
+            files = {path for operator in kept for path in list_files(operator)}
+            needs = Needs(needs.all | files, needs.written.union(lists), needs.based_on)
+            return self._append_fitted(kept, operators, needs, **fields)
+        except (FencedError, InvalidInputError, StorageFullError, StorageError):
+            # After anything else the entry may be there.
+            delete_quietly(self._storage, lists)
+            raise
+        except CollectedError as error:
+            self._condemned.update(error.paths)
+            delete_quietly(self._storage, lists)
+            raise
+
+    def _append_fitted(
+        self, kept: Sequence[OperatorDocument], whole: Sequence[OperatorDocument], needs: Needs, **fields: Any
+    ) -> LogEntryDocument:
+        while True:
+            self._check_not_fenced()
+            entry = next_checkpoint(
+                self._newest,
+                kept,
+                commit_id=self.new_id(),
+                now_ms=self.clock_ms(),
+                **fields,
+            )
+            references = NewReferences(
+                needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
+            )
+            committed = self._log.append(entry, references)
+            if committed is not None:
+                self._newest, self._held = committed, needs.all
+                self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in whole])
+                return committed.document
+            newest = self._log.latest()
+            if newest is None:
+                # Listings lag behind: some entry took the number.
+                continue
+            if newest.document.writer_epoch == self.epoch:
+                # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it. What is
+                # older is no longer held by being the newest.
+                self._newest, self._held = newest, set()
+                self._content = self._content_of(newest)
+            else:
+                self._fenced_by = newest.document.writer_epoch
+
+    def _check_not_fenced(self) -> None:
+        if self._fenced_by is not None:
+            raise FencedError(self.epoch, self._fenced_by)
+
+    def _take_fence(self, properties: dict[str, Any]) -> tuple[CommittedEntry, Content | CorruptDataError]:
+        while True:
+            newest = self._log.latest()
+            fence = next_fence(newest, commit_id=self.new_id(), now_ms=self.clock_ms(), properties=properties)
+            # Losing means that another writer took the number: look again and go above it.
+            committed = self._log.append(fence)
+            if committed is not None:
+                return committed, self._content_of(newest)
+
+    def _content_of(self, newest: CommittedEntry | None) -> Content | CorruptDataError:
+        """Return what the store holds by an entry, or why that cannot be told."""
+        try:
+            entry = None if newest is None else self._log.content(newest)
+        except CorruptDataError as error:
+            return error
+        return Content(self._storage, () if entry is None else entry.operators)
