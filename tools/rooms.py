@@ -1,7 +1,8 @@
 """The rooms of `arrowstate`, layer by layer, with their lines; and whether all that is read is small enough.
 
 A module has at most 450 lines, the body of a function at most 80. Exits with 1 where something is larger and not named
-below; what is named and has become small enough is an error too.
+below; what is named and has become small enough is an error too. So is a circle of imports, those for types included:
+the layers forbid it between rooms, this inside one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +47,30 @@ def _lines(function: ast.FunctionDef) -> int:
     return body[-1].end_lineno - body[0].lineno + 1
 
 
+def circle(folders: Iterable[Path]) -> list[str]:
+    """Return the modules of a circle of imports below these packages, the first once more at its end; empty if none."""
+    files = {_module(file.relative_to(folder.parent)): file for folder in folders for file in folder.rglob("*.py")}
+    try:
+        TopologicalSorter({name: set(_imported(file, files.keys())) - {name} for name, file in files.items()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported(file: Path, known: Set[str]) -> Iterator[str]:
+    """Yield the modules that a module names in its imports, wherever in it they stand."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from {name if name in known else node.module for name in names} & known
+
+
 def layers() -> list[list[str]]:
     """Return the rooms as `pyproject.toml` declares their layers, the highest first."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
@@ -71,7 +97,10 @@ def main() -> int:
         print(f"{name} is small enough: take it out of LARGER in tools/rooms.py")
     modules = sum(limit == MODULE_LINES for _, _, limit in found)
     print(f"{modules} modules, {len(found) - modules} functions; larger, with a reason: {len(LARGER) - len(needless)}")
-    return 1 if needless or large.keys() - LARGER.keys() else 0
+    around = circle(ROOT / folder for folder in READ[:2])
+    if around:
+        print(f"a circle of imports: {' imports '.join(around[::-1])}; put what both need into a module below them")
+    return 1 if around or needless or large.keys() - LARGER.keys() else 0
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.table.columns import columns_equal, take
 from arrowstate.table.key_batch import KeyBatch
-from arrowstate.table.run import HASH_COLUMN
+from arrowstate.table.segment import HASH_COLUMN
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument
 from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 

@@ -19,7 +19,8 @@ from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.open_files import OpenFile, open_file
 from arrowstate.snapshot.reading import clear_dead
 from arrowstate.storage.base import Storage
-from arrowstate.table.run import HASH_COLUMN, Directory, Run, Segment, all_live, hashes_of
+from arrowstate.table.run import Directory, Run, all_live
+from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
 from arrowstate_formats.documents import ColumnStatistics, RunDocument
 
 __all__ = ["Part", "StoredRun", "live_in_file"]

@@ -31,7 +31,8 @@ from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
-from arrowstate.table.run import HASH_COLUMN, Run
+from arrowstate.table.run import Run
+from arrowstate.table.segment import HASH_COLUMN
 from arrowstate.table.table import find_keys
 from arrowstate.table.table import gather as column_of
 from arrowstate_formats.documents import ColumnStatistics, LogEntryDocument

@@ -19,7 +19,8 @@ from arrowstate.errors import (
 from arrowstate.snapshot.validation import is_validated
 from arrowstate.storage.base import Storage
 from arrowstate.storage.posix import storage_errors
-from arrowstate.table.run import Directory, Segment
+from arrowstate.table.run import Directory
+from arrowstate.table.segment import Segment
 from arrowstate_formats.directory import read_directory
 from arrowstate_formats.documents import (
     RunDocument,

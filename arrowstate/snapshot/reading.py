@@ -24,7 +24,8 @@ from arrowstate.snapshot.open_files import open_file, read
 from arrowstate.snapshot.subtasks import read_states, subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
-from arrowstate.table.run import Bits, Run, Segment, all_live
+from arrowstate.table.run import Bits, Run, all_live
+from arrowstate.table.segment import Segment
 from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.documents import (
     DeletionVectorDocument,

@@ -36,7 +36,7 @@ from arrowstate.snapshot.reading import open_run, subtask_runs
 from arrowstate.snapshot.subtasks import list_files, parts_in, subtasks_in
 from arrowstate.snapshot.validation import validated
 from arrowstate.storage.base import Storage
-from arrowstate.table.run import Segment
+from arrowstate.table.segment import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns

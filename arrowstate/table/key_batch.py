@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import rows_equal, take
-from arrowstate.table.run import Segment
+from arrowstate.table.segment import Segment
 
 __all__ = ["KeyBatch"]
 

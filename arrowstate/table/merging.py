@@ -24,7 +24,8 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import gather_places
-from arrowstate.table.run import Bits, Run, has_second
+from arrowstate.table.run import Bits, Run
+from arrowstate.table.segment import has_second
 
 __all__ = ["BatchSink", "MemorySink", "MergePolicy", "SpillSink", "fill", "merge_runs"]
 

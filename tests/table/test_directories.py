@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.table.key_batch import KeyBatch
-from arrowstate.table.run import Run, Segment, all_live
+from arrowstate.table.run import Run, all_live
+from arrowstate.table.segment import Segment
 
 ROWS = 3000
 

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from arrowstate.table import kernels, pair_kernels
-from arrowstate.table.run import Directory, Segment, all_live
+from arrowstate.table.run import Directory, all_live
+from arrowstate.table.segment import Segment
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FEW = st.integers(-3, 3)

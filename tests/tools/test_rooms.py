@@ -37,7 +37,7 @@ def test_what_is_too_large_is_named(monkeypatch, capsys):
     code = rooms.main()
 
     assert code == 1
-    assert "arrowstate/store/store.py has" in capsys.readouterr().out
+    assert "arrowstate/errors.py has" in capsys.readouterr().out
 
 
 def test_what_became_small_is_no_exception_any_more(monkeypatch, capsys):
@@ -47,3 +47,29 @@ def test_what_became_small_is_no_exception_any_more(monkeypatch, capsys):
 
     assert code == 1
     assert "arrowstate/clock.py is small enough" in capsys.readouterr().out
+
+
+def make_package(folder, **modules):
+    folder.mkdir()
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def test_a_circle_of_imports_is_found_though_one_of_them_is_for_types_and_one_in_a_function(tmp_path):
+    below = "def below():\n    from shop.orders import Order\n"
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import shop.items\n"
+    package = make_package(tmp_path / "shop", __init__="", orders=types, items="from shop import stock\n", stock=below)
+
+    found = rooms.circle([package])
+
+    assert found[0] == found[-1]
+    assert set(found) == {"shop.orders", "shop.items", "shop.stock"}
+
+
+def test_modules_that_import_each_other_one_way_only_are_no_circle(tmp_path):
+    package = make_package(
+        tmp_path / "shop", __init__="import shop.orders\n", orders="import shop.stock\n", stock="import os\n"
+    )
+
+    assert rooms.circle([package]) == []

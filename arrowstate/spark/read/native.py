@@ -30,7 +30,7 @@ from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_sc
 from arrowstate.spark.source import FORMAT, register
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate.table.run import HASH_COLUMN
+from arrowstate.table.segment import HASH_COLUMN
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.statistics import has_floats
 

@@ -1,0 +1,116 @@
+"""Segments: consecutive rows of a run that lie in one record batch, sorted by the hash of their key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.table.columns import fixed_words
+
+__all__ = ["HASH_COLUMN", "SECOND_COLUMNS", "Segment", "has_second", "hashes_of"]
+
+HASH_COLUMN = "_key_hash"
+SECOND_COLUMNS = ("_entry_hash", "_seq")
+
+Ints = npt.NDArray[np.int64]
+
+
+def hashes_of(batch: pa.RecordBatch) -> Ints:
+    """View the `_key_hash` column of a run's batch as numpy, without a copy."""
+    return np.asarray(batch.column(0).to_numpy(), dtype=np.int64)
+
+
+def has_second(schema: pa.Schema) -> bool:
+    """Whether the runs of a schema are sorted by a second column within equal hashes."""
+    return len(schema) > 1 and schema.field(1).name in SECOND_COLUMNS
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One record batch of a run.
+
+    Rows that were stored with an earlier schema are converted when they are first looked at.
+    """
+
+    stored: pa.RecordBatch
+    hashes: Ints
+    first_row: int
+    "The row of the run's file that the batch starts with."
+    seconds: Ints | None = None
+    "The column by which rows of one hash are sorted, where there is one."
+    convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    "Makes a batch of the current schema of the stored one; the sort columns stay."
+    converted: pa.RecordBatch | None = None
+    times: tuple[int, int] | None = None
+    "The lowest and the highest time of its rows, or beyond them, where they are known."
+    max_seq: int | None = None
+    "At least the highest `_seq`, where it is known."
+    views: dict[int, npt.NDArray[Any] | None] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def of(
+        cls, batch: pa.RecordBatch, first_row: int, convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    ) -> Segment:
+        """View a run's batch; its schema tells whether it has a second sort column."""
+        seconds = np.asarray(batch.column(1).to_numpy(), dtype=np.int64) if has_second(batch.schema) else None
+        return cls(batch, hashes_of(batch), first_row, seconds, convert)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The rows, in the columns of the current schema."""
+        if self.convert is None:
+            return self.stored
+        if self.converted is None:
+            self.converted = self.convert(self.stored)
+        return self.converted
+
+    def words(self, number: int) -> npt.NDArray[Any] | None:
+        """View a column as `fixed_words` does, and keep the view; None where it has nulls too."""
+        if number not in self.views:
+            column = self.batch.column(number)
+            self.views[number] = None if column.null_count else fixed_words(column)
+        return self.views[number]
+
+    @property
+    def highest_seq(self) -> int:
+        """At least the highest `_seq` of a segment of a list; rows are looked at only where it is not known."""
+        if self.max_seq is None:
+            assert self.seconds is not None
+            self.max_seq = int(self.seconds.max())
+        return self.max_seq
+
+    @property
+    def converted_bytes(self) -> int:
+        """Bytes of the columns that were made by converting."""
+        if self.converted is None:
+            return 0
+        shared = {_address(column) for column in self.stored.columns}
+        return sum(column.nbytes for column in self.converted.columns if _address(column) not in shared)
+
+    def with_conversion(self, convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Segment:
+        """Return the same rows in the columns that `convert` makes of `batch`."""
+        earlier = self.convert
+        both = convert if earlier is None else lambda batch: convert(earlier(batch))
+        return replace(self, convert=both, converted=None)
+
+    def slice(self, start: int, stop: int) -> Segment:
+        """Return the rows from start (inclusive) to stop (exclusive) of the batch, without a copy."""
+        seconds = None if self.seconds is None else self.seconds[start:stop]
+        batch = self.stored.slice(start, stop - start)
+        hashes, first_row = self.hashes[start:stop], self.first_row + start
+        return replace(self, stored=batch, hashes=hashes, first_row=first_row, seconds=seconds, converted=None)
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + int(self.hashes.size)
+
+
+def _address(column: pa.Array) -> int:
+    # The last buffer holds the values of the innermost column; a column without rows or values has none.
+    last = next((buffer for buffer in reversed(column.buffers()) if buffer is not None), None)
+    return 0 if last is None else int(last.address)
