@@ -186,9 +186,14 @@ def busy_server():
     class Busy(BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append(self.path)
+            # In the words of S3, for which s3fs has an ear.
+            text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             self.send_response(503)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(text)
 
         do_HEAD = do_PUT = do_POST = do_GET  # noqa: N815
 
