@@ -11,7 +11,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import FencedError, InvalidInputError
-from arrowstate.spark import keyed_sink, stateful
+from arrowstate.spark import bootstrap, keyed_sink, stateful
 from arrowstate.telemetry import OperationRecord, listen
 
 
@@ -123,3 +123,15 @@ def test_operators_tell_of_each_micro_batch_in_the_driver(stream: Any, make_rows
     ]
     assert records[-1].rows == len(stream.expected())
     assert told == records
+
+
+def test_a_table_that_becomes_state_is_told_as_an_import(spark: Any, tmp_path: Path, told: Any) -> None:
+    total = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+    frame = spark.range(1000).selectExpr("id AS k", "id AS total")
+
+    made = bootstrap(frame, store=tmp_path / "store", uid="op", key=["k"], states=[total], parallelism=2)
+
+    (record,) = told
+    assert (record.kind, record.outcome, record.checkpoint_id) == ("import", "completed", made.checkpoint_id)
+    assert (record.rows, [part.subtask for part in record.parts]) == (1000, [0, 1])
+    assert 0 < record.commit_us <= record.duration_us

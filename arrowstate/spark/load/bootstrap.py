@@ -25,6 +25,7 @@ from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.schemas import spark_type
 from arrowstate.spark.task import SubtaskResult
 from arrowstate.store import Snapshot, open_store
+from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
@@ -191,14 +192,23 @@ def run_fills(
     """
     started_at_ms = now_ms()
     filled: list[FilledOperator] = []
-    try:
-        filled.extend(FilledOperator(plan, _run(frame, plan, order_by)) for frame, plan, order_by in fills)
-        kept = properties(filled)
-    except BaseException:
-        for _, plan, _ in fills:
-            delete_files_of(plan)
-        raise
-    commit_fill(filled, properties=kept, started_at_ms=started_at_ms, new_id=new_id, clock_ms=now_ms)
+    with recorded("import", fills[0][1].store, started_at_ms) as recording:
+        try:
+            filled.extend(FilledOperator(plan, _run(frame, plan, order_by)) for frame, plan, order_by in fills)
+            kept = properties(filled)
+        except BaseException:
+            for _, plan, _ in fills:
+                delete_files_of(plan)
+            raise
+        with recording.committing():
+            entry = commit_fill(filled, properties=kept, started_at_ms=started_at_ms, new_id=new_id, clock_ms=now_ms)
+        recording.checkpoint_id = entry.checkpoint_id
+        recording.parts.extend(
+            PartRecord.of(item.statistics, rows=sum(item.subtask.live_rows.values()))
+            for operator in filled
+            for item in operator.subtasks
+            if item.subtask is not None and item.statistics is not None
+        )
     return filled
 
 
