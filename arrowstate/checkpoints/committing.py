@@ -101,7 +101,7 @@ class Committer:
 
     @property
     def newest_id(self) -> int:
-        """An id that no checkpoint of the store is above, as far as this writer knows."""
+        """The id of the newest checkpoint of the store, 0 if there is none, as far as this writer knows."""
         return newest_id(self._newest)
 
     @property

@@ -74,7 +74,7 @@ class CheckpointOptions:
     ...     first = checkpoints.poll()  # due at once, the next one in an hour
     ...     second = checkpoints.poll()
     >>> first.result().checkpoint_id, second
-    (2, None)
+    (1, None)
     """
 
     interval_ms: int | None = None
@@ -209,6 +209,10 @@ class Coordination:
             if record.status is not Status.COMMITTING
         )
         return min(times, default=None)
+
+    def begin_above(self, checkpoint_id: int) -> None:
+        """Give only ids above this one from now on: others commit to the store too."""
+        self._newest_id = max(self._newest_id, checkpoint_id)
 
     def handle(self, event: Event) -> list[Action]:
         """Take note of what happened; return what to do, in order."""

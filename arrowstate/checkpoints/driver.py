@@ -126,7 +126,7 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         self._options = options or CheckpointOptions()
         self._parts = [Part(uid, number) for uid, each in self._operators.items() for number in range(len(each))]
         self._parts += [Part(uid, None) for uid in self._operator_states]
-        self._coordination = Coordination(self._parts, self._options, newest_id=writer.newest_id)
+        self._coordination = Coordination(self._parts, self._options)
         # Guards the coordination and the flights; whoever changes them tells those who wait.
         self._changed = threading.Condition()
         self._flights: dict[int, Flight[SnapshotT]] = {}
@@ -272,13 +272,12 @@ class CheckpointCoordinator(Generic[SnapshotT]):
         format: RunFormat | None = None,
     ) -> PendingCheckpoint[SnapshotT] | None:
         self._tell_listeners()
-        if self._failure is not None:
-            raise self._failure
-        if self._closed:
-            raise CheckpointsStoppedError("the coordinator is closed")
+        if self._failure is not None or self._closed:
+            raise self._failure or CheckpointsStoppedError("the coordinator is closed")
         properties = plain_json("properties", properties)
         watermark = check_integer("watermark", watermark, optional=True)
         with self._changed:
+            self._coordination.begin_above(self._writer.newest_id)
             # Nobody else may end it before it is known here.
             start = next((action for action in self._feed(event) if isinstance(action, Start)), None)
             if start is None:

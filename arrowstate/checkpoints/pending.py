@@ -123,7 +123,7 @@ class PendingCheckpoint(Generic[SnapshotT]):
     ...     pending = checkpoints.trigger_savepoint("friday")
     ...     savepoint = pending.result(timeout_ms=60_000)
     >>> pending, pending.done
-    (<savepoint 2: completed, 1 of 1 parts written>, True)
+    (<savepoint 1: completed, 1 of 1 parts written>, True)
     >>> savepoint.to_arrow("people.city").to_pylist()
     [{'user': 'ann', 'city': 'Rome'}]
     """

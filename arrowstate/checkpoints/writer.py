@@ -307,7 +307,7 @@ class CheckpointWriter(Committer):
         properties, watermark
             As for `checkpoint`.
         checkpoint_id
-            The id, which must be above those of all checkpoints; by default the number of the entry, if that is.
+            The id, which must be above those of all checkpoints; by default the one after the newest.
         """
         watermark = check_integer("watermark", watermark, optional=True)
         frozen = attempt.frozen

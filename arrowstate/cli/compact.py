@@ -35,7 +35,6 @@ def compact(options: argparse.Namespace) -> int:
                 "merges": merges,
                 "bytes_read": plan.bytes_read,
                 "bytes_written": plan.bytes_written,
-                "log_entry": None if done is None else done.number,
                 "storage_after": None if after is None else _as_json(after),
             }
         )
@@ -52,7 +51,7 @@ def compact(options: argparse.Namespace) -> int:
     elif done is None or after is None:
         say("later checkpoints have let all of these runs go; nothing was changed")
     else:
-        say(f"log entry {done.number} holds the same checkpoint and takes {_text(after)}")
+        say(f"checkpoint {done.checkpoint_id} was compacted and takes {_text(after)}")
         say("the old files go when `arrowstate gc` drops the checkpoints that need them")
     return 0
 

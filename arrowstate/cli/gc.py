@@ -44,10 +44,7 @@ def collect(options: argparse.Namespace) -> int:
 def _as_json(plan: CollectionPlan, report: CollectionReport | None) -> dict[str, Any]:
     return {
         "applied": report is not None,
-        "boundary": plan.boundary,
-        "kept": [
-            {"checkpoint_id": item.checkpoint_id, "number": item.number, "reasons": item.reasons} for item in plan.kept
-        ],
+        "kept": [{"checkpoint_id": item.checkpoint_id, "reasons": item.reasons} for item in plan.kept],
         "dropped": plan.dropped,
         "bytes": plan.bytes,
         "unknown_sizes": plan.unknown_sizes,

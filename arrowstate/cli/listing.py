@@ -39,7 +39,6 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             found.append(
                 {
                     "checkpoint_id": entry.checkpoint_id,
-                    "number": entry.number,
                     "kind": entry.kind,
                     "committed_at_ms": entry.committed_at_ms,
                     "bytes": bytes_of(runs),
@@ -53,11 +52,10 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         print_json(found)
         return 0
     print_table(
-        ["id", "number", "kind", "committed", "bytes", "rows", "operators"],
+        ["id", "kind", "committed", "bytes", "rows", "operators"],
         [
             (
                 item["checkpoint_id"],
-                item["number"],
                 item["kind"],
                 time_text(item["committed_at_ms"]),
                 bytes_text(item["bytes"]),
@@ -82,7 +80,7 @@ def show_checkpoint(options: argparse.Namespace) -> int:
         return 0
     seconds = (entry.committed_at_ms - entry.started_at_ms) / 1000
     say(f"{entry.kind} {entry.checkpoint_id} of {snapshot.storage.url}")
-    say(f"  log entry   {entry.number}, written by epoch {entry.writer_epoch}")
+    say(f"  written by  epoch {entry.writer_epoch}")
     say(f"  committed   {time_text(entry.committed_at_ms)}, {seconds:.1f} s after it began")
     say(f"  watermark   {'none' if entry.watermark is None else entry.watermark}")
     for name, value in entry.properties.items():

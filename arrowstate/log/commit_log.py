@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 
 from arrowstate.errors import (
     ArrowStateError,
@@ -12,10 +13,13 @@ from arrowstate.errors import (
     CollectedError,
     CommitUnknownError,
     CorruptDataError,
+    FormatVersionError,
 )
 from arrowstate.log.boundary import Boundary, NewReferences, boundaries, highest_boundary, path_of
-from arrowstate.log.entries import HINT_PATH, CommittedEntry
+from arrowstate.log.entries import FIRST, HINT_PATH, CommittedEntry, newest_id
 from arrowstate.log.history import LogEntries, check_parent, refuse_loss, warn_of_loss
+from arrowstate.log.lookup import last_up_to
+from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Outcome
 from arrowstate_formats.documents import (
     LogEntryDocument,
@@ -114,35 +118,71 @@ class CommitLog(LogEntries):
         return self.committed_checkpoint(checkpoint_id).document
 
     def committed_checkpoint(self, checkpoint_id: int) -> CommittedEntry:
-        """Return the entry of a checkpoint, with its checksum; see `checkpoint`."""
+        """Return the entry of a checkpoint, with its checksum: the newest of those that share the id; see `checkpoint`.
+
+        Takes a listing of the log and two of `gc/`, and of n entries that are listed reads at most 2 log2 n and a few:
+        four where few fences lie between the checkpoint and the newest one, a dozen among thousands. A damaged entry
+        costs one more. For a checkpoint below the boundary all tags and leases are read too.
+        """
         checkpoint_id = check_integer("the id of a checkpoint", checkpoint_id, -_ANY, _ANY)
-        guess = self.get(checkpoint_id) if checkpoint_id >= 0 else None
-        if guess is not None and guess.document.checkpoint_id == checkpoint_id:
-            if guess.document.number >= self.boundary():
-                try:
-                    following = self.get(guess.document.number + 1)
-                except CorruptDataError:
-                    # Damage of its own, and no reason to refuse this one: it may be what is left to restore.
-                    return guess
-                if following is not None:
-                    check_parent(following, guess)
-                return guess
-            if self.is_kept(guess):
-                return guess
-        seen = []
-        try:
-            for entry in self.backwards():
-                if entry.checkpoint_id == checkpoint_id:
-                    return self.read(entry.number)
-                seen.append(entry.checkpoint_id)
-        except CorruptDataError:
-            # It may be what is left to restore, whatever else the log has lost.
-            for number in reversed(self.numbers()):
-                found = self._whole(number)
-                if found is not None and found.document.checkpoint_id == checkpoint_id:
-                    return found
-            raise
+        while True:
+            boundary = self.boundary()
+            numbers = self.numbers()
+            # A listing may be an old one; the entry at the boundary is there, and without a boundary the first.
+            of_log = [number for number in numbers if number >= boundary] or [boundary or FIRST]
+            found = self._of_log(of_log, checkpoint_id)
+            if found is not None and found.document.number >= self.boundary():
+                return found
+            found = self._held_below(boundary, numbers, checkpoint_id)
+            if found is not None:
+                return found
+            if self.boundary() == boundary:
+                break
+        seen = {entry.checkpoint_id for entry in self.backwards()}
         raise CheckpointNotFoundError(checkpoint_id, sorted(number for number in seen if number is not None))
+
+    def _of_log(self, numbers: Sequence[int], checkpoint_id: int) -> CommittedEntry | None:
+        """Return the newest entry with an id among those from the boundary on, however much of the others is lost."""
+        read = cache(self._readable)
+        entry = last_up_to(numbers, checkpoint_id, read)
+        # What was committed since the listing; and the next entry tells whether this one is what it was.
+        while entry is not None and (following := read(entry.document.number + 1)) is not None:
+            check_parent(following, entry)
+            if newest_id(following) > checkpoint_id:
+                break
+            entry = following
+        if entry is None or newest_id(entry) != checkpoint_id:
+            return None
+        try:
+            content = self.content(entry)
+        except CorruptDataError:
+            # The checkpoint that a compaction repeated may be what is left to restore.
+            before = (read(number) for number in reversed(numbers) if number < entry.document.number)
+            for other in before:
+                if other is not None and other.document.checkpoint_id == checkpoint_id:
+                    return other
+                if other is not None and newest_id(other) < checkpoint_id:
+                    break
+            raise
+        if content is None or content.checkpoint_id != checkpoint_id or content.number < numbers[0]:
+            return None
+        return entry if content is entry.document else self.get(content.number)
+
+    def _held_below(self, boundary: int, numbers: Sequence[int], checkpoint_id: int) -> CommittedEntry | None:
+        """Return a checkpoint that only a tag, a lease or being a savepoint has kept."""
+        below = [number for number in numbers if number < boundary]
+        pins = [pin for pin in read_pins(self._storage) if pin.entry.number < boundary] if below else []
+        for pin in sorted(pins, key=lambda pin: pin.entry.number, reverse=True):
+            entry = self.get(pin.entry.number) if pin.checkpoint_id == checkpoint_id else None
+            if entry is not None and entry.as_parent == pin.entry and entry.document.checkpoint_id == checkpoint_id:
+                return entry
+        # Hardly ever more than one: the savepoint with which a log began, or what a collection has left behind.
+        for number in sorted({*below}.difference(pin.entry.number for pin in pins)):
+            entry = self._readable(number)
+            document = None if entry is None else entry.document
+            if document is not None and (document.kind, document.checkpoint_id) == ("savepoint", checkpoint_id):
+                return entry
+        return None
 
     def holds(self, entry: LogEntryDocument) -> bool:
         """Whether a checkpoint that was read is still one of this store, and not collected since."""
@@ -193,7 +233,7 @@ class CommitLog(LogEntries):
                 raise CollectedError(lost)
         data = encode(document)
         if self._storage.put_if_absent(path, data, document.commit_id) is Outcome.LOST:
-            _logger.debug("%s: entry %d is another writer's", self._storage.url, document.number)
+            _logger.debug("%s: %s is another writer's", self._storage.url, path)
             return None
         try:
             # Only now: what a collection says before this it may do without seeing the entry.
@@ -223,21 +263,18 @@ class CommitLog(LogEntries):
         _say_committed(self._storage.url, document, len(data))
         return CommittedEntry(document, checksum(data), len(data))
 
-    def _whole(self, number: int) -> CommittedEntry | None:
-        """Return a checkpoint of a log that is damaged elsewhere, None if there is none or it cannot be read."""
+    def _readable(self, number: int) -> CommittedEntry | None:
+        """Return the entry with a number, None if there is none or it cannot be read."""
         try:
-            entry = self.get(number)
-        except CorruptDataError:
+            return self.get(number)
+        except (CorruptDataError, FormatVersionError):
             return None
-        if entry is None or entry.document.kind == "fence":
-            return None
-        return entry if number >= self.boundary() or self.is_kept(entry) else None
 
 
 def _say_committed(url: str, document: LogEntryDocument, size: int) -> None:
     fields = {
         "store": url,
-        "entry": document.number,
+        "log_entry": path_of(document.number),
         "kind": document.kind,
         "checkpoint_id": document.checkpoint_id,
         "writer_epoch": document.writer_epoch,
@@ -245,7 +282,7 @@ def _say_committed(url: str, document: LogEntryDocument, size: int) -> None:
         "duration_ms": document.committed_at_ms - document.started_at_ms,
     }
     if document.kind == "fence":
-        _logger.info("%(store)s: a writer of epoch %(writer_epoch)d begins with entry %(entry)d", fields, extra=fields)
+        _logger.info("%(store)s: a writer of epoch %(writer_epoch)d begins", fields, extra=fields)
     else:
-        text = "%(store)s: %(kind)s %(checkpoint_id)d committed as entry %(entry)d, %(duration_ms)d ms after it began"
+        text = "%(store)s: %(kind)s %(checkpoint_id)d committed, %(duration_ms)d ms after it began"
         _logger.info(text, fields, extra=fields)

@@ -133,7 +133,7 @@ def next_fence(
         properties=dict(properties),
         operators=[],
         content=content_of(newest),
-        last_checkpoint_id=newest_id(newest) if newest else None,
+        last_checkpoint_id=newest_id(newest) if newest else 0,
     )
 
 
@@ -145,13 +145,16 @@ def content_of(newest: CommittedEntry | None) -> ParentDocument | None:
 
 
 def newest_id(newest: CommittedEntry) -> int:
-    """Return an id that no checkpoint up to this entry is above.
+    """Return the id of the newest checkpoint up to this entry, 0 if there is none.
 
-    A fence has the id of the checkpoint before it; where it does not, ids are the numbers of their entries.
+    A fence says the one before it. Some early fences do not: before them ids are the numbers of their entries, so of
+    such a fence the number is returned, which is above them; or 0 where the log begins with it.
     """
     document = newest.document
     known = document.last_checkpoint_id if document.checkpoint_id is None else document.checkpoint_id
-    return document.number if known is None else known
+    if known is not None:
+        return known
+    return 0 if document.parent is None else document.number
 
 
 def next_checkpoint(
@@ -168,13 +171,23 @@ def next_checkpoint(
 ) -> LogEntryDocument:
     """Return the checkpoint that the writer of the newest entry commits after it.
 
-    Its id is the one given, or the number of the entry where that is above all ids before it.
+    Its id is the one given, or the one after that of the newest checkpoint; the first of a store is 1.
+
+    Raises
+    ------
+    InvalidInputError
+        If the id given is not above that of the newest checkpoint.
     """
-    number = newest.document.number + 1
+    before = newest_id(newest)
     if checkpoint_id is None:
-        checkpoint_id = max(number, newest_id(newest) + 1)
+        checkpoint_id = before + 1
+    if checkpoint_id <= before:
+        raise InvalidInputError(
+            f"checkpoint {checkpoint_id} cannot be committed after checkpoint {before}, ids rise: another checkpoint "
+            "of this writer was committed since it began; take a new one"
+        )
     return LogEntryDocument(
-        number=number,
+        number=newest.document.number + 1,
         parent=newest.as_parent,
         commit_id=commit_id,
         writer_epoch=newest.document.writer_epoch,
@@ -228,7 +241,7 @@ def hinted_number(storage: Storage) -> int | None:
 
 def lost_entry(number: int, named_by: str, newest: int | None) -> CorruptDataError:
     """Return the error of a log that lacks an entry which something names, and every entry after it."""
-    there = "the log has no entry" if newest is None else f"the newest entry there is {newest}"
+    there = "the log has no entry" if newest is None else f"the newest there is {path_of(newest)}"
     return CorruptDataError(
         path_of(number),
         f"the log has lost entries: {named_by} names this one, and {there}; put it back from a copy of the store. "

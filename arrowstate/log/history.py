@@ -130,7 +130,7 @@ class LogEntries:
             return None
         document = decode(data, LogEntryDocument, path=path)
         if document.number != number:
-            raise CorruptDataError(path, f"holds the entry {document.number}")
+            raise CorruptDataError(path, f"holds the entry of {path_of(document.number)}")
         return CommittedEntry(document, checksum(data), len(data))
 
     def read(self, number: int) -> CommittedEntry:

@@ -88,8 +88,9 @@ class Waiting:
 class Kept:
     """A checkpoint or savepoint that is kept."""
 
-    number: int
-    checkpoint_id: int | None
+    entry_number: int
+    "The number of its entry in the log, which is not its id."
+    checkpoint_id: int
     reasons: tuple[str, ...]
     "Empty where it stands between others that are kept."
 
@@ -99,9 +100,9 @@ class CollectionPlan:
     """What a collection would do; nothing is changed until it is applied."""
 
     head: int
-    "The number of the newest entry when it was made; 0 in a store without entries."
+    "The number of the newest log entry when it was made; 0 in a store without entries."
     boundary: int
-    "Entries from this number on are kept."
+    "Log entries from this number on are kept; the number of an entry is no id of a checkpoint."
     kept: tuple[Kept, ...]
     "By number."
     dropped: tuple[int, ...]
@@ -221,7 +222,7 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
     known = _of_dropped(reader, [entries[number] for number in retention.dropped])
     waiting, deletions = _unreferenced(files, unfinished, marked, known, seen, now_ms=now_ms, grace_ms=grace_ms)
     for number in retention.dropped:
-        reason = f"below the boundary {retention.boundary}, nothing holds it"
+        reason = "older than what is kept, and nothing holds it"
         deletions.append(Deletion(path_of(number), "log entry", reason, entries[number].bytes))
     for pin in roots.ended:
         deletions.append(Deletion(pin.path, "lease", f"ended at {pin.expires_at_ms}", None))
@@ -229,9 +230,9 @@ def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: i
         head=max(entries),
         boundary=retention.boundary,
         kept=tuple(
-            Kept(number, entries[number].document.checkpoint_id, reasons)
+            Kept(number, checkpoint_id, reasons)
             for number, reasons in retention.kept.items()
-            if entries[number].document.kind != "fence"
+            if (checkpoint_id := entries[number].document.checkpoint_id) is not None
         ),
         dropped=tuple(
             document.checkpoint_id
@@ -319,7 +320,7 @@ def _check_whole(storage: Storage, marked: dict[str, tuple[int, int]]) -> None:
         if path not in there:
             raise CorruptDataError(
                 path,
-                f"it is missing, and log entry {number}, which is kept, refers to it; nothing is collected until "
+                f"it is missing, and {path_of(number)}, which is kept, refers to it; nothing is collected until "
                 "newer checkpoints have taken its place, `repair` says which checkpoints are whole",
             )
 
@@ -329,9 +330,7 @@ def _of_dropped(reader: ReferenceReader, entries: Iterable[CommittedEntry]) -> d
     known: dict[str, tuple[int | None, str]] = {}
     for entry in entries:
         document = entry.document
-        what = (
-            f"checkpoint {document.checkpoint_id}" if document.checkpoint_id is not None else f"fence {document.number}"
-        )
+        what = "a fence" if document.checkpoint_id is None else f"checkpoint {document.checkpoint_id}"
         # A manifest may be gone since an earlier collection was interrupted; the data went before it.
         for path, size in reader.files(document.operators, unreadable=[]).items():
             known.setdefault(path, (size, f"of {what}, which is dropped"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from arrowstate.errors import ArrowStateError
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.log.entries import CommittedEntry
+from arrowstate.log.entries import CommittedEntry, path_of
 from arrowstate.snapshot.verification import LogCheck, Verification, verify_checkpoint, verify_log
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
@@ -126,8 +126,8 @@ def proposals(found: StoreVerification, url: str) -> list[str]:
         )
     if found.log.lost is not None:
         said.append(
-            f"the newest log entries are lost, up to {found.log.lost}: nobody writes to {url} unless it is opened with "
-            "writer(accept_loss=True), which gives their numbers again; what they held is lost for good then"
+            f"the newest log entries are lost, up to {path_of(found.log.lost)}: nobody writes to {url} unless it is "
+            "opened with writer(accept_loss=True), which gives their names again; what they held is lost for good then"
         )
     if found.log.beside:
         said.append(

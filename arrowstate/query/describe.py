@@ -22,7 +22,6 @@ def overview(storage: Storage, entry: LogEntryDocument) -> dict[str, Any]:
     use = storage_use(storage, entry)
     return {
         "checkpoint_id": entry.checkpoint_id,
-        "number": entry.number,
         "kind": entry.kind,
         "writer_epoch": entry.writer_epoch,
         "started_at_ms": entry.started_at_ms,

@@ -68,14 +68,10 @@ class SnapshotReader:
         return f"<{type(self).__name__} {self.checkpoint_id} of {self.storage.url}: {', '.join(self.states())}>"
 
     @property
-    def checkpoint_id(self) -> int | None:
-        """The id to ask the store for this checkpoint."""
+    def checkpoint_id(self) -> int:
+        """The id to ask the store for this checkpoint; the first of a store has 1."""
+        assert self.entry.checkpoint_id is not None, "a fence is no checkpoint"
         return self.entry.checkpoint_id
-
-    @property
-    def number(self) -> int:
-        """The number of the log entry."""
-        return self.entry.number
 
     @property
     def properties(self) -> dict[str, Any]:

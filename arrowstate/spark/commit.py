@@ -56,7 +56,7 @@ class BatchWork:
 
     batch: MicroBatch
     bases: frozenset[int | None]
-    "The numbers of the checkpoints that tasks started from; None for a store without one."
+    "The numbers of the log entries of the checkpoints that tasks started from; None for a store without one."
     operators: Sequence[OperatorDocument]
     paths: frozenset[str]
     "The files written for it."

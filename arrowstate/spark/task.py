@@ -61,7 +61,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     batch: MicroBatch | None
     """The micro-batch it was for; None if it was for none."""
     base: int | None
-    """The number of the checkpoint it started from, None if the store had none."""
+    """The number of the log entry of the checkpoint it started from, None if the store had none."""
     key: list[FieldDocument]
     states: list[StateDocument]
     subtask: SubtaskDocument | None

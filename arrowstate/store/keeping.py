@@ -50,10 +50,10 @@ class KeptStore(ReadableStore):
         >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
         >>> with store.writer() as writer:
         ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
-        >>> store.tag("gold", 2)
+        >>> store.tag("gold", 1)
         >>> _ = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
         >>> [snapshot.checkpoint_id for snapshot in store.checkpoints()], store.tags()
-        ([2, 4], {'gold': 2})
+        ([1, 3], {'gold': 1})
         """
         entry = self._committed(checkpoint)
         assert entry.document.checkpoint_id is not None, "a fence is no checkpoint"
@@ -153,7 +153,7 @@ class KeptStore(ReadableStore):
         ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
         >>> collection = store.collect(arrowstate.RetentionPolicy(count=2))
         >>> collection.plan.dropped, [deletion.path for deletion in collection.plan.deletions]
-        ((2,), ['log/00000000000000000001.json', 'log/00000000000000000002.json'])
+        ((1,), ['log/00000000000000000001.json', 'log/00000000000000000002.json'])
         >>> len(collection.apply().deleted)
         2
         """
@@ -203,7 +203,7 @@ class KeptStore(ReadableStore):
         >>> before.storage_use().space_amplification > 1.5 > after.storage_use().space_amplification
         True
         >>> after.checkpoint_id, after.properties, after.to_arrow("op.total").num_rows
-        (3, {'offset': 42}, 6000)
+        (2, {'offset': 42}, 6000)
         """
         policy = CompactionPolicy() if policy is None else policy
         return Compaction(self, plan_store_compaction(self.storage, policy))

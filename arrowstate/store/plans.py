@@ -59,7 +59,7 @@ class Collection:
     ...     checkpoints = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
     >>> collection = store.collect(arrowstate.RetentionPolicy(count=2))
     >>> collection
-    <Collection memory://plan-example: 2 files to delete, 0 waiting, checkpoints [3, 4] kept>
+    <Collection memory://plan-example: 2 files to delete, 0 waiting, checkpoints [2, 3] kept>
     >>> len(collection.apply().deleted)
     2
     """
@@ -101,9 +101,9 @@ class Compaction:
     ...         snapshot = writer.checkpoint({"op": [backend]})
     >>> compaction = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.1))
     >>> compaction
-    <Compaction memory://merges-example: 1 runs of checkpoint 3 to be merged into 1>
+    <Compaction memory://merges-example: 1 runs of checkpoint 2 to be merged into 1>
     >>> compaction.apply()
-    <Snapshot 3 of memory://merges-example: op.total>
+    <Snapshot 2 of memory://merges-example: op.total>
     """
 
     def __init__(self, store: ReadableStore, plan: StoreCompactionPlan) -> None:

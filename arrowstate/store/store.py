@@ -44,7 +44,7 @@ class StateStore(KeptStore):
     >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
     >>> with store.writer() as writer:
     ...     checkpoints = [writer.checkpoint({"people": [backend]}, properties={"offset": n}) for n in (17, 23)]
-    >>> store.latest().properties, store.snapshot(2).properties
+    >>> store.latest().properties, store.snapshot(1).properties
     ({'offset': 23}, {'offset': 17})
     >>> store.verify().problems
     []
@@ -69,7 +69,7 @@ class StateStore(KeptStore):
             is taken, or by a coordinator in the background. None for never.
         accept_loss
             Whether to go on where the newest entries of the log are lost: what they held is lost for good then, and
-            their numbers are given again. By default this is refused, since an acknowledged checkpoint is among them.
+            their ids are given again. By default this is refused, since an acknowledged checkpoint is among them.
         on_checkpoint
             Called once for each checkpoint of the writer that ended, committed or not, with an
             `arrowstate.telemetry.OperationRecord`: what it took, and why it failed; for savepoints of a coordinator

@@ -33,7 +33,7 @@ class StoreWriter:
     >>> with store.writer() as writer:
     ...     snapshot = writer.checkpoint({"people": [backend]}, properties={"offset": 17})
     >>> snapshot.checkpoint_id, snapshot.properties
-    (2, {'offset': 17})
+    (1, {'offset': 17})
     >>> successor = store.writer()
     >>> writer.checkpoint({"people": [backend]})
     Traceback (most recent call last):

@@ -140,7 +140,7 @@ def listen(listener: Listener) -> Callable[[], None]:
     ...     _ = writer.checkpoint({"people": [backend]}).restore("people")
     >>> stop()
     >>> [(record.kind, record.outcome, record.checkpoint_id, record.rows) for record in records]
-    [('checkpoint', 'completed', 2, 1), ('restore', 'completed', 2, 1)]
+    [('checkpoint', 'completed', 1, 1), ('restore', 'completed', 1, 1)]
     """
     global _listeners
     # Another function for each call, so that one that is given twice is called twice, and each end ends one.

@@ -392,6 +392,8 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
             raise ValueError(f"entry {self.number} has parent {self.parent.number}")
         if (self.checkpoint_id is None) != (self.kind == "fence"):
             raise ValueError(f"a {self.kind} entry with checkpoint id {self.checkpoint_id}")
+        if self.checkpoint_id == 0:
+            raise ValueError("a checkpoint with the id 0, the first of a store is 1")
         if self.operators if self.kind == "fence" else self.content is not None:
             raise ValueError(f"a {self.kind} entry with {len(self.operators)} operators and content {self.content}")
         if self.content is not None and self.content.number >= self.number:

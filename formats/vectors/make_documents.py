@@ -84,7 +84,7 @@ ENTRY: Json = {
     "commit_id": "5d8a",
     "writer_epoch": 1,
     "kind": "checkpoint",
-    "checkpoint_id": 2,
+    "checkpoint_id": 1,
     "started_at_ms": 1,
     "committed_at_ms": 2,
     "watermark": "-5",
@@ -94,7 +94,17 @@ ENTRY: Json = {
     "last_checkpoint_id": None,
     "statistics": [],
 }
-FENCE: Json = {**ENTRY, "kind": "fence", "checkpoint_id": None, "operators": [], "content": ENTRY["parent"]}
+FIRST_FENCE: Json = {
+    **ENTRY,
+    "number": 1,
+    "parent": None,
+    "kind": "fence",
+    "checkpoint_id": None,
+    "operators": [],
+    "last_checkpoint_id": 0,
+}
+FENCE: Json = {**FIRST_FENCE, "number": 3, "parent": {"number": 2, "xxh3_128": SUM}}
+FENCE |= {"content": FENCE["parent"], "last_checkpoint_id": 1}
 STORE: Json = {**PINNED, "format": "arrowstate", "store_id": "3f0c", "created_at_ms": 1700000000000}
 STORE["key_hash"] = {"name": "spark-xxhash64", "seed": 42}
 MANIFEST: Json = {**HEAD, "operator": "counter", "key_groups": [0, 127], "states": SUBTASK["manifest"]["inline"]}
@@ -103,14 +113,15 @@ TAG: Json = {
     **PINNED,
     "name": "gold",
     "tag_id": "5a1c",
-    "checkpoint_id": 2,
-    "entry": ENTRY["parent"],
+    "checkpoint_id": 1,
+    "entry": FENCE["parent"],
     "created_at_ms": 5,
 }
 GOOD: dict[str, tuple[str, Json]] = {
     "store": ("store", STORE),
     "entry": ("log-entry", ENTRY),
     "fence": ("log-entry", FENCE),
+    "first-fence": ("log-entry", FIRST_FENCE),
     "manifest": ("manifest", MANIFEST),
     "subtasks": ("subtasks", SUBTASKS),
     "tag": ("tag", TAG),
@@ -168,6 +179,7 @@ REFUSED: dict[str, tuple[str, Callable[[Json], object], str]] = {
     "rows-do-not-add-up": ("entry", put(*RUN_OF, "rows", to=4), "the batches have 3 rows"),
     "fence-with-operators": ("fence", put("operators", to=[OPERATOR]), "a fence repeats nothing"),
     "checkpoint-with-content": ("entry", put("content", to=ENTRY["parent"]), "only a fence names another entry"),
+    "checkpoint-of-id-0": ("entry", put("checkpoint_id", to=0), "the first checkpoint of a store is 1"),
     "fence-with-id": ("fence", put("checkpoint_id", to=2), "a fence is no checkpoint"),
     "parent-of-another-number": ("entry", put("parent", "number", to=0), "the parent is the entry before"),
     "earlier-versions-out-of-order": (

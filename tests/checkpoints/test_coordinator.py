@@ -589,8 +589,8 @@ def test_two_coordinators_of_one_store_never_both_commit_a_number(store):
         pending[0].result()
     snapshot = pending[1].result()
 
-    assert store.latest().number == snapshot.number
-    assert store.storage.put_if_absent(path_of(snapshot.number), b"x late", "late") is Outcome.LOST
+    assert store.latest().entry == snapshot.entry
+    assert store.storage.put_if_absent(path_of(snapshot.entry.number), b"x late", "late") is Outcome.LOST
     other.close()
     with pytest.raises(FencedError):
         one.close()

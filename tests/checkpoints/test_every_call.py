@@ -100,8 +100,8 @@ def fill(world):
     for number in range(2, 6):
         backends = change(backends, draw)
         world.commit(writer, backends, "parquet" if number == 3 else "arrow")
-    world.store().tag("first", 2)
-    world.lease(storage, 3)
+    world.store().tag("first", 1)
+    world.lease(storage, 2)
     there = set(storage.list("data/"))
     dying = FaultyStorage(storage, lambda call: Fault.CRASH_BEFORE if call.path == path_of(7) else None)
     with pytest.raises(Crashed):
@@ -224,7 +224,7 @@ def saving(world, process, folder="savepoints/one"):
 def tagging(world, process):
     def tag():
         if "second" not in process.store.tags():
-            process.store.tag("second", 4)
+            process.store.tag("second", 3)
         world.tagged.add(4)
 
     return tag
@@ -244,7 +244,7 @@ def leasing(world, process):
 
     def take():
         nonlocal lease
-        lease = lease or world.lease(process.storage, 4)
+        lease = lease or world.lease(process.storage, 3)
         lease.renew()
         world.leased = {4}
 
@@ -252,7 +252,7 @@ def leasing(world, process):
 
 
 def releasing(world, process):
-    lease = world.lease(process.storage, 4)
+    lease = world.lease(process.storage, 3)
 
     return lease.release
 

@@ -144,7 +144,7 @@ class Zombie:
             self._process.communicate()
 
 
-# The store has a fence and checkpoints 2 to 4; the zombie's fence is 5, its checkpoint would be 6.
+# The store has a fence and checkpoints 1 to 3; the zombie's fence is entry 5, its checkpoint would be entry 6, id 4.
 COMMIT = "log/00000000000000000006.json"
 
 
@@ -242,8 +242,8 @@ def test_a_tag_that_was_stopped_while_its_checkpoint_was_collected_is_refused_or
         assert world.store.tags() == {}
     else:
         # It was there when the roots were read, and kept the checkpoint.
-        assert said[-1] == {"outcome": "done", "checkpoint": 3}
-        assert world.content(world.store.snapshot(3)) == world.acknowledged[3]
+        assert said[-1] == {"outcome": "done", "checkpoint": 2}
+        assert world.content(world.store.snapshot(2)) == world.acknowledged[2]
         world.store.untag("zombie")
     world.check()
 
@@ -335,7 +335,7 @@ def test_a_driver_that_was_cut_off_and_comes_back_can_not_commit(world, cut_at, 
         else:
             with pytest.raises(error):
                 world.commit(driver, job, 3)
-        assert (world.store.latest().checkpoint_id == 6) == committed
+        assert (world.store.latest().checkpoint_id == 4) == committed
         world.take_over()
         if collected:
             world.collect()
@@ -396,7 +396,7 @@ def test_a_collector_whose_clock_jumps_by_a_year_takes_no_file_of_an_acknowledge
     if jump_ms > 0:
         # What is damaged is in the log, and nobody was told that it is safe: it is replaced by the next checkpoint.
         with world.store.writer() as writer:
-            world.commit(writer, Job.restored(world.store.snapshot(4), 1, KEYS), 3)
+            world.commit(writer, Job.restored(world.store.snapshot(3), 1, KEYS), 3)
         collect()
     world.check()
 
@@ -405,13 +405,13 @@ def test_a_collector_whose_clock_jumps_by_a_year_takes_no_file_of_an_acknowledge
 @pytest.mark.turns(2)
 def test_a_lease_by_a_clock_that_is_wrong_holds_or_the_reader_is_told(world, jump_ms):
     clock = [NOW_MS]
-    with world.process(clock_ms=lambda: clock[0]).lease(3, ttl_ms=10**8) as lease:
+    with world.process(clock_ms=lambda: clock[0]).lease(2, ttl_ms=10**8) as lease:
         clock[0] += jump_ms
         lease.renew()
         world.collect()
 
         if jump_ms > 0:
-            assert world.content(lease.snapshot) == world.acknowledged[3]
+            assert world.content(lease.snapshot) == world.acknowledged[2]
         else:
             with pytest.raises(CollectedError):
                 world.content(lease.snapshot)

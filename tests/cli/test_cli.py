@@ -78,7 +78,7 @@ def test_the_help_is_what_it_was(capsys):
 def test_list_has_a_row_for_each_checkpoint(store, capsys):
     found = run_json(capsys, "list", store)
 
-    assert [item["checkpoint_id"] for item in found] == [2, 3]
+    assert [item["checkpoint_id"] for item in found] == [1, 2]
     assert [item["rows"] for item in found] == [30_010, 30_010]
     assert {item["kind"] for item in found} == {"checkpoint"}
     assert found[0]["operators"] == ["counter"]
@@ -91,7 +91,7 @@ def test_list_as_text_has_the_same_rows(store, capsys):
     assert (code, err) == (0, "")
     assert "30010" in out
     assert "counter" in out
-    assert "│ 2 " not in out
+    assert "│ 1 " not in out
 
 
 def test_a_store_without_a_checkpoint_has_an_empty_list(tmp_path, capsys):
@@ -107,7 +107,7 @@ def test_show_says_what_a_checkpoint_holds(store, capsys):
 
     (operator,) = found["operators"]
     states = {state["name"]: state for state in operator["states"]}
-    assert (found["checkpoint_id"], found["properties"], found["watermark"]) == (3, {"offset": 1}, 1000)
+    assert (found["checkpoint_id"], found["properties"], found["watermark"]) == (2, {"offset": 1}, 1000)
     assert operator["key"] == {"user": "string"}
     assert operator["max_parallelism"] == 128
     assert operator["key_groups"] == [[0, 63], [64, 127]]
@@ -137,7 +137,7 @@ def test_show_says_what_a_checkpoint_holds(store, capsys):
 
 
 def test_show_takes_an_older_checkpoint(store, capsys):
-    found = run_json(capsys, "show", store, "--checkpoint", "2")
+    found = run_json(capsys, "show", store, "--checkpoint", "1")
 
     assert found["properties"] == {"offset": 0}
     assert found["operators"][0]["states"][0]["dead_share"] == 0
@@ -190,7 +190,7 @@ def test_sql_holds_the_checkpoint_while_it_runs_if_asked(store, capsys, monkeypa
 def test_sql_prints_json(store, capsys):
     values = "date '2024-01-01' d, 'nan'::double x, null y, [1] l, '\\xAA'::blob b"
 
-    found = run_json(capsys, "sql", store, f"select clicks, {values} from counter.clicks limit 2", "--checkpoint", "2")
+    found = run_json(capsys, "sql", store, f"select clicks, {values} from counter.clicks limit 2", "--checkpoint", "1")
 
     assert found == [{"clicks": 1, "d": "2024-01-01", "x": None, "y": None, "l": [1], "b": "aa"}] * 2
 
@@ -223,10 +223,10 @@ def test_a_long_table_is_cut_and_says_so(store, capsys):
 
 
 def test_a_savepoint_is_a_store_of_parquet_files(store, capsys, tmp_path):
-    found = run_json(capsys, "savepoint", store, tmp_path / "saved", "--checkpoint", "2")
+    found = run_json(capsys, "savepoint", store, tmp_path / "saved", "--checkpoint", "1")
 
     assert found["rows"] == 30_010
-    assert found["checkpoint_id"] == 2
+    assert found["checkpoint_id"] == 1
     assert run_json(capsys, "list", tmp_path / "saved")[0]["kind"] == "savepoint"
     files = list((tmp_path / "saved" / "data").rglob("*.parquet"))
     assert len(files) == found["files"]
@@ -266,7 +266,7 @@ def test_restore_check_restores_and_counts(store, capsys):
 
 
 def test_restore_check_as_text_says_what_it_did(store, capsys):
-    code, out, _ = run(capsys, "restore-check", store, "--checkpoint", "2")
+    code, out, _ = run(capsys, "restore-check", store, "--checkpoint", "1")
 
     assert code == 0
     assert "no problem found" in out
@@ -326,7 +326,7 @@ def test_sql_over_a_damaged_file_is_one_line_on_stderr(store):
     ("arguments", "message"),
     [
         (["list", "/nowhere"], "no store at /nowhere"),
-        (["show", "STORE", "--checkpoint", "99"], "it has 2, 3"),
+        (["show", "STORE", "--checkpoint", "99"], "it has 1, 2"),
         (["show", "STORE", "--state", "counter.cilcks"], "'counter.clicks', 'counter.city'"),
         (["sql", "STORE", "select * from counter.cilcks"], "'counter.clicks', 'counter.city'"),
         (["sql", "STORE", "select 1", "--json", "--csv"], "choose one"),
@@ -407,8 +407,8 @@ def test_import_says_that_a_claimed_savepoint_is_still_there(store, capsys, tmp_
     code, out, _ = run(capsys, "import", tmp_path / "new", tmp_path / "copy", "--claim")
 
     assert code == 1
-    assert "is now checkpoint 2 of" in out
-    assert "WARNING   checkpoint 2 was imported, but the savepoint that it claims could not be disposed of" in out
+    assert "is now checkpoint 1 of" in out
+    assert "WARNING   checkpoint 1 was imported, but the savepoint that it claims could not be disposed of" in out
 
 
 def test_dispose_deletes_a_savepoint_and_refuses_a_store(store, capsys, tmp_path):

@@ -60,9 +60,9 @@ def test_a_plan_says_what_would_go_and_changes_nothing(folder, capsys, mode):
     assert code == 0
     assert files(folder) == before
     assert "one of the newest 2" in out
-    assert "checkpoints dropped   2, 3" in out
+    assert "checkpoints dropped   1, 2" in out
     assert "files to delete       5 (2 of kind data, 3 of kind log entry)" in out
-    assert "would delete log/00000000000000000002.json: below the boundary 4, nothing holds it" in out
+    assert "would delete log/00000000000000000002.json: older than what is kept, and nothing holds it" in out
     assert "data/op/total/orphan.arrow until" in out
     assert "nothing was changed" in out
 
@@ -73,7 +73,7 @@ def test_an_application_deletes_it(folder, capsys):
     assert code == 0
     assert "5 files deleted, 0 spared" in out
     store = arrowstate.open_store(folder)
-    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [4, 5]
+    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [3, 4]
     assert store.verify(deep=True).problems == []
     assert (folder / "data/op/total/orphan.arrow").exists()
 
@@ -89,7 +89,7 @@ def test_young_checkpoints_are_kept_by_age(folder, capsys):
     code, out, _ = run(capsys, "gc", folder, "--age", "7d", "--json")
 
     assert code == 0
-    assert [item["checkpoint_id"] for item in json.loads(out)["kept"]] == [2, 3, 4, 5]
+    assert [item["checkpoint_id"] for item in json.loads(out)["kept"]] == [1, 2, 3, 4]
 
 
 def test_json_has_the_plan_and_what_was_done(folder, capsys):
@@ -103,7 +103,7 @@ def test_json_has_the_plan_and_what_was_done(folder, capsys):
     assert gone == {item["path"] for item in plan["deletions"]} == set(applied["deleted"])
     assert plan["bytes"] == sum(len(before[path]) for path in gone)
     assert (plan["applied"], plan["deleted"], applied["applied"], applied["spared"]) == (False, None, True, [])
-    assert plan["dropped"] == [2, 3, 4]
+    assert plan["dropped"] == [1, 2, 3]
     assert [item["path"] for item in plan["waiting"]] == ["data/op/total/orphan.arrow"]
 
 

@@ -85,7 +85,7 @@ def entry(folder, number):
 
 @pytest.mark.parametrize("harmed", ["log entry", "data file"])
 def test_whoever_meets_damage_is_told_of_repair_and_of_the_newest_whole_checkpoint(folder, capsys, harmed):
-    flip(entry(folder, 4) if harmed == "log entry" else data_file(folder, 4))
+    flip(entry(folder, 4) if harmed == "log entry" else data_file(folder, 3))
 
     code, _, err = run(capsys, "sql", folder, "select sum(total) from op.total")
     with pytest.raises(arrowstate.CorruptDataError) as caught:
@@ -119,7 +119,7 @@ def test_lance_files_are_verified_and_restored_for_trial(tmp_path, capsys):
         writer.checkpoint({"op": [backend]}, format="lance")
 
     whole = [run(capsys, *verb)[0] for verb in (("verify", store.url, "--deep"), ("restore-check", store.url))]
-    path = data_file(Path(store.url), 2)
+    path = data_file(Path(store.url), 1)
     flip(path)
     verify, restore = (run(capsys, *verb) for verb in (("verify", store.url, "--deep"), ("restore-check", store.url)))
 
@@ -133,27 +133,27 @@ def test_lance_files_are_verified_and_restored_for_trial(tmp_path, capsys):
 @pytest.mark.parametrize("harm", [cut, grow, Path.unlink])
 @pytest.mark.parametrize("state", ["total", "offsets"])
 def test_a_file_that_is_gone_or_has_another_size_is_found_without_reading_it(folder, capsys, harm, state):
-    path = data_file(folder, 3, state)
+    path = data_file(folder, 2, state)
     harm(path)
 
     code, out, _ = run(capsys, "verify", folder, "--json")
 
     found = json.loads(out)
     assert code == 1
-    assert {item["checkpoint_id"]: item["ok"] for item in found["checkpoints"]} == {4: True, 3: False, 2: True}
+    assert {item["checkpoint_id"]: item["ok"] for item in found["checkpoints"]} == {3: True, 2: False, 1: True}
     assert str(path.relative_to(folder)) in found["checkpoints"][1]["problems"][0]
-    assert found["newest_whole"] == 4
+    assert found["newest_whole"] == 3
 
 
 @pytest.mark.parametrize("state", ["total", "offsets"])
 def test_a_flipped_bit_is_found_by_a_deep_look(folder, capsys, state):
-    flip(data_file(folder, 3, state))
+    flip(data_file(folder, 2, state))
 
     assert run(capsys, "verify", folder)[0] == 0
     code, out, _ = run(capsys, "verify", folder, "--deep")
 
     assert code == 1
-    assert "PROBLEM   checkpoint 3: data/op/" in out
+    assert "PROBLEM   checkpoint 2: data/op/" in out
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_damaged_log_is_found(folder, capsys, harm, number, problem):
     assert code == 1
     assert problem in json.loads(out)["log_problems"][0]
     assert [item["checkpoint_id"] for item in json.loads(out)["checkpoints"]] == [
-        checkpoint for checkpoint in (4, 3, 2) if checkpoint != number
+        checkpoint for checkpoint in (3, 2, 1) if checkpoint != number - 1
     ]
 
 
@@ -184,7 +184,7 @@ def test_an_entry_that_another_history_was_written_after_is_found(folder, capsys
 
     assert code == 1
     assert "written after other bytes" in json.loads(out)["log_problems"][0]
-    assert [item["checkpoint_id"] for item in json.loads(out)["checkpoints"]] == [4, 2]
+    assert [item["checkpoint_id"] for item in json.loads(out)["checkpoints"]] == [3, 1]
 
 
 def test_a_log_whose_first_entry_is_gone_is_found(folder, capsys):
@@ -199,25 +199,25 @@ def test_a_log_whose_first_entry_is_gone_is_found(folder, capsys):
 
 def test_a_tag_whose_checkpoint_is_gone_is_found(folder, capsys):
     store = arrowstate.open_store(folder)
-    store.tag("gold", 2)
+    store.tag("gold", 1)
     store.collect().apply()
     entry(folder, 2).unlink()
 
     code, out, _ = run(capsys, "verify", folder)
 
     assert code == 1
-    assert "tags/gold.json: tag 'gold' holds checkpoint 2, which is gone" in out
+    assert "tags/gold.json: tag 'gold' holds checkpoint 1, which is gone" in out
 
 
 def test_repair_proposes_the_newest_whole_checkpoint_and_changes_nothing(folder, capsys):
-    flip(data_file(folder, 4))
+    flip(data_file(folder, 3))
     before = files(folder)
 
     code, out, _ = run(capsys, "repair", folder)
 
     assert code == 1
-    assert "PROPOSAL  checkpoint 3 is the newest that is whole" in out
-    assert "store.snapshot(3)" in out
+    assert "PROPOSAL  checkpoint 2 is the newest that is whole" in out
+    assert "store.snapshot(2)" in out
     assert files(folder) == before
 
 
@@ -229,9 +229,9 @@ def test_what_repair_proposes_for_a_damaged_log_works(folder, capsys, tmp_path):
     code, out, _ = run(capsys, "repair", folder, "--json")
     proposal = json.loads(out)["proposals"][0]
     assert code == 1
-    assert f"arrowstate savepoint {folder} NEW_FOLDER --checkpoint 3" in proposal
+    assert f"arrowstate savepoint {folder} NEW_FOLDER --checkpoint 2" in proposal
 
-    assert run(capsys, "savepoint", folder, tmp_path / "new", "--checkpoint", 3)[0] == 0
+    assert run(capsys, "savepoint", folder, tmp_path / "new", "--checkpoint", 2)[0] == 0
     again = arrowstate.open_store(tmp_path / "new").latest()
     assert sum(again.to_arrow("op.total")["total"].to_pylist()) == sum(range(1, 3001))
 
@@ -244,7 +244,7 @@ def test_repair_of_a_whole_store_has_nothing_to_propose(folder, capsys):
 
 
 def test_repair_says_so_where_nothing_is_whole(folder, capsys):
-    for checkpoint in (2, 3, 4):
+    for checkpoint in (1, 2, 3):
         flip(data_file(folder, checkpoint))
 
     code, out, _ = run(capsys, "repair", folder)
@@ -254,36 +254,36 @@ def test_repair_says_so_where_nothing_is_whole(folder, capsys):
 
 
 def test_going_back_is_loud(folder):
-    flip(data_file(folder, 4))
-    cut(data_file(folder, 3))
+    flip(data_file(folder, 3))
+    cut(data_file(folder, 2))
     store = arrowstate.open_store(folder)
 
     with pytest.warns(RuntimeWarning) as caught:
         snapshot = store.latest_whole()
 
-    assert snapshot.checkpoint_id == 2
+    assert snapshot.checkpoint_id == 1
     texts = [str(warning.message) for warning in caught]
-    assert any("checkpoint 4: data/op/total/" in text for text in texts)
     assert any("checkpoint 3: data/op/total/" in text for text in texts)
+    assert any("checkpoint 2: data/op/total/" in text for text in texts)
 
 
 def test_the_newest_whole_checkpoint_is_the_newest_without_a_word_if_nothing_is_damaged(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
 
-        assert arrowstate.open_store(folder).latest_whole().checkpoint_id == 4
+        assert arrowstate.open_store(folder).latest_whole().checkpoint_id == 3
 
 
 def test_a_damaged_newest_entry_is_passed_over_loudly(folder):
     flip(entry(folder, 4))
 
     with pytest.warns(RuntimeWarning, match="log/00000000000000000004.json is damaged"):
-        assert arrowstate.open_store(folder).latest_whole().checkpoint_id == 3
+        assert arrowstate.open_store(folder).latest_whole().checkpoint_id == 2
 
 
 def test_checkpoints_that_are_collected_while_they_are_looked_at_are_not_all_there_is(folder, monkeypatch):
     """Of those in the log when the look began none is left, since newer ones took their place."""
-    cut(data_file(folder, 4))
+    cut(data_file(folder, 3))
     store = arrowstate.open_store(folder)
     read, rest = store.storage.read, [None]
 
@@ -291,7 +291,7 @@ def test_checkpoints_that_are_collected_while_they_are_looked_at_are_not_all_the
         if path == f"log/{3:020d}.json" and rest:
             rest.clear()
             entry = read(path, *arguments)
-            backend = arrowstate.open_store(folder).snapshot(3).restore("op")
+            backend = arrowstate.open_store(folder).snapshot(2).restore("op")
             with store.writer() as writer:
                 for _ in range(3):
                     backend.state(TOTAL).add_batch([1], [1])
@@ -304,25 +304,25 @@ def test_checkpoints_that_are_collected_while_they_are_looked_at_are_not_all_the
 
     monkeypatch.setattr(store.storage, "read", read_late)
 
-    assert store.latest_whole(deep=False).number > 4
+    assert store.latest_whole(deep=False).checkpoint_id > 3
 
 
 def test_without_a_whole_checkpoint_there_is_nothing_to_go_back_to(folder, tmp_path):
-    for checkpoint in (2, 3, 4):
+    for checkpoint in (1, 2, 3):
         cut(data_file(folder, checkpoint))
 
-    with pytest.raises(CorruptDataError, match="no checkpoint is whole: checkpoint 4"):
+    with pytest.raises(CorruptDataError, match="no checkpoint is whole: checkpoint 3"):
         arrowstate.open_store(folder).latest_whole(deep=False)
     with pytest.raises(CheckpointNotFoundError):
         arrowstate.open_store(tmp_path / "empty", create=True).latest_whole()
 
 
 def test_a_snapshot_looks_at_itself(folder):
-    snapshot = arrowstate.open_store(folder).snapshot(3)
+    snapshot = arrowstate.open_store(folder).snapshot(2)
     assert snapshot.verify().ok
     assert (snapshot.verify(deep=True).rows, snapshot.verify().files) == (8000, 2)
 
-    flip(data_file(folder, 3))
+    flip(data_file(folder, 2))
 
     assert snapshot.verify().ok
     assert not snapshot.verify(deep=True).ok
@@ -377,7 +377,7 @@ class Unreachable:
 )
 def test_a_storage_that_does_not_answer_is_an_error_and_never_taken_for_damage(folder, prefix, deep):
     store = arrowstate.open_store(folder)
-    store.tag("gold", 2)
+    store.tag("gold", 1)
     unreachable = StateStore(Unreachable(store.storage, prefix), store.store_id)
 
     with warnings.catch_warnings():
@@ -393,14 +393,14 @@ def test_a_storage_that_does_not_answer_is_an_error_and_never_taken_for_damage(f
 
 
 def test_damage_is_passed_over_although_the_storage_fails_for_what_is_older(folder):
-    flip(data_file(folder, 4))
+    flip(data_file(folder, 3))
     store = arrowstate.open_store(folder)
-    older = str(data_file(folder, 2).relative_to(folder))
+    older = str(data_file(folder, 1).relative_to(folder))
 
-    with pytest.warns(RuntimeWarning, match="checkpoint 4: data/op/total/"):
+    with pytest.warns(RuntimeWarning, match="checkpoint 3: data/op/total/"):
         snapshot = StateStore(Unreachable(store.storage, older), store.store_id).latest_whole()
 
-    assert snapshot.checkpoint_id == 3
+    assert snapshot.checkpoint_id == 2
 
 
 def test_a_checkpoint_of_a_newer_version_is_no_damage_to_go_back_from(folder):
@@ -427,7 +427,7 @@ class WithCopies:
 
 @pytest.mark.parametrize("state", ["total", "offsets"])
 def test_a_deep_look_reads_what_is_stored_and_no_copy_of_it(folder, pristine, state):
-    path = data_file(folder, 4, state)
+    path = data_file(folder, 3, state)
     flip(path)
     store = arrowstate.open_store(folder)
     copies = arrowstate.open_store(pristine).storage

@@ -108,7 +108,7 @@ def test_a_golden_store_is_restored_and_written_on(format, tmp_path):
         backend.state(clicks)
     snapshot = store.writer().checkpoint({"counter": counters, "flights": [flights]})
 
-    assert snapshot.checkpoint_id == 6
+    assert snapshot.checkpoint_id == 5
     assert summary({state: snapshot.to_arrow(state) for state in STATES}) == expected(format)
 
 

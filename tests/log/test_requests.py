@@ -90,7 +90,7 @@ def test_a_store_that_is_held_goes_on_to_checkpoints_of_others(counted: Counted)
     fill(counted.store, "Oslo", "Bern", "Lima")
 
     assert [*seen, city(counted.held)] == ["Rome", "Lima"]
-    assert counted.held.latest().number == 6
+    assert counted.held.latest().entry.number == 6
 
 
 def test_a_store_that_is_held_follows_those_who_gave_the_number_of_a_lost_entry_again(counted: Counted) -> None:

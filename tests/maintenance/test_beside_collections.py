@@ -47,7 +47,7 @@ def step(writer, start, more_states=0):
     return writer.checkpoint({"op": [backend]}, operator_states={"op": [operator]}, properties={"start": start})
 
 
-def make(count=2, tag=2):
+def make(count=2, tag=1):
     clear_memory_storage(URL)
     store = arrowstate.open_store(f"{URL}/store", create=True)
     with store.writer() as writer:
@@ -229,7 +229,7 @@ def test_a_store_that_cannot_be_written_to_is_read_without_a_lease_and_with_a_wa
     store = make()
     unwritable = StateStore(ReadOnly(store.storage), store.store_id)
 
-    with pytest.warns(RuntimeWarning, match="no lease holds checkpoint 3 .*Permission denied"):
+    with pytest.warns(RuntimeWarning, match="no lease holds checkpoint 2 .*Permission denied"):
         saved = unwritable.savepoint(f"{URL}/saved")
 
     assert saved.verify(deep=True).ok
@@ -285,13 +285,13 @@ def test_a_reader_that_nothing_holds_is_told_that_the_checkpoint_was_collected(n
     try:
         READ[name](snapshot)
     except CollectedError as error:
-        assert (error.checkpoint_id, error.acknowledged) == (3, True)
+        assert (error.checkpoint_id, error.acknowledged) == (2, True)
         assert not store.storage.exists(error.paths[0])
         assert "store.lease()" in str(error)
     else:
         # Its manifest stands in the log entry.
         assert name in ("show", "storage_use")
-    assert "missing: checkpoint 3 was collected" in "".join(snapshot.verify().problems)
+    assert "missing: checkpoint 2 was collected" in "".join(snapshot.verify().problems)
 
 
 @pytest.mark.parametrize("name", [name for name in READ if name not in ("show", "storage_use")])
@@ -506,7 +506,7 @@ def test_a_reader_beside_the_end_of_the_collection_that_took_its_files_is_told_s
 
 def test_the_newest_whole_checkpoint_is_looked_for_again_where_newer_ones_were_collected_meanwhile():
     def tag_and_take(store):
-        store.tag("old", 2)
+        store.tag("old", 1)
         take(store)
 
     store = late(tag_and_take, 0)
@@ -602,7 +602,7 @@ def test_a_lease_on_a_checkpoint_that_was_collected_names_those_there_are():
     others(store)
 
     with (
-        pytest.raises(CheckpointNotFoundError, match="no checkpoint 3 in this store; it has 5"),
+        pytest.raises(CheckpointNotFoundError, match="no checkpoint 2 in this store; it has 3"),
         reading(store.storage, entry),
     ):
         pytest.fail("it is gone")

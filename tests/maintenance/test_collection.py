@@ -186,13 +186,13 @@ def test_what_only_dropped_checkpoints_need_is_deleted_and_nothing_else(filled):
 
     report = filled.collect(RetentionPolicy(count=2))
 
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [3, 4]
+    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [2, 3]
     assert [total(snapshot) for snapshot in filled.store.checkpoints()] == [expected(300), expected(400)]
     assert filled.files("data/", "manifests/") == filled.referenced() < before
     assert filled.files("log/") == {path_of(3), path_of(4)}
     assert report.spared == ()
-    with pytest.raises(CheckpointNotFoundError, match="it has 3, 4"):
-        filled.store.snapshot(2)
+    with pytest.raises(CheckpointNotFoundError, match="it has 2, 3"):
+        filled.store.snapshot(1)
 
 
 def test_a_plan_changes_nothing_and_says_why_and_how_much(filled):
@@ -201,14 +201,14 @@ def test_a_plan_changes_nothing_and_says_why_and_how_much(filled):
     plan = filled.store.collect(NEWEST, grace_ms=GRACE, allow_short_grace=True).plan
 
     assert {path: filled.storage.read(path) for path in filled.files()} == before
-    assert plan.dropped == (2, 3)
+    assert plan.dropped == (1, 2)
     assert [(item.checkpoint_id, item.reasons) for item in plan.kept] == [
-        (4, ("one of the newest 1", "the newest entry"))
+        (3, ("one of the newest 1", "the newest entry"))
     ]
     assert [deletion.kind for deletion in plan.deletions] == ["data", "data", "log entry", "log entry", "log entry"]
     assert [deletion.reason for deletion in plan.deletions[:2]] == [
+        "of checkpoint 1, which is dropped",
         "of checkpoint 2, which is dropped",
-        "of checkpoint 3, which is dropped",
     ]
     assert plan.bytes == sum(len(before[deletion.path]) for deletion in plan.deletions)
     assert plan.unknown_sizes == 0
@@ -318,16 +318,16 @@ def test_operator_state_files_are_roots(world):
 
 
 def test_a_tag_keeps_its_checkpoint_until_it_is_removed(filled):
-    filled.store.tag("gold", 2)
+    filled.store.tag("gold", 1)
     filled.collect()
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [2, 4]
-    assert total(filled.store.snapshot(2)) == expected(200)
-    assert filled.store.tags() == {"gold": 2}
+    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [1, 3]
+    assert total(filled.store.snapshot(1)) == expected(200)
+    assert filled.store.tags() == {"gold": 1}
 
     filled.store.untag("gold")
     filled.collect()
 
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [4]
+    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [3]
     assert filled.files("data/") == filled.referenced()
 
 
@@ -335,21 +335,21 @@ def test_a_tag_name_is_taken_once_and_an_unknown_one_lists_those_there_are(fille
     filled.store.tag("gold")
 
     with pytest.raises(InvalidInputError, match="untag"):
-        filled.store.tag("gold", 2)
+        filled.store.tag("gold", 1)
     with pytest.raises(NotFoundError, match="no tag 'silver'.*'gold'"):
         filled.store.untag("silver")
     with pytest.raises(InvalidInputError, match="tag name"):
         filled.store.tag("../x")
 
-    assert filled.store.tags() == {"gold": 4}
+    assert filled.store.tags() == {"gold": 3}
 
 
 def test_a_damaged_checkpoint_is_not_tagged(filled):
-    (path,) = ReferenceReader(filled.storage).files(filled.store.snapshot(2).entry.operators)
+    (path,) = ReferenceReader(filled.storage).files(filled.store.snapshot(1).entry.operators)
     filled.storage.delete(path)
 
     with pytest.raises(CorruptDataError, match="tag one that is whole"):
-        filled.store.tag("gold", 2)
+        filled.store.tag("gold", 1)
 
     assert filled.store.tags() == {}
 
@@ -364,7 +364,7 @@ def leased(world, checkpoint, ttl_ms=500):
 
 
 def test_a_lease_keeps_its_checkpoint_while_it_is_renewed(filled):
-    with leased(filled, 2) as lease:
+    with leased(filled, 1) as lease:
         for _ in range(3):
             filled.now_ms += 499
             filled.collect()
@@ -378,7 +378,7 @@ def test_a_lease_keeps_its_checkpoint_while_it_is_renewed(filled):
 
 
 def test_a_lease_that_nobody_renews_ends_and_is_deleted(filled):
-    with leased(filled, 2) as lease:
+    with leased(filled, 1) as lease:
         filled.now_ms += 500
 
         filled.collect()
@@ -386,14 +386,14 @@ def test_a_lease_that_nobody_renews_ends_and_is_deleted(filled):
         assert filled.files("leases/") == set()
         with pytest.raises(CheckpointNotFoundError):
             lease.renew()
-        with pytest.raises(CollectedError, match="missing: checkpoint 2 was collected"):
+        with pytest.raises(CollectedError, match="missing: checkpoint 1 was collected"):
             total(lease.snapshot)
         assert filled.files("leases/") == set()
 
 
 def test_a_renewal_is_never_without_a_file(filled):
     store, hooked = filled.process()
-    with store.lease(2, ttl_ms=10**9) as lease:
+    with store.lease(1, ttl_ms=10**9) as lease:
         seen = []
         hooked.act_before("delete", "leases/", lambda: seen.append(len(filled.files("leases/"))))
 
@@ -610,7 +610,7 @@ def test_what_is_written_while_a_plan_is_made_is_not_considered(filled):
 
 def test_a_checkpoint_that_refers_again_to_files_of_a_plan_saves_them(filled):
     plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
-    backend = filled.store.snapshot(2).restore("op")
+    backend = filled.store.snapshot(1).restore("op")
     again = filled.writer.checkpoint({"op": [backend]})
 
     report = apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
@@ -621,7 +621,7 @@ def test_a_checkpoint_that_refers_again_to_files_of_a_plan_saves_them(filled):
 
 
 def test_a_commit_whose_entry_is_there_when_the_roots_are_read_again_is_acknowledged(filled):
-    backend = filled.store.snapshot(2).restore("op")
+    backend = filled.store.snapshot(1).restore("op")
     store, hooked = filled.process()
     writer = store.writer()
     plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
@@ -639,7 +639,7 @@ def test_a_commit_whose_entry_is_there_when_the_roots_are_read_again_is_acknowle
 
 def test_a_commit_that_finds_its_files_condemned_is_not_acknowledged_though_they_may_be_spared(filled):
     store, hooked = filled.process()
-    late = Late(store.writer(), filled.store.snapshot(2).restore("op"), hooked)
+    late = Late(store.writer(), filled.store.snapshot(1).restore("op"), hooked)
     _, collector = filled.process()
     plan = plan_collection(collector, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
 
@@ -680,7 +680,7 @@ def test_a_commit_whose_files_are_collected_while_its_entry_is_made_is_not_ackno
     with pytest.raises(CommitUnknownError, match="being collected"):
         writer.checkpoint({"op": [backend_of(500)]})
 
-    with pytest.warns(RuntimeWarning, match=r"checkpoint 6: data/op/total/.* missing"):
+    with pytest.warns(RuntimeWarning, match=r"checkpoint 4: data/op/total/.* missing"):
         whole = filled.store.latest_whole()
     assert total(whole) == expected(400)
 
@@ -694,23 +694,23 @@ def test_checkpoints_that_may_be_needed_instead_of_one_that_lost_its_files_are_n
     with pytest.raises(CollectedError, match="never acknowledged"):
         total(filled.store.latest())
     filled.collect()
-    assert total(filled.store.snapshot(4)) == expected(400)
+    assert total(filled.store.snapshot(3)) == expected(400)
 
     with filled.store.writer() as writer:
         filled.checkpoint(writer, 600)
     filled.collect()
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [8]
+    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [5]
     assert filled.files("data/") == filled.referenced()
 
 
 def test_state_restored_from_a_checkpoint_that_was_collected_since_is_written_anew(filled):
-    backend = filled.store.snapshot(2).restore("op")
+    backend = filled.store.snapshot(1).restore("op")
     backend.state(TOTAL).add_batch(pa.array([1]), pa.array([1]))
     filled.collect()
 
     with pytest.raises(CollectedError, match="nothing was committed"):
         filled.writer.checkpoint({"op": [backend]})
-    assert filled.store.latest().checkpoint_id == 4
+    assert filled.store.latest().checkpoint_id == 3
 
     assert total(filled.writer.checkpoint({"op": [backend]})) == expected(200) + 1
     assert filled.store.verify(deep=True).problems == []
@@ -749,7 +749,7 @@ def test_a_writer_that_slept_through_a_collection_of_its_number_is_not_acknowled
 
     assert filled.storage.read("_latest") == b"8"
     assert total(filled.store.latest()) == expected(700)
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [8]
+    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [5]
     with pytest.raises(FencedError) as caught:
         zombie.checkpoint({"op": [backend_of(500)]})
     assert (caught.value.writer_epoch, caught.value.current_epoch) == (2, 3)
@@ -763,7 +763,7 @@ def test_a_writer_that_slept_after_its_commit_deletes_nothing_that_others_went_o
     writer = store.writer()
 
     def others_go_on_from_it():
-        filled.store.tag("slow", 6)
+        filled.store.tag("slow", 4)
         backend = filled.store.latest().restore("op")
         with filled.store.writer() as following:
             for _ in range(2):
@@ -792,7 +792,7 @@ def test_the_files_of_a_slow_collection_cannot_be_committed_until_they_are_gone(
     """A collection that sleeps before it deletes, and a checkpoint that was made meanwhile and not acknowledged."""
     _, sleeper = filled.process()
     plan = plan_collection(sleeper, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
-    backend = filled.store.snapshot(2).restore("op")
+    backend = filled.store.snapshot(1).restore("op")
     store, hooked = filled.process()
     writer = store.writer()
     sleeping = []
@@ -830,7 +830,7 @@ def unacknowledged(world, sleeper, then):
     """Have a collection sleep before it deletes; meanwhile a checkpoint comes to refer to its files, then act."""
     plan = plan_collection(sleeper, NEWEST, now_ms=world.now_ms, grace_ms=GRACE)
     store, hooked = world.process()
-    late = Late(store.writer(), world.store.snapshot(2).restore("op"), hooked)
+    late = Late(store.writer(), world.store.snapshot(1).restore("op"), hooked)
 
     def while_it_sleeps():
         with pytest.raises(CommitUnknownError):
@@ -847,9 +847,9 @@ def test_an_acknowledged_checkpoint_does_not_go_for_one_that_may_lose_its_files(
 
     go_on()
 
-    with pytest.warns(RuntimeWarning, match="checkpoint 6: .*missing"):
-        assert filled.store.latest_whole().checkpoint_id == 4
-    assert total(filled.store.snapshot(4)) == expected(400)
+    with pytest.warns(RuntimeWarning, match="checkpoint 4: .*missing"):
+        assert filled.store.latest_whole().checkpoint_id == 3
+    assert total(filled.store.snapshot(3)) == expected(400)
 
 
 def test_an_acknowledged_checkpoint_does_not_go_for_one_that_loses_its_files_while_a_plan_is_made(filled):
@@ -860,7 +860,7 @@ def test_an_acknowledged_checkpoint_does_not_go_for_one_that_loses_its_files_whi
 
     filled.collect(storage=collector)
 
-    assert total(filled.store.snapshot(4)) == expected(400)
+    assert total(filled.store.snapshot(3)) == expected(400)
 
 
 def test_what_is_restored_from_a_checkpoint_that_loses_its_files_is_not_committed_without_them(filled):
@@ -881,7 +881,7 @@ def test_what_is_restored_from_a_checkpoint_that_loses_its_files_is_not_committe
 def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(filled):
     """It died after it had read the roots again, and what it condemned is referred to by an acknowledged checkpoint."""
     plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
-    backend = filled.store.snapshot(2).restore("op")
+    backend = filled.store.snapshot(1).restore("op")
     filled.writer.checkpoint({"op": [backend]})
     _, dying = filled.process()
 
@@ -892,7 +892,7 @@ def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(fi
     with suppress(Crash):
         apply_collection(dying, plan, now_ms=filled.now_ms, new_id=filled.new_id)
     filled.collect()
-    assert filled.store.latest().checkpoint_id == 5
+    assert filled.store.latest().checkpoint_id == 4
 
     with pytest.raises(CollectedError):
         filled.writer.checkpoint({"op": [backend]})
@@ -901,7 +901,7 @@ def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(fi
         filled.collect()
 
     assert total(again) == expected(200)
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [6]
+    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [5]
     assert [boundary.condemns for boundary in boundaries(filled.storage)] == [False]
     assert filled.files("data/") == filled.referenced()
 
@@ -980,7 +980,7 @@ def test_two_collections_at_once_delete_what_one_would_and_leave_one_boundary(fi
 
     filled.collect(RetentionPolicy(count=2), storage=first)
 
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [4]
+    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [3]
     filled.collect()
     assert len(filled.files("gc/")) == 1
     assert CommitLog(filled.storage).boundary() == 4
@@ -1002,30 +1002,30 @@ def test_a_plan_that_is_applied_after_a_newer_collection_leaves_its_boundary(fil
 
 def test_a_tag_between_plan_and_application_saves_its_checkpoint(filled):
     plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
-    filled.store.tag("gold", 2)
+    filled.store.tag("gold", 1)
 
     report = apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
 
     assert path_of(2) in report.spared
-    assert total(filled.store.snapshot(2)) == expected(200)
+    assert total(filled.store.snapshot(1)) == expected(200)
     assert path_of(3) in report.deleted
 
 
 def test_a_tag_after_the_roots_were_read_again_is_refused(filled):
     # It was looked up before the collection said anything.
-    entry = CommitLog(filled.storage).committed_checkpoint(2)
+    entry = CommitLog(filled.storage).committed_checkpoint(1)
     _, collector = filled.process()
     made = []
 
     def tag():
-        made.append(put_tag(filled.storage, "late", 2, entry.as_parent, files=(), tag_id=filled.new_id(), now_ms=0))
-        filled.store.tag("newest", 4)
+        made.append(put_tag(filled.storage, "late", 1, entry.as_parent, files=(), tag_id=filled.new_id(), now_ms=0))
+        filled.store.tag("newest", 3)
 
     collector.act_before("delete", "data/", tag)
     filled.collect(storage=collector)
 
     assert made == [False]
-    assert filled.store.tags() == {"newest": 4}
+    assert filled.store.tags() == {"newest": 3}
     filled.collect()
     assert filled.files("data/") == filled.referenced()
 
@@ -1036,7 +1036,7 @@ def test_a_pin_on_a_checkpoint_that_is_collected_before_it_is_made_is_refused(fi
     hooked.act_before("put_if_absent", "tags/" if pin == "tag" else "leases/", filled.collect)
 
     with pytest.raises(CheckpointNotFoundError):
-        store.tag("late", 2) if pin == "tag" else store.lease(2)
+        store.tag("late", 1) if pin == "tag" else store.lease(1)
 
     assert filled.files("tags/", "leases/") == set()
     assert filled.store.collect(NEWEST).plan.deletions == ()
@@ -1055,7 +1055,7 @@ def test_a_collection_that_dies_at_any_call_harms_nothing_and_the_next_one_ends_
         writer = world.store.writer()
         for start in (100, 200, 300):
             world.checkpoint(writer, start)
-        world.store.tag("gold", 2)
+        world.store.tag("gold", 1)
         orphan(world)
         world.collect(RetentionPolicy(count=2))
         world.checkpoint(writer, 400)
@@ -1070,11 +1070,11 @@ def test_a_collection_that_dies_at_any_call_harms_nothing_and_the_next_one_ends_
         except Crash:
             died = True
 
-        assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] in ([2, 3, 4, 5], [2, 4, 5], [2, 5])
-        assert total(world.store.snapshot(2)) == expected(100)
+        assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] in ([1, 2, 3, 4], [1, 3, 4], [1, 4])
+        assert total(world.store.snapshot(1)) == expected(100)
         assert total(world.store.latest()) == expected(400)
         world.collect()
-        assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [2, 5]
+        assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [1, 4]
         assert world.store.verify().problems == []
         assert world.files("data/", "manifests/") == world.referenced()
         assert len(world.files("gc/")) == 1
@@ -1146,7 +1146,7 @@ def test_what_cannot_be_read_or_is_unknown_ends_the_collection(world, monkeypatc
     writer = world.store.writer()
     for start in (1, 2, 3):
         world.checkpoint(writer, start)
-    world.store.tag("gold", 2)
+    world.store.tag("gold", 1)
     world.collect()
     for start in (4, 5):
         newest = world.checkpoint(writer, start)
@@ -1200,7 +1200,7 @@ def test_what_nobody_knows_is_named_and_never_deleted(filled):
     strange += ["savepoints/half/data/op/total/x.parquet"]
     for path in strange:
         put(filled, path)()
-    filled.store.savepoint("kept", checkpoint=2)
+    filled.store.savepoint("kept", checkpoint=1)
     savepoint = filled.files("savepoints/kept/")
     assert savepoint
 
@@ -1215,7 +1215,7 @@ def test_what_nobody_knows_is_named_and_never_deleted(filled):
 
 
 def test_a_store_that_began_as_a_savepoint_keeps_it(filled):
-    savepoint = filled.store.savepoint("begin", checkpoint=2)
+    savepoint = filled.store.savepoint("begin", checkpoint=1)
     world = World.__new__(World)
     World.__init__(world, savepoint.storage)
     backend = world.store.latest().restore("op")
@@ -1227,16 +1227,16 @@ def test_a_store_that_began_as_a_savepoint_keeps_it(filled):
     world.collect()
 
     assert [snapshot.entry.kind for snapshot in world.store.checkpoints()] == ["savepoint", "checkpoint"]
-    assert total(world.store.snapshot(2)) == expected(200)
+    assert total(world.store.snapshot(1)) == expected(200)
     assert world.files("data/") == world.referenced()
 
 
 def test_readers_with_a_stale_hint_find_the_newest_entry_after_a_collection(filled):
-    filled.store.tag("old", 2)
+    filled.store.tag("old", 1)
     filled.collect()
     filled.storage.put_hint("_latest", b"2")
 
-    assert filled.store.latest().checkpoint_id == 4
+    assert filled.store.latest().checkpoint_id == 3
 
 
 def test_a_reader_that_is_overtaken_by_a_collection_looks_again(filled):
@@ -1246,7 +1246,7 @@ def test_a_reader_that_is_overtaken_by_a_collection_looks_again(filled):
     # It has the fence 5 and goes back to checkpoint 4, which is gone by then.
     hooked.act_before("read", path_of(4), lambda: others_go_on(filled))
 
-    assert store.latest().checkpoint_id == 8
+    assert store.latest().checkpoint_id == 5
 
 
 def test_a_statement_that_is_out_stays_until_none_of_its_files_is_there(filled):

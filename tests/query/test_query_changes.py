@@ -282,7 +282,7 @@ def runs(snapshot: Any) -> list[Any]:
 
 @pytest.fixture
 def log(tmp_path: Any) -> Any:
-    """A store with the checkpoints 2, 3, 6 and 7, and its log; entry 4 is a compaction of 3, and 5 a fence."""
+    """A store with the checkpoints 1 to 4, and its log: the entries 1 and 5 are fences, and 4 is a compaction of 2."""
     store = arrowstate.open_store(tmp_path / "store", create=True)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     state = backend.state(arrowstate.ValueStateDescriptor("state", pa.int64()))
@@ -302,27 +302,27 @@ def test_steps_go_from_the_last_entry_of_a_checkpoint_to_the_first_of_the_next(l
     log, _ = log
     entries = {(entry.kind, entry.checkpoint_id): entry.number for entry in log.backwards()}
     assert sorted(entries.values()) == [2, 3, 4, 6, 7]
-    assert entries["compaction", 3] == 4
+    assert entries["compaction", 2] == 4
 
-    steps = timeline.steps_between(log, 2, None)
+    steps = timeline.steps_between(log, 1, None)
 
-    assert steps == [timeline.Step(3, 2, 3), timeline.Step(6, 4, 6), timeline.Step(7, 6, 7)]
-    assert timeline.steps_between(log, 3, 6) == steps[1:2]
-    assert timeline.steps_between(log, 7, None) == []
-    assert timeline.steps_between(log, None, None) == [timeline.Step(7, None, 7)]
-    assert timeline.steps_between(log, None, 6, snapshot=3) == [timeline.Step(3, None, 4), *steps[1:2]]
-    assert (timeline.oldest_checkpoint_id(log), timeline.newest_checkpoint_id(log)) == (2, 7)
+    assert steps == [timeline.Step(2, 2, 3), timeline.Step(3, 4, 6), timeline.Step(4, 6, 7)]
+    assert timeline.steps_between(log, 2, 3) == steps[1:2]
+    assert timeline.steps_between(log, 4, None) == []
+    assert timeline.steps_between(log, None, None) == [timeline.Step(4, None, 7)]
+    assert timeline.steps_between(log, None, 3, snapshot=2) == [timeline.Step(2, None, 4), *steps[1:2]]
+    assert (timeline.oldest_checkpoint_id(log), timeline.newest_checkpoint_id(log)) == (1, 4)
 
 
 def test_steps_over_what_was_collected_are_refused_unless_they_are_wanted(log: Any) -> None:
     log, store = log
-    store.tag("kept", 2)
+    store.tag("kept", 1)
     store.collect(arrowstate.RetentionPolicy(count=1), grace_ms=0, allow_short_grace=True).apply()
 
-    with pytest.raises(CheckpointsCollectedError, match="after checkpoint 2 .* it has 2, 7"):
-        timeline.steps_between(log, 2, None)
-    with pytest.raises(CheckpointsCollectedError, match="after checkpoint 3 .* it has 2, 7"):
-        timeline.steps_between(log, 3, None, gaps=True)
-    with pytest.raises(CheckpointNotFoundError, match="no checkpoint 6 .* it has 2, 7"):
-        timeline.steps_between(log, 2, 6, gaps=True)
-    assert timeline.steps_between(log, 2, None, gaps=True) == [timeline.Step(7, 2, 7)]
+    with pytest.raises(CheckpointsCollectedError, match="after checkpoint 1 .* it has 1, 4"):
+        timeline.steps_between(log, 1, None)
+    with pytest.raises(CheckpointsCollectedError, match="after checkpoint 2 .* it has 1, 4"):
+        timeline.steps_between(log, 2, None, gaps=True)
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint 3 .* it has 1, 4"):
+        timeline.steps_between(log, 1, 3, gaps=True)
+    assert timeline.steps_between(log, 1, None, gaps=True) == [timeline.Step(4, 2, 7)]

@@ -175,7 +175,7 @@ def test_an_operator_without_rows_is_an_empty_table(new_store):
 
 def test_what_the_entry_says_can_be_asked_for(people):
     assert people.operators == {"people": ["address", "age"], "page-views.v1": ["count.all"]}
-    assert people.number == people.entry.number
+    assert people.checkpoint_id == people.entry.checkpoint_id == 1
     assert people.watermark is None
     assert "people.age" in repr(people)
 

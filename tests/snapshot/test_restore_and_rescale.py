@@ -293,7 +293,7 @@ def test_a_name_that_does_not_exist_lists_those_that_do(store, history):
 
     with pytest.raises(OperatorNotFoundError, match="'po'.*'op'"):
         snapshot.restore("po")
-    with pytest.raises(StateNotFoundError, match="'totl' of operator 'op' in checkpoint 4; it has 'total'"):
+    with pytest.raises(StateNotFoundError, match="'totl' of operator 'op' in checkpoint 3; it has 'total'"):
         _open(snapshot, None, "totl")
 
 

@@ -92,15 +92,15 @@ def files_in(folder):
 
 
 def test_a_savepoint_holds_its_checkpoint(store, model):
-    latest, older = store.savepoint("latest"), store.savepoint("older", checkpoint=2)
+    latest, older = store.savepoint("latest"), store.savepoint("older", checkpoint=1)
 
     assert totals(latest) == model[1]
     assert totals(older) == model[0]
-    for savepoint, entry in ((latest, store.latest().entry), (older, store.snapshot(2).entry)):
+    for savepoint, entry in ((latest, store.latest().entry), (older, store.snapshot(1).entry)):
         assert savepoint.entry.kind == "savepoint"
         assert savepoint.checkpoint_id == entry.checkpoint_id
         assert (savepoint.entry.properties, savepoint.entry.watermark) == (entry.properties, entry.watermark)
-        assert (savepoint.entry.number, savepoint.entry.parent) == (entry.number, None)
+        assert (savepoint.entry.number, savepoint.entry.parent) == (entry.checkpoint_id, None)
 
 
 def test_duckdb_alone_reads_a_savepoint(store, model):
@@ -172,7 +172,7 @@ def test_a_savepoint_is_a_store_that_goes_on(store, model, tmp_path):
 
 
 def test_a_job_goes_on_in_its_store_from_a_savepoint(store, model):
-    savepoint = store.savepoint("copy", checkpoint=2)
+    savepoint = store.savepoint("copy", checkpoint=1)
     backend = savepoint.restore("op")
 
     with store.writer() as writer:
@@ -631,7 +631,7 @@ def test_savepoints_of_two_checkpoints_to_one_place_do_not_mix(store, model, tmp
         write_savepoint(store.storage, store.store_id, entry, target, **arguments)
 
     with pytest.raises(InvalidInputError, match="another savepoint"):
-        write(3, lambda done, total: write(2) if done == 3 else None)
+        write(2, lambda done, total: write(1) if done == 3 else None)
     forget_open_files()
 
     assert totals(open_store(place).latest()) == model[0]

@@ -63,7 +63,7 @@ def test_a_table_becomes_the_state_that_a_job_restores_at_another_parallelism(sp
         ]
         seen += len(mine)
     assert seen == 1000
-    assert made.checkpoint_id == 2
+    assert made.checkpoint_id == 1
     assert arrowstate.open_store(tmp_path / "store").verify(deep=True).problems == []
 
 

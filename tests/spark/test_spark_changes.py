@@ -297,9 +297,9 @@ def test_options_without_meaning_for_a_table_or_a_stream_are_refused(history: Hi
     with pytest.raises(InvalidInputError, match=r"and 'latest' for 'startingCheckpoint', are for spark\.readStream"):
         history.table(startingCheckpoint="latest")
     with pytest.raises(InvalidInputError, match=r"'endingCheckpoint' is for spark\.read;"):
-        history.stream(endingCheckpoint="4")
-    with pytest.raises(InvalidInputError, match="starts after checkpoint 6 and ends before, at 2"):
-        history.table(startingCheckpoint="6", endingCheckpoint="2")
+        history.stream(endingCheckpoint="2")
+    with pytest.raises(InvalidInputError, match="starts after checkpoint 3 and ends before, at 1"):
+        history.table(startingCheckpoint="3", endingCheckpoint="1")
 
 
 def test_a_state_itself_is_no_stream(history: History) -> None:

@@ -369,7 +369,7 @@ def test_what_follows_a_store_waits_for_its_first_checkpoint(
         sink.run(0, make_rows(0))
 
     if "output" in options:
-        with pytest.raises(NotFoundError, match="no output table 'out' in checkpoint 2"):
+        with pytest.raises(NotFoundError, match="no output table 'out' in checkpoint 1"):
             planned.result()
     else:
         assert planned.result().schema.names == ["k", "n", "v", "_change_type", "_checkpoint_id"]

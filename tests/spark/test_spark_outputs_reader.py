@@ -216,7 +216,7 @@ def test_an_output_whose_columns_change_under_a_stream_ends_it(output: Output) -
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"output": "alarms"}, NotFoundError, "no output table 'alarms' in checkpoint 2; it has 'alerts'"),
+        ({"output": "alarms"}, NotFoundError, "no output table 'alarms' in checkpoint 1; it has 'alerts'"),
         ({"columns": "n,m"}, InvalidInputError, "'alerts' has no column 'm'; it has user, n, at"),
         ({"state": "rows"}, InvalidInputError, "unknown option 'state'; an output table is read with output, columns"),
         ({"startingPosition": "first"}, InvalidInputError, "must be earliest or latest, got 'first'"),
@@ -231,7 +231,7 @@ def test_wrong_options_say_what_there_is(
 
 
 def test_options_without_meaning_for_a_table_or_a_stream_are_refused(output: Output) -> None:
-    table, stream = output.plan(startingPosition="latest"), output.plan(checkpoint="2")
+    table, stream = output.plan(startingPosition="latest"), output.plan(checkpoint="1")
 
     with pytest.raises(
         InvalidInputError, match=r"'startingPosition' and 'maxRowsPerTrigger' are for spark\.readStream"

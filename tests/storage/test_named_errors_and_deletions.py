@@ -88,7 +88,7 @@ def test_a_clean_up_that_fails_hides_no_error_of_a_checkpoint_or_savepoint(tmp_p
     writer.checkpoint({"op": [backend]})
     counts.add_batch(range(5000), [1] * 5000)
 
-    for call in (lambda: writer.checkpoint({"op": [backend]}), lambda: store.savepoint("x", checkpoint=2)):
+    for call in (lambda: writer.checkpoint({"op": [backend]}), lambda: store.savepoint("x", checkpoint=1)):
         with monkeypatch.context() as patched:
             ReadOnly(patched)
             with pytest.raises(StorageError, match="Read-only file system") as caught:
@@ -203,7 +203,7 @@ def test_tags_leases_and_what_a_collection_deletes_are_gone_for_good(tmp_path, m
                 state.add_batch(range(3000), [1] * 3000)
             writer.checkpoint({"op": [backend]})
     store.tag("t", 2)
-    lease = store.lease(3)
+    lease = store.lease(2)
     fsync, me, folders = os.fsync, threading.current_thread(), []
 
     def recorded(descriptor):

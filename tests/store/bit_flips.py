@@ -286,7 +286,7 @@ class Matrix:
         for root in ("", "savepoints/whole/"):
             storage = open_storage(self.pristine / root)
             store = StateStore(storage, open_store_document(storage).store_id)
-            kept = {path_of(snapshot.number) for snapshot in store.checkpoints()}
+            kept = {path_of(snapshot.entry.number) for snapshot in store.checkpoints()}
             for snapshot in (store.latest(), *(store.snapshot(number) for number in store.tags().values())):
                 kept |= set(ReferenceReader(storage).files(snapshot.entry.operators))
             for folder in ("data/", "manifests/", "log/"):

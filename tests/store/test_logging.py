@@ -53,15 +53,20 @@ def test_a_healthy_run_says_what_it_does_and_warns_of_nothing(tmp_path, backend,
     report = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
 
     fence, *commits = records("log", logging.INFO)
-    assert (fence.kind, fence.entry, fence.writer_epoch, fence.store) == ("fence", 1, 1, store.url)
-    assert [(record.kind, record.checkpoint_id, record.entry) for record in commits] == [
-        ("checkpoint", 2, 2),
-        ("checkpoint", 3, 3),
-        ("checkpoint", 4, 4),
+    assert (fence.kind, fence.log_entry, fence.writer_epoch, fence.store) == (
+        "fence",
+        "log/00000000000000000001.json",
+        1,
+        store.url,
+    )
+    assert [(record.kind, record.checkpoint_id, record.log_entry[-7:]) for record in commits] == [
+        ("checkpoint", 1, "02.json"),
+        ("checkpoint", 2, "03.json"),
+        ("checkpoint", 3, "04.json"),
     ]
-    assert "checkpoint 4 committed as entry 4" in commits[-1].getMessage()
+    assert "checkpoint 3 committed, " in commits[-1].getMessage()
     [restored] = records("backend", logging.DEBUG)
-    assert (restored.operator, restored.checkpoint_id, restored.rows) == ("counter", 4, 3500)
+    assert (restored.operator, restored.checkpoint_id, restored.rows) == ("counter", 3, 3500)
     [collected] = records("maintenance", logging.INFO)
     assert (collected.store, collected.deleted, collected.spared) == (store.url, len(report.deleted), 0)
     spilled = [record for record in records("table", logging.DEBUG) if hasattr(record, "folder")]

@@ -123,7 +123,7 @@ def test_opening_a_store_again_with_create_keeps_it(tmp_path):
     again = open_store(tmp_path / "store", create=True)
 
     assert again.store_id == store.store_id
-    assert again.latest().checkpoint_id == 2
+    assert again.latest().checkpoint_id == 1
 
 
 def test_a_new_store_has_no_checkpoint_and_says_so(store):
@@ -140,13 +140,13 @@ def test_checkpoints_are_listed_oldest_first_and_found_by_id(store):
     fill(store, checkpoints=3)
     fill(store, checkpoints=2)
 
-    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [2, 3, 4, 6, 7]
-    assert store.latest().checkpoint_id == 7
-    for checkpoint_id in (2, 3, 4, 6, 7):
+    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [1, 2, 3, 4, 5]
+    assert store.latest().checkpoint_id == 5
+    for checkpoint_id in (1, 2, 3, 4, 5):
         assert store.snapshot(checkpoint_id).entry.checkpoint_id == checkpoint_id
 
 
-@pytest.mark.parametrize("checkpoint_id", [0, 1, 5, 8, -1, 10**25])
+@pytest.mark.parametrize("checkpoint_id", [0, 6, 7, -1, 10**25])
 def test_an_unknown_checkpoint_lists_those_there_are(store, checkpoint_id):
     fill(store, checkpoints=3)
     fill(store, checkpoints=2)
@@ -156,7 +156,7 @@ def test_an_unknown_checkpoint_lists_those_there_are(store, checkpoint_id):
         lambda i: store.sql("select 1", checkpoint=i),
         lambda i: store.savepoint("x", checkpoint=i),
     ):
-        with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint {checkpoint_id} .*it has 2, 3, 4, 6, 7"):
+        with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint {checkpoint_id} .*it has 1, 2, 3, 4, 5"):
             read(checkpoint_id)
 
 
@@ -168,7 +168,7 @@ def test_an_unknown_operator_lists_those_there_are(store):
         lambda: store.latest().to_arrow("conter.total"),
         lambda: store.latest().lookup("conter.total", pa.array([1])),
     ):
-        with pytest.raises(OperatorNotFoundError, match="'conter'.*checkpoint 2.*'counter'"):
+        with pytest.raises(OperatorNotFoundError, match="'conter'.*checkpoint 1.*'counter'"):
             read()
 
 

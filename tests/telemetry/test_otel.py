@@ -125,7 +125,7 @@ def test_a_checkpoint_is_a_span_with_a_child_for_each_phase_and_each_subtask(sto
     assert dict(span.attributes) == {
         "arrowstate.store.url": store.url,
         "arrowstate.operation.outcome": "completed",
-        "arrowstate.checkpoint.id": 2,
+        "arrowstate.checkpoint.id": 1,
         "arrowstate.freeze.duration": record.freeze_us / 1e6,
         "arrowstate.write.duration": record.write_us / 1e6,
         "arrowstate.bytes.written": record.bytes_written,

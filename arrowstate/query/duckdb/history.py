@@ -36,7 +36,6 @@ _WRITTEN = [
 _CHECKPOINTS = pa.schema(
     [
         pa.field("checkpoint_id", pa.int64(), nullable=False),
-        pa.field("number", pa.int64(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
         pa.field("writer_epoch", pa.int64(), nullable=False),
         pa.field("triggered_at", pa.timestamp("ms"), nullable=False),
@@ -68,7 +67,6 @@ def _checkpoint(_: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]
     statistics = _statistics(entry)
     yield {
         "checkpoint_id": entry.checkpoint_id,
-        "number": entry.number,
         "kind": entry.kind,
         "writer_epoch": entry.writer_epoch,
         "triggered_at": entry.started_at_ms,

@@ -69,7 +69,7 @@ class Step:
     batch: MicroBatch
     store_id: str
     base: int | None
-    """The number of the checkpoint to start from; None for a store without one."""
+    """The number of the log entry of the checkpoint to start from; None for a store without one."""
     watermark: int | None
     """Spark's watermark in milliseconds, None while there is none."""
     processing_time: int

@@ -208,6 +208,7 @@ class Oracle:
         )
         if kind != "fence":
             self._check_history(number, token, kind)
+            self._check_id(entry["checkpoint_id"], kind)
         elif (content := entry["content"]) is not None and (named := self.commit(content["number"])) is not None:
             # A fence repeats nothing, so it needs what it names.
             files |= named.files
@@ -226,6 +227,12 @@ class Oracle:
                 return frozenset()
             self.manifests[digest] = frozenset(_paths(json.loads(data)))
         return self.manifests[digest]
+
+    def _check_id(self, checkpoint_id: int, kind: str) -> None:
+        """Check that ids rise one by one from 1, and that a compaction has that of the checkpoint it repeats."""
+        newest = max((commit.checkpoint_id or 0 for commit in self.checkpoints()), default=0)
+        if checkpoint_id != newest + (kind != "compaction"):
+            self.violated(f"the {kind} after checkpoint {newest} has the id {checkpoint_id}")
 
     def _check_history(self, number: int, token: str | None, kind: str) -> None:
         promise = self.promises.get(token or "")
@@ -403,8 +410,11 @@ class Oracle:
             log = CommitLog(self.storage)
             assert commit.checkpoint_id is not None, "a fence is no checkpoint"
             # Whichever has the id, it holds the same; what is restored is the one that is asked for.
-            log.checkpoint(commit.checkpoint_id)
+            found = log.checkpoint(commit.checkpoint_id)
             entry = log.read(commit.number).document
+            if (found.checkpoint_id, found.properties) != (entry.checkpoint_id, entry.properties):
+                self.violated(f"for the checkpoint {commit.checkpoint_id} entry {found.number} is found")
+                return
             commit.found = self.version
             if commit.restored and parallelism is None:
                 return

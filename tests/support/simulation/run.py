@@ -328,7 +328,7 @@ class _Run:
         for commit in oracle.held():
             oracle.check_content(commit, "was kept by the last collection", parallelism=1)
         kept = {path for commit in oracle.chain if commit.number >= plan.boundary for path in commit.files}
-        kept.update(path for item in plan.kept for path in oracle.chain[item.number - 1].files)
+        kept.update(path for item in plan.kept for path in oracle.chain[item.entry_number - 1].files)
         leaked = oracle.written.keys() - kept - oracle.live() - {"arrowstate.json"} - set(plan.foreign)
         # A savepoint that is complete belongs to who asked for it, even if nobody was told.
         leaked = {path for path in leaked if not path.startswith(("gc/", "tags/", "savepoints/"))}
