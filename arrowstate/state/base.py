@@ -19,12 +19,13 @@ from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import StateLayout
-from arrowstate.schema.plain import plain_value
+from arrowstate.schema.plain import column_of, plain_value
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.current_key import KeyContext, identity_of
 from arrowstate.state.merge_plan import MergePlan
-from arrowstate.state.transaction import Pending, Transactions, own_verbs
+from arrowstate.state.pending import Pending, Write, together
+from arrowstate.state.transaction import Transactions, own_verbs
 from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.key_batch import KeyBatch
@@ -133,6 +134,49 @@ class KeyedState(Generic[D]):
 
     def flush(self, *, settle: bool = True) -> None:
         """Move what scalar verbs have written so far into the table, and merge before if `settle`."""
+        if self._pending:
+            if settle:
+                self._settle()
+            self._apply(list(self._pending.values()))
+            self._pending.clear()
+
+    def _apply(self, writes: Sequence[Any]) -> None:
+        """Make rows of the table of scalar writes, one of each key, namespace and user key."""
+        columns = together(write.columns for write in writes)
+        count = len(self.layout.key)
+        keys = self._context.group(columns[:count], columns[count:])
+        rows = keys.last_rows()
+        values = column_of([write.values[0] for write in writes], self.layout.value_type)
+        updated = together(write.updated for write in writes)
+        kept = np.flatnonzero(~np.array([write.removed for write in writes])[rows])
+        found = self._table.find(keys)
+        times = self._latest(found, [take(column, rows) for column in updated])
+        self._table.put(found, keys, [*self.layout.split(take(values, rows)), *times], keep=kept)
+
+    def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
+        """Return the times of rows that take the places of those found."""
+        # The time of a value is that of its write; only what is folded keeps something of the old row.
+        del found
+        return updated
+
+    def _note(self, identity: Any, write: Any) -> None:
+        """Keep what a scalar verb writes until the next batch verb or snapshot, or until there is much of it."""
+        if self._pending.is_full:
+            self.flush()
+        self._pending[identity] = write
+
+    def _write_one(self, scalar: pa.Scalar | None, user_key: pa.Array | None = None, *, removed: bool) -> None:
+        """Set or remove one row of the current key and namespace."""
+        identity, keys = self._current(user_key)
+        updated = self._no_times(1) if removed else self._update_times(1, None)
+        self._note(identity, Write(keys.columns, (scalar,), updated, removed))
+
+    def _noted(self, identity: Any) -> Write | None:
+        """Return what a scalar verb has written last and the table does not have yet."""
+        if self.descriptor.ttl is not None:
+            # A read may renew or remove the row.
+            self.flush()
+        return self._pending.get(identity)
 
     def freeze(self) -> FrozenTable:
         """Return the state as it is now; later writes do not change it."""

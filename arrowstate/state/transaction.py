@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isfunction
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from arrowstate.errors import ConcurrentUseError
-from arrowstate.table.journal import Journal
 
-__all__ = ["Participant", "Pending", "Transactions", "atomic", "one_owner", "own_verbs"]
+__all__ = ["Participant", "Transactions", "atomic", "one_owner", "own_verbs"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-K = TypeVar("K")
-V = TypeVar("V")
 
 # What a transaction calls, within verbs and around them, and what goes on after its call.
 _NO_VERBS = frozenset({"begin", "keep", "go_back", "kept_namespace", "live_batches"})
@@ -149,44 +146,3 @@ class Transactions:
                 each.keep()
         finally:
             self._open.pop()
-
-
-class Pending(dict[K, V], Generic[K, V]):
-    """What has been written by scalar verbs and is in no table yet; its changes can be taken back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._journal: Journal[tuple[str, Any, Any]] = Journal()
-
-    def __setitem__(self, key: K, value: V) -> None:
-        if self._journal.is_open:
-            self._journal.note(("set" if key in self else "new", key, self.get(key)))
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: K) -> None:
-        self._journal.note(("set", key, self[key]))
-        super().__delitem__(key)
-
-    def clear(self) -> None:
-        """Remove everything."""
-        if self._journal.is_open:
-            self._journal.note(("all", None, dict(self)))
-        super().clear()
-
-    def begin(self) -> int:
-        """Return a mark of what it holds now."""
-        return self._journal.begin()
-
-    def keep(self) -> None:
-        """Give up the latest mark and stay as it is."""
-        self._journal.keep()
-
-    def go_back(self, mark: int) -> None:
-        """Give up the latest mark and hold what it held then."""
-        for change, key, value in self._journal.undone(mark):
-            if change == "all":
-                self.update(value)
-            elif change == "new":
-                super().__delitem__(key)
-            else:
-                super().__setitem__(key, value)

@@ -20,7 +20,7 @@ from arrowstate import (
     ValueTypeError,
     key_groups,
 )
-from arrowstate.state.kinds import one_row
+from arrowstate.state import pending
 
 USER = pa.schema([("user", pa.string())])
 TAGS = pa.struct([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
@@ -105,7 +105,7 @@ def test_scalar_and_batch_verbs_see_each_others_writes(backend, city):
 
 
 def test_more_scalar_writes_than_are_collected_lose_nothing(backend, city, monkeypatch):
-    monkeypatch.setattr(one_row, "_PENDING_KEYS", 5)
+    monkeypatch.setattr(pending, "_MANY_ROWS", 5)
 
     for number in range(40):
         backend.current_key = f"user {number % 13}"

@@ -20,14 +20,13 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.many_rows import ManyRowsState, as_lists
+from arrowstate.state.pending import Pending, Write, together
 from arrowstate.state.transaction import atomic
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
 from arrowstate.table.table import Table, gather
 
 __all__ = ["ListState"]
-
-_PENDING_ELEMENTS = 16_384
 
 
 class ListState(ManyRowsState[ListStateDescriptor]):
@@ -49,14 +48,14 @@ class ListState(ManyRowsState[ListStateDescriptor]):
 
     def __init__(self, descriptor: ListStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
-        self._pending_elements = 0
+        self._pending = Pending(lambda write: len(write.values))
         self._next_seq = max((segment.highest_seq for run in table.runs for segment in run.segments), default=-1) + 1
 
     def begin(self) -> Any:
-        return super().begin(), self._pending_elements, self._next_seq
+        return super().begin(), self._next_seq
 
     def go_back(self, mark: Any) -> None:
-        rows, self._pending_elements, self._next_seq = mark
+        rows, self._next_seq = mark
         super().go_back(rows)
 
     @atomic
@@ -177,18 +176,10 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         order = np.argsort(rows.seconds, kind="stable")
         return [self._plain(value) for value in rows.values.take(pa.array(order))]
 
-    def flush(self, *, settle: bool = True) -> None:
-        if not self._pending:
-            return
-        items = list(self._pending.values())
-        columns = [pa.concat_arrays(column) for column in zip(*(item[0] for item in items), strict=True)]
-        given = column_of([value for item in items for value in item[1]], self.descriptor.type)
-        updated = [pa.concat_arrays(column) for column in zip(*(item[2] for item in items), strict=True)]
-        if settle:
-            self._settle()
+    def _apply(self, writes: Sequence[Write]) -> None:
+        given = column_of([value for write in writes for value in write.values], self.descriptor.type)
+        columns, updated = (together(part) for part in zip(*((w.columns, w.updated) for w in writes), strict=True))
         self._append(columns, given, updated)
-        self._pending.clear()
-        self._pending_elements = 0
 
     def _add(self, values: Sequence[Any], *, replace: bool = False) -> None:
         """Append elements to the list of the current key, or put them in its place, after checking all of them."""
@@ -196,14 +187,11 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         scalars = [self._element(value) for value in values]
         rows = np.zeros(len(scalars), dtype=np.int64)
         updated = self._update_times(len(scalars), None)
-        if replace or self._pending_elements >= _PENDING_ELEMENTS:
-            self.flush()
         if replace:
+            self.flush()
             self._remove_all(keys)
         if scalars:
-            columns = [take(column, rows) for column in keys.columns]
-            self._pending[len(self._pending)] = (columns, scalars, updated)
-            self._pending_elements += len(scalars)
+            self._note(object(), Write([take(column, rows) for column in keys.columns], scalars, updated))
 
     def _element(self, value: Any) -> pa.Scalar:
         scalar = None if value is None else self._scalar(value, self.descriptor.type)

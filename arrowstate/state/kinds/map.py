@@ -16,7 +16,6 @@ from arrowstate.errors import NullKeyError
 from arrowstate.schema.descriptors import MapStateDescriptor
 from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.layout import StateLayout
-from arrowstate.schema.plain import column_of
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.folds.retraction import row_flags
 from arrowstate.state.kinds.many_rows import ManyRowsState, as_lists
@@ -26,8 +25,6 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Found, Table
 
 __all__ = ["MapState"]
-
-_PENDING_ENTRIES = 16_384
 
 
 class MapState(ManyRowsState[MapStateDescriptor]):
@@ -132,7 +129,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
 
     def put(self, user_key: Any, value: Any) -> None:
         """Set one entry of the current key; the value may be None."""
-        self._write(user_key, self._value(value), removed=False)
+        self._write_one(self._value(value), self._one(user_key), removed=False)
 
     @atomic
     def put_all(self, entries: Mapping[Any, Any]) -> None:
@@ -153,7 +150,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
 
     def remove(self, user_key: Any) -> None:
         """Remove an entry of the current key, if there is one."""
-        self._write(user_key, None, removed=True)
+        self._write_one(None, self._one(user_key), removed=True)
 
     @atomic
     def items(self) -> Iterator[tuple[Any, Any]]:
@@ -179,25 +176,6 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         _, keys = self._current()
         return not any(rows.size for _, _, rows in self._live(keys))
 
-    def flush(self, *, settle: bool = True) -> None:
-        if not self._pending:
-            return
-        entries = list(self._pending.values())
-        columns = [pa.concat_arrays(column) for column in zip(*(entry[0].columns for entry in entries), strict=True)]
-        count = len(self.layout.key)
-        batch = self._context.group(columns[:count], columns[count:])
-        rows = batch.last_rows()
-        values = column_of([entry[1] for entry in entries], self.descriptor.type).take(pa.array(rows))
-        kept = np.flatnonzero(~np.array([entry[2] for entry in entries])[rows])
-        updated = [
-            pa.concat_arrays(column).take(pa.array(rows))
-            for column in zip(*(entry[3] for entry in entries), strict=True)
-        ]
-        if settle:
-            self._settle()
-        self._table.put(self._table.find(batch), batch, [*self.layout.split(values), *updated], keep=kept)
-        self._pending.clear()
-
     def _value(self, value: Any) -> pa.Scalar | None:
         """Return a plain value as it is stored."""
         if value is not None:
@@ -211,26 +189,17 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     def _user_keys(self, user_keys: Any) -> pa.Array:
         return canonical_floats(key_columns(user_keys, self._user_key)[0])
 
-    def _one(self, user_key: Any) -> tuple[Any, KeyBatch]:
+    def _one(self, user_key: Any) -> pa.Array:
         if user_key is None:
             raise NullKeyError(f"{self.descriptor.name}_key", 0)
-        return self._current(self._user_keys([user_key]))
-
-    def _write(self, user_key: Any, scalar: pa.Scalar | None, *, removed: bool) -> None:
-        identity, keys = self._one(user_key)
-        if len(self._pending) >= _PENDING_ENTRIES:
-            self.flush()
-        updated = self._no_times(1) if removed else self._update_times(1, None)
-        self._pending[identity] = (keys, scalar, removed, updated)
+        return self._user_keys([user_key])
 
     def _look(self, user_key: Any) -> tuple[pa.Scalar | None, bool]:
         """Return the value of an entry of the current key and whether it exists."""
-        identity, keys = self._one(user_key)
-        if self.descriptor.ttl is not None:
-            self.flush()
-        elif identity in self._pending:
-            _, scalar, removed, _ = self._pending[identity]
-            return scalar, not removed
+        identity, keys = self._current(self._one(user_key))
+        write = self._noted(identity)
+        if write is not None:
+            return write.values[0], not write.removed
         values, exists = self._read_entries(keys)
         return (values[0] if exists[0] else None), bool(exists[0])
 

@@ -16,7 +16,6 @@ from arrowstate.schema.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from arrowstate.schema.plain import column_of
 from arrowstate.state.base import KeyedState
 from arrowstate.state.transaction import atomic
 from arrowstate.table.key_batch import KeyBatch
@@ -28,16 +27,11 @@ __all__ = ["LOWEST", "OneRowState", "after_last_null"]
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=ValueStateDescriptor | ReducingStateDescriptor | AggregatingStateDescriptor)
 
-_PENDING_KEYS = 16_384
 LOWEST = np.iinfo(np.int64).min
 
 
 class OneRowState(KeyedState[D]):
-    """A state with one row per key: value, reducing and aggregating state.
-
-    What scalar verbs write is collected in a small dict and becomes rows of a run before the next batch verb or
-    snapshot, or when the dict is full.
-    """
+    """A state with one row per key: value, reducing and aggregating state."""
 
     @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
@@ -104,23 +98,6 @@ class OneRowState(KeyedState[D]):
         """Remove the value of the current key."""
         self._write_current(None)
 
-    def flush(self, *, settle: bool = True) -> None:
-        """Move the scalar writes collected so far into the table."""
-        if not self._pending:
-            return
-        entries = list(self._pending.values())
-        columns = [pa.concat_arrays(column) for column in zip(*(entry[0].columns for entry in entries), strict=True)]
-        count = len(self.layout.key)
-        keys = self._context.group(columns[:count], columns[count:])
-        rows = pa.array(keys.last_rows())
-        values = column_of([entry[1] for entry in entries], self.layout.value_type).take(rows)
-        updated = [pa.concat_arrays(column).take(rows) for column in zip(*(entry[2] for entry in entries), strict=True)]
-        if settle:
-            self._settle()
-        found = self._table.find(keys)
-        self._replace(found, keys, values, self._latest(found, updated))
-        self._pending.clear()
-
     def _read(self, found: Found) -> pa.Array:
         first = self.layout.first_value
         columns = [found.column(first + i, field.type) for i, field in enumerate(self.layout.value_fields)]
@@ -157,12 +134,6 @@ class OneRowState(KeyedState[D]):
             latest[present] = np.maximum.reduceat(times, starts[present])
         return [pa.array(latest)]
 
-    def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
-        """Return the times of rows that take the places of those found."""
-        # The time of a value is that of its write; only what is folded keeps something of the old row.
-        del found
-        return updated
-
     def _replace(self, found: Found, keys: KeyBatch, values: pa.Array, updated: list[pa.Array]) -> None:
         """Write one value per key; a null removes the key."""
         keep = None
@@ -172,19 +143,14 @@ class OneRowState(KeyedState[D]):
 
     def _read_current(self) -> pa.Scalar | None:
         identity, keys = self._current()
-        if self.descriptor.ttl is not None:
-            self.flush()
-        elif identity in self._pending:
-            return self._pending[identity][1]
+        write = self._noted(identity)
+        if write is not None:
+            return write.values[0]
         scalar = self._read_found(keys)[0]
         return scalar if scalar.is_valid else None
 
     def _write_current(self, scalar: pa.Scalar | None) -> None:
-        identity, keys = self._current()
-        if len(self._pending) >= _PENDING_KEYS:
-            self.flush()
-        updated = self._no_times(1) if scalar is None else self._update_times(1, None)
-        self._pending[identity] = (keys, scalar, updated)
+        self._write_one(scalar, removed=scalar is None)
 
 
 def after_last_null(given: pa.Array, batch: KeyBatch) -> tuple[Ints, Ints, Ints]:

@@ -7,7 +7,7 @@ state is. Those that are due are found by the time column of the table.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -25,7 +25,8 @@ from arrowstate.schema.plain import plain_value
 from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.state.base import KeyedState
 from arrowstate.state.current_key import CurrentKey, KeyContext, identities_of, identity_of
-from arrowstate.state.transaction import Pending, atomic
+from arrowstate.state.pending import Pending, together
+from arrowstate.state.transaction import atomic
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import take
 from arrowstate.table.key_batch import KeyBatch
@@ -37,7 +38,6 @@ __all__ = ["Timer", "TimerState"]
 
 Ints = npt.NDArray[np.int64]
 
-_PENDING_TIMERS = 16_384
 _CHUNK_TIMERS = 1024
 
 
@@ -54,13 +54,13 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Due:
-    """A timer taken out of the table to fire next."""
+class _Entry:
+    """A timer of a scalar verb, or one that was taken out of the table to fire next."""
 
-    identity: Any
     timestamp: int
     key: CurrentKey
     namespace: tuple[pa.Array, ...]
+    registered: bool = True
 
 
 class TimerState(KeyedState[TimerStateDescriptor]):
@@ -73,7 +73,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         self._column = layout.first_value - 1
         self._times = TimeColumn(table, self._column)
         # While timers fire: those taken out of the table, which are all up to this timestamp.
-        self._due: Pending[Any, _Due] = Pending()
+        self._due: Pending[Any, _Entry] = Pending()
         self._heap: list[tuple[int, int, Any]] = []
         self._cut: int | None = None
         self._turn = count()
@@ -103,10 +103,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         """Register one timer per row; one that is registered already stays one timer."""
         batch = self._batch(keys, timestamps, namespace)
         self._settle()
-        found = self._find_timers(batch)
-        if found.absent.size:
-            # The rows of timers that are there already stay where they are.
-            self._table.put(Found(len(batch), (), found.absent), batch, [], keep=found.absent)
+        self._register(batch)
 
     @atomic
     def delete_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> None:
@@ -133,11 +130,9 @@ class TimerState(KeyedState[TimerStateDescriptor]):
                 if identity in self._due:
                     del self._due[identity]
             elif identity not in self._due:
-                self._push(_Due(identity, time, key, spaces))
+                self._push(identity, _Entry(time, key, spaces))
             return
-        if len(self._pending) >= _PENDING_TIMERS:
-            self.flush()
-        self._pending[identity] = (registered, time, key, spaces)
+        self._note(identity, _Entry(time, key, spaces, registered))
 
     @atomic
     def pop_due(self, time: int) -> pa.RecordBatch:
@@ -159,7 +154,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
                     while (due := self._earliest_due()) is not None:
                         # A callback that raises has done nothing, and its timer is as registered as before.
                         with self.transactions.begun():
-                            self._fire_one(due, on_timer, other)
+                            self._fire_one(*due, on_timer, other)
                         fired += 1
                 finally:
                     self._put_back()
@@ -197,11 +192,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         return self._times.none_after(time)
 
     def flush(self, *, settle: bool = True) -> None:
-        if self._pending:
-            if settle:
-                self._settle()
-            self._write(list(self._pending.values()))
-            self._pending.clear()
+        super().flush(settle=settle)
         # What a callback reads, writes in batches or freezes holds the timers that have not fired yet.
         self._put_back()
 
@@ -213,22 +204,24 @@ class TimerState(KeyedState[TimerStateDescriptor]):
             raise InvalidInputError(f"{len(columns[0])} keys need {len(columns[0])} timestamps, got {len(times)}")
         return self._context.group(columns, [*self.namespace_columns(namespace, len(times)), times])
 
-    def _write(self, entries: list[tuple[bool, int, CurrentKey, tuple[pa.Array, ...]]]) -> None:
-        for wanted in (False, True):
-            chosen = [entry for entry in entries if entry[0] is wanted]
+    def _apply(self, writes: Sequence[_Entry]) -> None:
+        for registered in (False, True):
+            chosen = [entry for entry in writes if entry.registered is registered]
             if not chosen:
                 continue
-            columns = [
-                pa.concat_arrays(column) for column in zip(*(key.columns for _, _, key, _ in chosen), strict=True)
-            ]
-            spaces = [pa.concat_arrays(column) for column in zip(*(item[3] for item in chosen), strict=True)]
-            times = pa.array([time for _, time, _, _ in chosen], pa.int64())
-            batch = self._context.group(columns, [*spaces, times])
-            found = self._find_timers(batch)
-            if not wanted:
-                self._table.remove(found)
-            elif found.absent.size:
-                self._table.put(Found(len(batch), (), found.absent), batch, [], keep=found.absent)
+            columns = together(entry.key.columns for entry in chosen)
+            times = pa.array([entry.timestamp for entry in chosen], pa.int64())
+            batch = self._context.group(columns, [*together(entry.namespace for entry in chosen), times])
+            if registered:
+                self._register(batch)
+            else:
+                self._table.remove(self._find_timers(batch))
+
+    def _register(self, batch: KeyBatch) -> None:
+        found = self._find_timers(batch)
+        if found.absent.size:
+            # The rows of timers that are there already stay where they are.
+            self._table.put(Found(len(batch), (), found.absent), batch, [], keep=found.absent)
 
     def _find_timers(self, batch: KeyBatch) -> Found:
         """Find timers, in runs with timestamps such as theirs only: most runs hold another time."""
@@ -268,22 +261,23 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         for row, (time, key, space) in enumerate(zip(batch.column(0).to_pylist(), of_keys, of_spaces, strict=True)):
             one = tuple(column.slice(row, 1) for column in columns)
             current = CurrentKey(key, one, _plain(one))
-            self._push(_Due((key, space, time), time, current, tuple(column.slice(row, 1) for column in spaces)))
+            entry = _Entry(time, current, tuple(column.slice(row, 1) for column in spaces))
+            self._push((key, space, time), entry)
 
-    def _push(self, due: _Due) -> None:
-        self._due[due.identity] = due
-        heapq.heappush(self._heap, (due.timestamp, next(self._turn), due.identity))
+    def _push(self, identity: Any, due: _Entry) -> None:
+        self._due[identity] = due
+        heapq.heappush(self._heap, (due.timestamp, next(self._turn), identity))
 
-    def _earliest_due(self) -> _Due | None:
+    def _earliest_due(self) -> tuple[Any, _Entry] | None:
         while self._heap:
-            due = self._due.get(heapq.heappop(self._heap)[2])
+            identity = heapq.heappop(self._heap)[2]
             # One that was deleted, or deleted and registered again, has left its old place in the heap.
-            if due is not None:
-                return due
+            if identity in self._due:
+                return identity, self._due[identity]
         return None
 
-    def _fire_one(self, due: _Due, on_timer: Callable[[Timer], object], other: TimerState) -> None:
-        del self._due[due.identity]
+    def _fire_one(self, identity: Any, due: _Entry, on_timer: Callable[[Timer], object], other: TimerState) -> None:
+        del self._due[identity]
         self._context.use(due.key)
         namespace = _plain(due.namespace) if due.namespace else None
         if due.namespace:
@@ -294,7 +288,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
     def _put_back(self) -> None:
         """Put what was taken out and has not fired back into the table; that needs no room on disk."""
         if self._due:
-            self._write([(True, due.timestamp, due.key, due.namespace) for due in self._due.values()])
+            self._apply(list(self._due.values()))
             self._due.clear()
         self._heap, self._cut = [], None
 

@@ -15,9 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from arrowstate.errors import InvalidInputError, StorageFullError
-from arrowstate.state.kinds import list as lists
-from arrowstate.state.kinds import map as maps
-from arrowstate.state.kinds import one_row, timers
+from arrowstate.state import pending
 from arrowstate.table import table
 from arrowstate.table.merging import MemorySink, SpillSink
 from arrowstate.table.run import Run
@@ -132,8 +130,7 @@ def survives(deployment: Deployment, keys: Keys, scene: Scene, *, most: int) -> 
     """Let a step fail at each of its points, or at `most` of them spread evenly; return how many there are."""
     with ExitStack() as patches:
         # What scalar verbs write is moved into the table after two of them, so that this can fail too.
-        for module, name in _PENDING:
-            patches.enter_context(patch.object(module, name, 2))
+        patches.enter_context(patch.object(pending, "_MANY_ROWS", 2))
         patches.enter_context(patch.object(table, "SpillSink", lambda *_: _NoFile()))
         untouched = _Trial(deployment, keys, scene)
         places, before = untouched.places(), untouched.live()
@@ -155,14 +152,6 @@ def survives(deployment: Deployment, keys: Keys, scene: Scene, *, most: int) -> 
             outcome = trial.outcome(checkpoint=LONG or not looks or at == 1)
             assert outcome == {name: expected[name] for name in outcome}, f"again after point {at} of {points} failed"
     return points
-
-
-_PENDING = (
-    (one_row, "_PENDING_KEYS"),
-    (lists, "_PENDING_ELEMENTS"),
-    (maps, "_PENDING_ENTRIES"),
-    (timers, "_PENDING_TIMERS"),
-)
 
 
 def _chosen(points: int, most: int) -> list[int]:
