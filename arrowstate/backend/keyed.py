@@ -261,7 +261,7 @@ class KeyedStateBackend(Iteration):
         if (have.descriptor.ttl is None) != (descriptor.ttl is None):
             return self._add(descriptor, have.runs_with_times(descriptor))
         # What was restored knows no default and no callable; this descriptor brings them.
-        have.descriptor = descriptor
+        have.adopt(descriptor)
         return have
 
     def migrate(self, document: StateDocument) -> None:

@@ -27,13 +27,13 @@ from arrowstate.schema.versions import (
     with_name,
 )
 from arrowstate.snapshot.reading import find_operator, open_state
+from arrowstate.snapshot.savepoint_rows import cutoff_of
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import LogEntryDocument, SubtaskDocument
 from arrowstate_formats.key_groups import check_max_parallelism, key_group_range
-from arrowstate_formats.schema_documents import StateDocument
 
 __all__ = ["restore_backend"]
 
@@ -43,13 +43,6 @@ def restored_watermark(entry: LogEntryDocument, subtasks: Iterable[SubtaskDocume
     watermarks = [subtask.watermark for subtask in subtasks]
     known = [watermark for watermark in watermarks if watermark is not None]
     return min(known) if known and len(known) == len(watermarks) else entry.watermark
-
-
-def _expired(state: StateDocument, clock_ms: Callable[[], int], watermark: int | None) -> int | None:
-    """Return the last time of update, in milliseconds, whose rows of a state have expired; None for no row."""
-    ttl = state.time_to_live
-    now = None if ttl is None else clock_ms() if ttl.clock == "processing_time" else watermark
-    return None if ttl is None or now is None or now - ttl.ttl_ms < -(1 << 63) else now - ttl.ttl_ms
 
 
 _logger = logging.getLogger("arrowstate.backend")
@@ -128,7 +121,7 @@ def restore_backend(
         schemas = RunSchemas(key_fields, state)
         if moves:
             was = open_state(storage, store_id, operator, RunSchemas(operator.key, stored))
-            expired = _expired(state, clock_ms, backend.watermark)
+            expired = cutoff_of(state.time_to_live, clock_ms(), backend.watermark)
             runs = rekeyed(was.schemas, schemas, was.runs, bounds, merge.get(state.name), expired)
         else:
             runs = open_state(storage, store_id, operator, schemas, hash_bounds=bounds).runs

@@ -11,9 +11,20 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.types import CONVERSION_ERRORS
 
-__all__ = ["saturated", "timestamp_array"]
+__all__ = ["expired_up_to", "saturated", "timestamp_array"]
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+def expired_up_to(ttl_ms: int, now_ms: int | None) -> int | None:
+    """Return the last time of update that has expired by now, None if nothing can have.
+
+    Examples
+    --------
+    >>> expired_up_to(60_000, 100_000), expired_up_to(60_000, None)
+    (40000, None)
+    """
+    return None if now_ms is None or now_ms - ttl_ms < _LOWEST else now_ms - ttl_ms
 
 
 def saturated(timestamp: Any) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
+from arrowstate.schema.times import expired_up_to
 from arrowstate.table.merging import MemorySink, MergePolicy, SpillSink, merge_runs
 from arrowstate.table.run import Run
 from arrowstate_formats.schema_documents import TimeToLiveDocument
@@ -20,19 +20,15 @@ _IN_MEMORY_BYTES = 256 << 20
 
 def cutoff_of(ttl: TimeToLiveDocument | None, now_ms: int, watermark: int | None) -> int | None:
     """Return the last time of update that has expired, None if nothing can have."""
-    now = None if ttl is None else now_ms if ttl.clock == "processing_time" else watermark
-    if ttl is None or now is None or now - ttl.ttl_ms < -(1 << 63):
+    if ttl is None:
         return None
-    return now - ttl.ttl_ms
+    return expired_up_to(ttl.ttl_ms, now_ms if ttl.clock == "processing_time" else watermark)
 
 
 def drop_expired(runs: list[Run], cutoff: int | None) -> None:
-    if cutoff is None:
-        return
-    for run in runs:
-        for segment in run.segments:
-            updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
-            run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)
+    if cutoff is not None:
+        for run in runs:
+            run.kill(run.updated_up_to(cutoff))
 
 
 def merged_rows(runs: list[Run], schema: pa.Schema) -> Run | None:

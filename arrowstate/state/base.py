@@ -1,8 +1,7 @@
-"""What all kinds of keyed state share: keys and namespaces, time to live, and where scalar verbs work.
+"""What all kinds of keyed state share: keys and namespaces, and where scalar verbs work.
 
 A state is a table of sorted runs. Rows are told apart by the key, and where there is one by the namespace and
-the user key. With a time to live each row carries the time of its last update; a row that has expired counts as
-absent, and is removed where it is met: on a read, in a merge, and by a savepoint.
+the user key.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of, plain_value
-from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.current_key import KeyContext, identity_of
+from arrowstate.state.expiry import Expiry, runs_with_times
 from arrowstate.state.merge_plan import MergePlan
 from arrowstate.state.pending import Pending, Write, together
 from arrowstate.state.transaction import Transactions, own_verbs
@@ -47,6 +46,7 @@ class KeyedState(Generic[D]):
         self.layout = layout
         self._table = table
         self._context = context
+        self._expiry = Expiry(descriptor, layout, table, context)
         self._namespace: tuple[Any, list[pa.Array]] | None = None
         self._pending: Pending[Any, Any] = Pending()
         "What scalar verbs have written and the table does not have yet."
@@ -121,7 +121,7 @@ class KeyedState(Generic[D]):
 
     def begin_merge(self, runs: Sequence[Run]) -> BackgroundMerge:
         """Freeze runs of the table for a merge by another thread; what has expired by now is left out of it."""
-        return self._table.begin_merge(runs, expired_up_to=None if self.descriptor.ttl is None else self._cutoff())
+        return self._table.begin_merge(runs, expired_up_to=self._expiry.cutoff())
 
     def clear_keys(self, keys: KeyBatch) -> None:
         """Remove all rows of keys that the backend has grouped, in all namespaces."""
@@ -136,7 +136,7 @@ class KeyedState(Generic[D]):
         """Move what scalar verbs have written so far into the table, and merge before if `settle`."""
         if self._pending:
             if settle:
-                self._settle()
+                self._expiry.settle()
             self._apply(list(self._pending.values()))
             self._pending.clear()
 
@@ -168,7 +168,7 @@ class KeyedState(Generic[D]):
     def _write_one(self, scalar: pa.Scalar | None, user_key: pa.Array | None = None, *, removed: bool) -> None:
         """Set or remove one row of the current key and namespace."""
         identity, keys = self._current(user_key)
-        updated = self._no_times(1) if removed else self._update_times(1, None)
+        updated = self._expiry.no_times(1) if removed else self._expiry.times(1, None)
         self._note(identity, Write(keys.columns, (scalar,), updated, removed))
 
     def _noted(self, identity: Any) -> Write | None:
@@ -342,140 +342,24 @@ class KeyedState(Generic[D]):
 
     def live_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows, in the columns of the layout, without those that have expired."""
-        cutoff = None if self.descriptor.ttl is None else self._cutoff()
         for run in self.freeze().runs:
             for batch in run.live_batches():
-                if cutoff is not None:
-                    fresh = np.flatnonzero(batch.column(batch.num_columns - 1).to_numpy() > cutoff)
-                    batch = batch if fresh.size == batch.num_rows else batch.take(pa.array(fresh))
-                if batch.num_rows:
-                    yield batch
-
-    # Time to live
+                fresh = self._expiry.of_batch(batch)
+                if fresh.num_rows:
+                    yield fresh
 
     def runs_with_times(self, descriptor: StateDescriptor) -> tuple[Run, ...]:
-        """Return the rows in runs as a descriptor with, or without, a time to live has them.
-
-        Rows that get a time to live count as written now; where no event time is known, they do not expire before
-        they are written again.
-        """
-        layout = StateLayout.of(self.layout.key, descriptor)
+        """Return the rows in runs as a descriptor with, or without, a time to live has them."""
         now = None if descriptor.ttl is None else self._context.known_time(descriptor.ttl.clock)
-        runs = []
-        for run in self.freeze().runs:
-            batches = []
-            for batch in run.live_batches():
-                columns = batch.columns[: len(layout.schema)]
-                if layout.has_ttl:
-                    time = np.iinfo(np.int64).max if now is None else now
-                    columns.append(pa.array(np.full(batch.num_rows, time, dtype=np.int64)))
-                batches.append(pa.RecordBatch.from_arrays(columns, schema=layout.schema))
-            if batches:
-                runs.append(Run.of(batches))
-        return tuple(runs)
-
-    def _settle(self) -> None:
-        """Merge and spill before a write; rows that have expired are left out of merges."""
-        self._table.settle(self._drop_expired if self.descriptor.ttl is not None else None)
-
-    def _find(self, keys: KeyBatch) -> Found:
-        """Find the rows of the keys; those that have expired count as absent and are removed."""
-        found = self._table.find(keys)
-        ttl = self.descriptor.ttl
-        if ttl is None or ttl.visibility != "never_return_expired":
-            return found
-        expired = self._expired(found)
-        if not expired.size:
-            return found
-        self._table.remove(found.only(expired))
-        return found.without(expired)
-
-    def _expired(self, found: Found) -> Ints:
-        """Return the numbers of the keys whose rows have expired."""
-        cutoff = self._cutoff()
-        if cutoff is None or not found.hits:
-            return np.empty(0, dtype=np.int64)
-        times = self._times_of(found)
-        present = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))
-        return present[times.fill_null(0).to_numpy()[present] <= cutoff]
-
-    def _after_read(self, keys: KeyBatch, found: Found, values: pa.Array) -> None:
-        """Remove what this read was the last to see, and renew the rest if that is the rule."""
-        ttl = self.descriptor.ttl
-        assert ttl is not None
-        expired = self._expired(found)
-        if expired.size:
-            self._table.remove(found.only(expired))
-        now = self._time_of_read()
-        if now is None:
-            return
-        fresh = found.without(expired)
-        times = self._times_of(fresh).fill_null(now).to_numpy()
-        older = np.flatnonzero(times < now)
-        if older.size:
-            updated = pa.array(np.full(len(keys), now, dtype=np.int64))
-            self._table.put(fresh.only(older), keys, [*self.layout.split(values), updated], keep=older)
-            self._settle()
-
-    def _time_of_read(self) -> int | None:
-        """Return the time that rows which are read get, None if they keep theirs."""
-        ttl = self.descriptor.ttl
-        assert ttl is not None
-        return self._context.known_time(ttl.clock) if ttl.update == "on_read_and_write" else None
-
-    def _times_of(self, found: Found) -> pa.Array:
-        """Return the time of the last update of each key's row, null where the key has none."""
-        return found.column(len(self.layout.schema) - 1, pa.int64())
-
-    def _cutoff(self) -> int | None:
-        """Return the last time of update that has expired by now, None if nothing can have."""
-        ttl = self.descriptor.ttl
-        assert ttl is not None
-        now = self._context.now(ttl.clock)
-        if now is None or now - ttl.ttl_ms < -(1 << 63):
-            return None
-        return now - ttl.ttl_ms
-
-    def _drop_expired(self, run: Run) -> None:
-        cutoff = self._cutoff()
-        if cutoff is None:
-            return
-        for segment in run.segments:
-            updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
-            self._table.kill(run, np.flatnonzero(updated <= cutoff) + segment.first_row)
-
-    def _update_times(self, rows: int, timestamps: Any) -> list[pa.Array]:
-        """Return the `_updated_at` column for rows written now, nothing where there is no time to live."""
-        ttl = self.descriptor.ttl
-        if ttl is None:
-            if timestamps is not None:
-                raise InvalidInputError(
-                    f"state {self.descriptor.name!r} has no time to live, so it takes no timestamps"
-                )
-            return []
-        if timestamps is not None:
-            if ttl.clock != "event_time":
-                raise InvalidInputError(
-                    f"state {self.descriptor.name!r} expires by processing time, so it takes no timestamps"
-                )
-            return [self._timestamps(timestamps, rows)]
-        if not rows:
-            return [pa.array([], pa.int64())]
-        return [pa.array(np.full(rows, self._context.time_of_update(ttl.clock, self.descriptor.name), dtype=np.int64))]
+        return runs_with_times(self.freeze(), StateLayout.of(self.layout.key, descriptor), now)
 
     def check_time_known(self) -> None:
         """Refuse to write rows that expire by event time where none is known."""
-        self._update_times(1, None)
+        self._expiry.times(1, None)
 
-    def _no_times(self, rows: int) -> list[pa.Array]:
-        """Return what stands in the place of `_updated_at` for rows that are removed."""
-        return [] if self.descriptor.ttl is None else [pa.array(np.zeros(rows, dtype=np.int64))]
-
-    def _timestamps(self, timestamps: Any, rows: int) -> pa.Array:
-        column = timestamp_array(self.descriptor.name, timestamps, round_down=True, saturate=False)
-        if len(column) != rows:
-            raise InvalidInputError(f"{rows} rows need {rows} timestamps, got {len(column)}")
-        return column
+    def adopt(self, descriptor: D) -> None:
+        """Take another descriptor of the same rows: what was restored knows no default and no callable."""
+        self.descriptor = self._expiry.descriptor = descriptor
 
     def _scalar(self, value: Any, kind: pa.DataType) -> pa.Scalar:
         """Return a plain Python value that is not None as one of the type, or refuse it."""

@@ -68,7 +68,7 @@ class BackgroundMerge:
         runs = [source.as_run() for source in self.sources]
         if self._expired_up_to is not None:
             for run in runs:
-                _drop_expired(run, self._expired_up_to)
+                run.kill(run.updated_up_to(self._expired_up_to))
         count = sum(run.live_rows for run in runs)
         kind = np.uint32 if count < np.iinfo(np.uint32).max else np.int64
         places = np.full(int(self._starts[-1]), np.iinfo(kind).max, dtype=kind)
@@ -97,9 +97,3 @@ class BackgroundMerge:
             gone = kernels.live_rows(source.live & ~now, 0, source.run.rows) + source.run.first_row
             rows.append(self.places(number, gone))
         return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
-
-
-def _drop_expired(run: Run, cutoff: int) -> None:
-    for segment in run.segments:
-        updated = segment.batch.column(segment.batch.num_columns - 1).to_numpy()
-        run.kill(np.flatnonzero(updated <= cutoff) + segment.first_row)

@@ -204,6 +204,14 @@ class Run:
         self.live_rows -= killed.size
         return killed
 
+    def updated_up_to(self, time: int) -> Ints:
+        """Return the rows, live or dead, whose last column, the time of their last update, is up to a time."""
+        parts = [
+            np.flatnonzero(segment.batch.column(segment.batch.num_columns - 1).to_numpy() <= time) + segment.first_row
+            for segment in self.segments
+        ]
+        return np.concatenate(parts)
+
     def revive(self, rows: Ints) -> None:
         """Mark rows live that `kill` has returned."""
         bits = rows - self.first_row

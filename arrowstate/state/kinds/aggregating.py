@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import ValueTypeError
 from arrowstate.schema.descriptors import AggregatingStateDescriptor
@@ -66,9 +65,9 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         self.flush()
         batch = self._keys(keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
-        updated = self._update_times(batch.row_count, timestamps)
-        self._settle()
-        found = left = self._find(batch)
+        updated = self._expiry.times(batch.row_count, timestamps)
+        self._expiry.settle()
+        found = left = self._expiry.find(batch)
         order, starts = batch.order, batch.starts
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
@@ -153,11 +152,11 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         merge = self._merge_plan(keys, targets, sources)
         if not len(merge.sources):
             return
-        self._settle()
+        self._expiry.settle()
         away, old = self._table.find(merge.sources), self._table.find(merge.targets)
         fresh, into = away, old
         if self.descriptor.ttl is not None:
-            fresh, into = away.without(self._expired(away)), old.without(self._expired(old))
+            fresh, into = away.without(self._expiry.expired(away)), old.without(self._expiry.expired(old))
         present = np.setdiff1d(np.arange(len(merge.sources)), fresh.absent)
         present = present[np.lexsort((merge.first_rows[present], merge.target_of[present]))]
         target_of = merge.target_of[present]
@@ -170,8 +169,8 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         updated = []
         if self.descriptor.ttl is not None:
             lowest = np.iinfo(np.int64).min
-            times = self._times_of(into).fill_null(lowest).to_numpy().copy()
-            np.maximum.at(times, merge.target_of, self._times_of(fresh).fill_null(lowest).to_numpy())
+            times = self._expiry.times_of(into).fill_null(lowest).to_numpy().copy()
+            np.maximum.at(times, merge.target_of, self._expiry.times_of(fresh).fill_null(lowest).to_numpy())
             updated.append(pa.array(times))
         self._replace(old, merge.targets, merged, updated)
         self._table.remove(away)
@@ -228,10 +227,7 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         return ValueTypeError(self.descriptor.name, expected, f"{shown} from {verb} of aggregate {name!r}")
 
     def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
-        if not updated or not found.hits:
-            return updated
-        times = updated[0].to_numpy()
-        return [pa.array(np.maximum(times, pc.coalesce(self._times_of(found), updated[0]).to_numpy()))]
+        return self._expiry.youngest(found, updated)
 
 
 def _put(column: pa.Array, numbers: Ints, values: pa.Array) -> pa.Array:

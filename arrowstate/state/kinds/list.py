@@ -84,8 +84,8 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         entry = self.namespace_columns(namespace, rows)
         given = value_array(values, self.descriptor.type, rows, self.descriptor.name)
         self._refuse_nulls(given)
-        updated = self._update_times(rows, timestamps)
-        self._settle()
+        updated = self._expiry.times(rows, timestamps)
+        self._expiry.settle()
         self._append([*columns, *entry], given, updated)
 
     @atomic
@@ -113,8 +113,8 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         entry = self.namespace_columns(namespace, len(columns[0]))
         self._context.hashes(columns)
         rows, given = self._elements(lists, len(columns[0]))
-        updated = [take(column, rows) for column in self._update_times(len(columns[0]), timestamps)]
-        self._settle()
+        updated = [take(column, rows) for column in self._expiry.times(len(columns[0]), timestamps)]
+        self._expiry.settle()
         self._append([take(column, rows) for column in [*columns, *entry]], given, updated)
 
     @atomic
@@ -132,9 +132,9 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         numbers = number_of_row[rows]
         kept = np.flatnonzero(numbers >= 0)
         timed = kept.size or timestamps is not None
-        times = self._update_times(batch.row_count, timestamps) if timed else self._no_times(batch.row_count)
+        times = self._expiry.times(batch.row_count, timestamps) if timed else self._expiry.no_times(batch.row_count)
         updated = [take(column, rows[kept]) for column in times]
-        self._settle()
+        self._expiry.settle()
         self._remove_all(batch)
         self._append([take(column, numbers[kept]) for column in batch.columns], take(given, kept), updated)
 
@@ -186,7 +186,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         _, keys = self._current()
         scalars = [self._element(value) for value in values]
         rows = np.zeros(len(scalars), dtype=np.int64)
-        updated = self._update_times(len(scalars), None)
+        updated = self._expiry.times(len(scalars), None)
         if replace:
             self.flush()
             self._remove_all(keys)
@@ -235,7 +235,7 @@ class ListState(ManyRowsState[ListStateDescriptor]):
         merge = self._merge_plan(keys, targets, sources)
         if not len(merge.sources):
             return
-        self._settle()
+        self._expiry.settle()
         found = self._live(merge.sources)
         schema = self.layout.schema
         numbers = np.concatenate([numbers for _, numbers, _ in found]) if found else np.empty(0, dtype=np.int64)

@@ -47,7 +47,7 @@ class ManyRowsState(KeyedState[D]):
         """Remove all rows of each key; a key without any is passed over."""
         self.flush()
         batch = self._keys(keys, namespace)
-        self._settle()
+        self._expiry.settle()
         self._remove_all(batch)
 
     @atomic
@@ -63,9 +63,7 @@ class ManyRowsState(KeyedState[D]):
 
     def _rows(self, keys: KeyBatch) -> Rows:
         """Return the rows of the keys for a caller; with a time to live this may renew or remove some."""
-        found = self._table.find_all(keys)
-        if self.descriptor.ttl is not None:
-            found = self._seen(found)
+        found = self._expiry.seen(self._table.find_all(keys))
         layout: StateLayout = self.layout
         first: int = layout.first_value
         fields = [layout.schema.field(1), *layout.value_fields]
@@ -83,47 +81,9 @@ class ManyRowsState(KeyedState[D]):
             values,
         )
 
-    def _seen(self, found: list[tuple[Run, Ints, Ints]]) -> list[tuple[Run, Ints, Ints]]:
-        """Return the rows that a caller sees; remove those that have expired, renew the rest if that is the rule."""
-        ttl = self.descriptor.ttl
-        assert ttl is not None
-        cutoff, now = self._cutoff(), self._time_of_read()
-        last = len(self.layout.schema) - 1
-        out, renewed = [], []
-        for run, numbers, rows in found:
-            updated = gather([(run, numbers, rows)], last, pa.int64()).to_numpy()
-            expired = np.zeros(rows.size, dtype=np.bool_) if cutoff is None else updated <= cutoff
-            if now is not None:
-                # In the order of the run, which keys of one hash may not be asked for in.
-                older = np.sort(rows[~expired & (updated < now)])
-                if older.size:
-                    part = [(run, older, older)]
-                    columns = [gather(part, number, field.type) for number, field in enumerate(self.layout.schema)]
-                    columns[last] = pa.array(np.full(older.size, now, dtype=np.int64))
-                    renewed.append((run, older, pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)))
-            self._table.kill(run, rows[expired])
-            if ttl.visibility == "never_return_expired":
-                numbers, rows = numbers[~expired], rows[~expired]
-            out.append((run, numbers, rows))
-        for run, older, batch in renewed:
-            self._table.kill(run, older)
-            self._table.append(batch)
-        if renewed:
-            self._settle()
-        return out
-
     def _live(self, keys: KeyBatch) -> list[tuple[Run, Ints, Ints]]:
         """Find the rows of the keys that have not expired; they are not renewed."""
-        found = self._table.find_all(keys)
-        cutoff = None if self.descriptor.ttl is None else self._cutoff()
-        if cutoff is None:
-            return found
-        last = len(self.layout.schema) - 1
-        out = []
-        for run, numbers, rows in found:
-            fresh = gather([(run, numbers, rows)], last, pa.int64()).to_numpy() > cutoff
-            out.append((run, numbers[fresh], rows[fresh]))
-        return out
+        return self._expiry.live(self._table.find_all(keys))
 
 
 def as_lists(numbers: Ints, values: pa.Array, count: int) -> pa.ListArray:

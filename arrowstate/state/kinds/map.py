@@ -85,12 +85,12 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         batch = self._entries(keys, user_keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
         last = pa.array(batch.last_rows())
-        updated = [column.take(last) for column in self._update_times(batch.row_count, timestamps)]
+        updated = [column.take(last) for column in self._expiry.times(batch.row_count, timestamps)]
         keep = None
         if removed is not None:
             flags = row_flags(removed, batch.row_count, self.descriptor.name, "removed").take(last)
             keep = np.flatnonzero(~flags.to_numpy(zero_copy_only=False))
-        self._settle()
+        self._expiry.settle()
         self._table.put(self._table.find(batch), batch, [*self.layout.split(given.take(last)), *updated], keep=keep)
 
     @atomic
@@ -112,7 +112,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         """Remove one entry per row; one that does not exist is passed over."""
         self.flush()
         batch = self._entries(keys, user_keys, namespace)
-        self._settle()
+        self._expiry.settle()
         self._table.remove(self._table.find(batch))
 
     @atomic
@@ -206,12 +206,12 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     def _read_entries(self, batch: KeyBatch) -> tuple[pa.Array, Any]:
         """Return (values, whether they exist) of entries for a caller, by number of the batch."""
         ttl = self.descriptor.ttl
-        found = self._find(batch)
+        found = self._expiry.find(batch)
         values = self._values(found)
         exists = np.ones(len(batch), dtype=np.bool_)
         exists[found.absent] = False
         if ttl is not None:
-            self._after_read(batch, found, values)
+            self._expiry.after_read(batch, found, values)
         return values, exists
 
     def _values(self, found: Found) -> pa.Array:

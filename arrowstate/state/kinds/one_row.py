@@ -80,8 +80,8 @@ class OneRowState(KeyedState[D]):
         The function must be called before anything else is written to this state.
         """
         self.flush()
-        updated = self._update_times(len(keys), timestamps)
-        self._settle()
+        updated = self._expiry.times(len(keys), timestamps)
+        self._expiry.settle()
         found = self._table.find(keys)
         left = found if anew is None else found.without(anew)
         return partial(self._replace, found, keys, values, self._latest(left, updated))
@@ -91,7 +91,7 @@ class OneRowState(KeyedState[D]):
         """Remove the value of each key; a key without one is passed over."""
         self.flush()
         batch = self._keys(keys, namespace)
-        self._settle()
+        self._expiry.settle()
         self._table.remove(self._table.find(batch))
 
     def clear(self) -> None:
@@ -111,9 +111,9 @@ class OneRowState(KeyedState[D]):
 
     @atomic
     def _read_timed(self, keys: KeyBatch) -> pa.Array:
-        found = self._find(keys)
+        found = self._expiry.find(keys)
         values = self._read(found)
-        self._after_read(keys, found, values)
+        self._expiry.after_read(keys, found, values)
         return values
 
     def _youngest(

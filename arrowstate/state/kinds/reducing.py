@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import ProcessElementError, ValueTypeError
 from arrowstate.schema.descriptors import (
@@ -92,9 +91,9 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             check_retractable(self.descriptor)
             flags = row_flags(retracted, batch.row_count, self.descriptor.name, "retracted")
             given = amounts(self.descriptor, given, flags)
-        updated = self._update_times(batch.row_count, timestamps)
-        self._settle()
-        found = self._find(batch)
+        updated = self._expiry.times(batch.row_count, timestamps)
+        self._expiry.settle()
+        found = self._expiry.find(batch)
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
         else:
@@ -140,11 +139,11 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         merge = self._merge_plan(keys, targets, sources)
         if not len(merge.sources):
             return
-        self._settle()
+        self._expiry.settle()
         away, old = self._table.find(merge.sources), self._table.find(merge.targets)
         fresh, into = away, old
         if self.descriptor.ttl is not None:
-            fresh, into = away.without(self._expired(away)), old.without(self._expired(old))
+            fresh, into = away.without(self._expiry.expired(away)), old.without(self._expiry.expired(old))
         order = np.lexsort((merge.first_rows, merge.target_of))
         starts = np.searchsorted(merge.target_of[order], np.arange(len(merge.targets) + 1))
         try:
@@ -161,17 +160,14 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         nothing[merge.target_of[present]] = False
         updated = []
         if self.descriptor.ttl is not None:
-            youngest = self._youngest([self._times_of(fresh).fill_null(LOWEST)], order, starts, anew)
+            youngest = self._youngest([self._expiry.times_of(fresh).fill_null(LOWEST)], order, starts, anew)
             updated = self._latest(_without(into, anew), youngest)
         columns = [*self.layout.split(values), *updated]
         self._table.put(old, merge.targets, columns, keep=np.flatnonzero(written & ~nothing))
         self._table.remove(away)
 
     def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
-        if not updated or not found.hits:
-            return updated
-        times = updated[0].to_numpy()
-        return [pa.array(np.maximum(times, pc.coalesce(self._times_of(found), updated[0]).to_numpy()))]
+        return self._expiry.youngest(found, updated)
 
     def _given(self, values: Any, rows: int) -> pa.Array:
         descriptor = self.descriptor

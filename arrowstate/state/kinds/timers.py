@@ -102,7 +102,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
     def register_batch(self, keys: Any, timestamps: Any, *, namespace: Any = None) -> None:
         """Register one timer per row; one that is registered already stays one timer."""
         batch = self._batch(keys, timestamps, namespace)
-        self._settle()
+        self._expiry.settle()
         self._register(batch)
 
     @atomic
