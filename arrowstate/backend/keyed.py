@@ -50,6 +50,7 @@ from arrowstate.state.transaction import Participant, Transactions
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
+from arrowstate.table.spill import Budget
 from arrowstate.table.table import Table
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
@@ -127,8 +128,8 @@ class KeyedStateBackend(Iteration):
             )
         memory_budget_bytes = check_integer("memory_budget_bytes", memory_budget_bytes, 0, optional=True)
         self._context = KeyContext(key, max_parallelism, key_groups or everything, clock_ms)
-        self._budget = memory_budget_bytes
-        self._spill_folder = Path(spill_dir) if spill_dir is not None else None
+        spill_folder = Path(spill_dir) if spill_dir is not None else None
+        self._budget = Budget(memory_budget_bytes, spill_folder, self._tables)
         self._policy = merge_policy
         self._key_fields = key_documents(self._context.key)
         self._states: dict[str, KeyedState[Any]] = {}
@@ -430,6 +431,9 @@ class KeyedStateBackend(Iteration):
             self._add(descriptor_of(document), runs)
             self._untouched.add(document.name)
 
+    def _tables(self) -> list[Table]:
+        return [state.table for state in self._states.values()]
+
     def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
         layout = StateLayout.of(self.key, descriptor)
         table = Table(
@@ -437,9 +441,7 @@ class KeyedStateBackend(Iteration):
             len(self.key),
             runs=runs,
             policy=self._policy,
-            memory_budget_bytes=self._budget,
-            siblings=lambda: [state.table for name, state in self._states.items() if name != descriptor.name],
-            spill_folder=self._spill_folder,
+            budget=self._budget,
         )
         state: KeyedState[Any] = _KINDS[descriptor.kind](descriptor, layout, table, self._context)
         self._states[descriptor.name] = state

@@ -13,16 +13,13 @@ that it knows, not to those of a compaction that it has no part in. Specificatio
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.checkpoints.compaction import CompactionPolicy, choose
@@ -47,8 +44,9 @@ from arrowstate.snapshot.writing import RunWriter, delete_quietly, schema_versio
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate.table.background_merge import BackgroundMerge
-from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink
+from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run, all_live
+from arrowstate.table.spill import sink_of
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -68,7 +66,6 @@ __all__ = [
 ]
 
 _ATTEMPTS = 5
-_IN_MEMORY_BYTES = 256 << 20
 
 Ints = npt.NDArray[np.int64]
 
@@ -331,7 +328,7 @@ class _Compaction:
         opened = (open_run(self._storage, self._store_id, run, schemas) for run in planned.runs)
         runs = [found[0] for found in opened if found is not None]
         assert len(runs) == len(planned.runs), "each has rows"
-        merge = BackgroundMerge([run.freeze() for run in runs], MergePolicy(), partial(_sink, runs, schemas.schema))
+        merge = BackgroundMerge([run.freeze() for run in runs], MergePolicy(), partial(sink_of, runs, schemas.schema))
         merge.run()
         file = None
         before = len(self._files)
@@ -439,8 +436,3 @@ def _with_dead(run: Run, died: Sequence[Ints]) -> Run:
     for rows in died:
         copy.kill(rows)
     return copy
-
-
-def _sink(runs: Sequence[Run], schema: pa.Schema) -> BatchSink:
-    size = sum(segment.stored.nbytes for run in runs for segment in run.segments)
-    return MemorySink() if size <= _IN_MEMORY_BYTES else SpillSink(Path(tempfile.gettempdir()), schema)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pyarrow as pa
 
 from arrowstate.schema.times import expired_up_to
-from arrowstate.table.merging import MemorySink, MergePolicy, SpillSink, merge_runs
+from arrowstate.table.merging import MergePolicy, merge_runs
 from arrowstate.table.run import Run
+from arrowstate.table.spill import sink_of
 from arrowstate_formats.schema_documents import TimeToLiveDocument
 
 __all__ = ["cutoff_of", "drop_expired", "merged_rows"]
-
-
-_IN_MEMORY_BYTES = 256 << 20
 
 
 def cutoff_of(ttl: TimeToLiveDocument | None, now_ms: int, watermark: int | None) -> int | None:
@@ -32,7 +27,4 @@ def drop_expired(runs: list[Run], cutoff: int | None) -> None:
 
 
 def merged_rows(runs: list[Run], schema: pa.Schema) -> Run | None:
-    size = sum(segment.stored.nbytes for run in runs for segment in run.segments)
-    if size <= _IN_MEMORY_BYTES:
-        return merge_runs(runs, MergePolicy(), MemorySink())
-    return merge_runs(runs, MergePolicy(), SpillSink(Path(tempfile.gettempdir()), schema))
+    return merge_runs(runs, MergePolicy(), sink_of(runs, schema))

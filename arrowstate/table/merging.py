@@ -8,26 +8,21 @@ The tiers are those of the size-tiered LSM trees (O'Neil et al., 1996; Cassandra
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
+from arrowstate.errors import InvalidInputError
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import gather_places
 from arrowstate.table.run import Bits, Run
 from arrowstate.table.segment import has_second
 
-__all__ = ["BatchSink", "MemorySink", "MergePolicy", "SpillSink", "fill", "merge_runs"]
+__all__ = ["BatchSink", "MemorySink", "MergePolicy", "fill", "merge_runs"]
 
 Ints = npt.NDArray[np.int64]
 Source = tuple[pa.RecordBatch, Ints, Bits, int]
@@ -114,52 +109,6 @@ class MemorySink:
 
     def discard(self) -> None:
         self._batches.clear()
-
-
-class SpillSink:
-    """Writes the batches to a local Arrow IPC file and maps it.
-
-    The file has no name once it is mapped, so it is gone when the run is dropped or the process dies.
-    """
-
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._path = folder
-        with self._room():
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor, path = tempfile.mkstemp(prefix="arrowstate-", suffix=".spill", dir=folder)
-        self._path = Path(path)
-        self._file = os.fdopen(descriptor, "wb")
-        self._writer = pa.ipc.new_file(self._file, schema)
-
-    def append(self, batch: pa.RecordBatch) -> None:
-        with self._room():
-            self._writer.write_batch(batch)
-
-    def finish(self) -> Run:
-        with self._room():
-            self._writer.close()
-            self._file.close()
-            reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
-        run = Run.of([reader.get_batch(i) for i in range(reader.num_record_batches)], mapped=True)
-        # It is mapped. Where the name cannot be taken away it stays behind, as after a process that died.
-        with suppress(OSError):
-            self._path.unlink()
-        return run
-
-    def discard(self) -> None:
-        with suppress(OSError):
-            # What is still buffered may have no room either.
-            self._file.close()
-        with suppress(OSError):
-            self._path.unlink()
-
-    @contextmanager
-    def _room(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            raise (StorageFullError if full else StorageError)(str(self._path), str(error)) from error
 
 
 def fill(sink: BatchSink, batches: Iterable[pa.RecordBatch]) -> Run:

@@ -8,10 +8,9 @@ else.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,9 @@ from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.columns import take
 from arrowstate.table.journal import Journal
 from arrowstate.table.key_batch import KeyBatch
-from arrowstate.table.merging import BatchSink, MemorySink, MergePolicy, SpillSink, fill, merge_runs
+from arrowstate.table.merging import MemorySink, MergePolicy, merge_runs
 from arrowstate.table.run import FrozenRun, Run
+from arrowstate.table.spill import Budget
 
 __all__ = ["Found", "FrozenTable", "Table", "TableMark", "find_keys", "gather"]
 
@@ -171,12 +171,8 @@ class Table:
         The runs to start with; the table owns them from now on.
     policy
         When runs are merged.
-    memory_budget_bytes
-        Runs past this many bytes are kept in mapped files; None for no limit.
-    siblings
-        Returns the other tables that share the budget.
-    spill_folder
-        Where these files go; the system's temporary folder by default.
+    budget
+        How much of it is kept in memory; all by default.
     """
 
     def __init__(
@@ -186,17 +182,13 @@ class Table:
         *,
         runs: Sequence[Run] = (),
         policy: MergePolicy | None = None,
-        memory_budget_bytes: int | None = None,
-        siblings: Callable[[], Sequence[Table]] = lambda: (),
-        spill_folder: Path | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.schema = schema
         self.key_columns = key_columns
         self._runs = list(runs)
         self._policy = policy or MergePolicy()
-        self._budget = memory_budget_bytes
-        self._siblings = siblings
-        self._spill_folder = spill_folder or Path(tempfile.gettempdir())
+        self._budget = budget or Budget()
         self._killed: Journal[tuple[Run, Ints]] = Journal()
 
     @property
@@ -293,11 +285,10 @@ class Table:
         """
         expected = sum(_live_bytes(run) for run in runs)
         # Rows of mapped files are not in memory, and a merge must not bring many of them there.
-        spills = self._exceeds_budget(expected) or (
+        spills = self._budget.is_exceeded(self, expected) or (
             any(run.mapped for run in runs) and expected > self._policy.segment_bytes
         )
-        folder, schema = self._spill_folder, self.schema
-        make_sink = (lambda: SpillSink(folder, schema)) if spills else MemorySink
+        make_sink = partial(self._budget.spill_sink, self.schema) if spills else MemorySink
         return BackgroundMerge([run.freeze() for run in runs], self._policy, make_sink, expired_up_to=expired_up_to)
 
     def adopt(self, merge: BackgroundMerge) -> bool:
@@ -332,7 +323,7 @@ class Table:
                 if before_merge is not None:
                     for run in picked:
                         before_merge(run)
-                merged = merge_runs(picked, self._policy, self._sink(picked))
+                merged = merge_runs(picked, self._policy, self._budget.sink(self, sum(map(_live_bytes, picked))))
             except BaseException:
                 self.go_back(mark)
                 raise
@@ -342,33 +333,7 @@ class Table:
                 self._runs.append(merged)
             made = {"runs": len(picked), "rows": merged.rows if merged is not None else 0}
             _logger.debug("%(runs)d runs merged into one of %(rows)d rows", made, extra=made)
-        if self._budget is None:
-            return
-        while self._budget_bytes() > self._budget:
-            in_memory = [(table, run) for table in (self, *self._siblings()) for run in table.runs if run.row_bytes]
-            if not in_memory:
-                return
-            table, largest = max(in_memory, key=lambda pair: pair[1].row_bytes)
-            sink = SpillSink(self._spill_folder, table.schema)
-            bytes_spilled = largest.row_bytes
-            # The run stays the same object with the same row numbers, so what was found in it stays valid.
-            spilled = fill(sink, (segment.batch for segment in largest.segments)).segments
-            rows = [segment.first_row for segment in largest.segments]
-            largest.segments = tuple(replace(new, first_row=row) for new, row in zip(spilled, rows, strict=True))
-            largest.mapped = True
-            fields = {"rows": largest.rows, "bytes": bytes_spilled, "folder": str(self._spill_folder)}
-            _logger.debug("a run of %(rows)d rows and %(bytes)d bytes spilled to %(folder)s", fields, extra=fields)
-
-    def _budget_bytes(self) -> int:
-        return self.memory_bytes + sum(table.memory_bytes for table in self._siblings())
-
-    def _sink(self, picked: Sequence[Run]) -> BatchSink:
-        if self._exceeds_budget(sum(_live_bytes(run) for run in picked)):
-            return SpillSink(self._spill_folder, self.schema)
-        return MemorySink()
-
-    def _exceeds_budget(self, more: int) -> bool:
-        return self._budget is not None and self._budget_bytes() + more > self._budget
+        self._budget.hold(self)
 
 
 def _live_bytes(run: Run) -> int:

@@ -28,7 +28,8 @@ from arrowstate import (
     ValueOverflowError,
     ValueStateDescriptor,
 )
-from arrowstate.table.merging import MergePolicy, SpillSink
+from arrowstate.table.merging import MergePolicy
+from arrowstate.table.spill import SpillSink
 from arrowstate.table.table import Table
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction, WindowOperator
 from suites.adversary import Adversary

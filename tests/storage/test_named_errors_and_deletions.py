@@ -26,7 +26,7 @@ from arrowstate.storage import open_storage
 from arrowstate.storage.base import many_deletions
 from arrowstate.storage.objects import ObjectStorage
 from arrowstate.storage.retries import RetryBudget
-from arrowstate.table.merging import SpillSink
+from arrowstate.table.spill import SpillSink
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import KeyedStateBackend, ListStateDescriptor, ReducingStateDescriptor, StorageFullError, TimeToLive
-from arrowstate.table.merging import MergePolicy, SpillSink
+from arrowstate.table.merging import MergePolicy
+from arrowstate.table.spill import SpillSink
 from suites import Clock
 
 KEY = pa.schema([("k", pa.int64())])

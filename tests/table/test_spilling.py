@@ -15,7 +15,8 @@ import pytest
 from arrowstate.errors import StorageError
 from arrowstate.table import merging
 from arrowstate.table.key_batch import KeyBatch
-from arrowstate.table.merging import MergePolicy, SpillSink
+from arrowstate.table.merging import MergePolicy
+from arrowstate.table.spill import Budget, SpillSink
 from arrowstate.table.table import Table
 from arrowstate_formats.key_hash import hash_columns
 
@@ -60,7 +61,7 @@ def expected(model, keys):
 @pytest.mark.parametrize("budget", [0, 20_000, 1 << 30])
 def test_a_budget_changes_no_answer_and_leaves_no_file(tmp_path, budget):
     random = np.random.default_rng(5)
-    table = Table(SCHEMA, 1, policy=POLICY, memory_budget_bytes=budget, spill_folder=tmp_path)
+    table = Table(SCHEMA, 1, policy=POLICY, budget=Budget(budget, tmp_path))
     model = {}
 
     for number in range(60):
@@ -79,7 +80,7 @@ def test_a_budget_changes_no_answer_and_leaves_no_file(tmp_path, budget):
 
 
 def test_only_what_cannot_be_mapped_stays_in_memory(tmp_path):
-    table = Table(SCHEMA, 1, policy=POLICY, memory_budget_bytes=10_000, spill_folder=tmp_path)
+    table = Table(SCHEMA, 1, policy=POLICY, budget=Budget(10_000, tmp_path))
     unbounded = Table(SCHEMA, 1, policy=POLICY)
 
     for start in range(0, 20_000, 500):
@@ -95,7 +96,7 @@ def test_only_what_cannot_be_mapped_stays_in_memory(tmp_path):
 
 
 def test_a_frozen_view_of_spilled_runs_outlives_them(tmp_path):
-    table = Table(SCHEMA, 1, policy=POLICY, memory_budget_bytes=0, spill_folder=tmp_path)
+    table = Table(SCHEMA, 1, policy=POLICY, budget=Budget(0, tmp_path))
     put(table, range(500), range(500))
     table.settle()
     frozen = table.freeze()
@@ -110,10 +111,10 @@ def test_a_frozen_view_of_spilled_runs_outlives_them(tmp_path):
 
 
 def test_a_frozen_view_taken_before_its_run_was_spilled_still_reads(tmp_path):
-    table = Table(SCHEMA, 1, policy=POLICY, memory_budget_bytes=1 << 30, spill_folder=tmp_path)
+    table = Table(SCHEMA, 1, policy=POLICY, budget=Budget(1 << 30, tmp_path))
     put(table, range(300), range(300))
     frozen = table.freeze()
-    table._budget = 0
+    table._budget = Budget(0, tmp_path)
 
     table.settle()
     put(table, range(100), [9] * 100)
@@ -124,10 +125,10 @@ def test_a_frozen_view_taken_before_its_run_was_spilled_still_reads(tmp_path):
 
 
 def test_dead_rows_stay_dead_when_a_run_is_spilled(tmp_path):
-    table = Table(SCHEMA, 1, policy=MergePolicy(max_dead_share=1.0), memory_budget_bytes=1 << 30, spill_folder=tmp_path)
+    table = Table(SCHEMA, 1, policy=MergePolicy(max_dead_share=1.0), budget=Budget(1 << 30, tmp_path))
     put(table, range(300), range(300))
     table.remove(table.find(batch_of(range(100))))
-    table._budget = 0
+    table._budget = Budget(0, tmp_path)
 
     table.settle()
 
@@ -137,7 +138,7 @@ def test_dead_rows_stay_dead_when_a_run_is_spilled(tmp_path):
 
 
 def test_a_merge_that_fails_half_way_leaves_no_file_and_the_state_as_it_was(tmp_path, monkeypatch):
-    table = Table(SCHEMA, 1, policy=POLICY, memory_budget_bytes=0, spill_folder=tmp_path)
+    table = Table(SCHEMA, 1, policy=POLICY, budget=Budget(0, tmp_path))
     for start in (0, 1000):
         put(table, range(start, start + 1000), range(1000))
     put(table, range(2000, 3000), range(1000))
@@ -221,7 +222,7 @@ def test_a_full_disk_leaves_the_state_as_before_the_batch_and_no_file(tmp_path, 
 def test_a_spill_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
     place = tmp_path / "file"
     place.write_text("not a folder")
-    table = Table(SCHEMA, 1, policy=POLICY, memory_budget_bytes=0, spill_folder=place)
+    table = Table(SCHEMA, 1, policy=POLICY, budget=Budget(0, place))
     put(table, range(10), range(10))
 
     with pytest.raises(StorageError):

@@ -16,9 +16,10 @@ from unittest.mock import patch
 
 from arrowstate.errors import InvalidInputError, StorageFullError
 from arrowstate.state import pending
-from arrowstate.table import table
-from arrowstate.table.merging import MemorySink, SpillSink
+from arrowstate.table import spill
+from arrowstate.table.merging import MemorySink
 from arrowstate.table.run import Run
+from arrowstate.table.spill import SpillSink
 from suites.deployments import Deployment, Job, Keys
 
 __all__ = ["LONG", "Act", "Adversary", "Scene", "Trouble", "live", "stored", "survives"]
@@ -55,7 +56,7 @@ class Adversary:
                 patches.enter_context(patch.object(Run, "of", staticmethod(self._full(make))))
                 for name, verb in (("__init__", start), ("append", append), ("finish", finish)):
                     patches.enter_context(patch.object(SpillSink, name, self._full(verb)))
-                patches.enter_context(patch.object(table, "SpillSink", SpillSink))
+                patches.enter_context(patch.object(spill, "SpillSink", SpillSink))
                 yield
         finally:
             self._watches = False
@@ -131,7 +132,7 @@ def survives(deployment: Deployment, keys: Keys, scene: Scene, *, most: int) -> 
     with ExitStack() as patches:
         # What scalar verbs write is moved into the table after two of them, so that this can fail too.
         patches.enter_context(patch.object(pending, "_MANY_ROWS", 2))
-        patches.enter_context(patch.object(table, "SpillSink", lambda *_: _NoFile()))
+        patches.enter_context(patch.object(spill, "SpillSink", lambda *_: _NoFile()))
         untouched = _Trial(deployment, keys, scene)
         places, before = untouched.places(), untouched.live()
         untouched.close()
