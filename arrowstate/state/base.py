@@ -6,7 +6,7 @@ the user key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +22,6 @@ from arrowstate.schema.plain import column_of, plain_value
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.current_key import KeyContext, identity_of
 from arrowstate.state.expiry import Expiry, runs_with_times
-from arrowstate.state.merge_plan import MergePlan
 from arrowstate.state.pending import Pending, Write, together
 from arrowstate.state.transaction import Transactions, own_verbs
 from arrowstate.table.background_merge import BackgroundMerge
@@ -275,56 +274,6 @@ class KeyedState(Generic[D]):
             column = key_columns([value], pa.schema([field]))[0]
             out.append(canonical_floats(column).take(pa.array(np.zeros(rows, dtype=np.int64))))
         return out
-
-    def _merge_plan(self, keys: Any, targets: Any, sources: Any) -> MergePlan:
-        """Return which namespace of which key goes where, after checking that it can."""
-        columns = self._context.columns(keys)
-        rows = len(columns[0])
-        into = self._context.group(columns, self._merged_namespaces(targets, rows))
-        away = self._context.group(columns, self._merged_namespaces(sources, rows))
-        both = [pa.concat_arrays(pair) for pair in zip(into.columns, away.columns, strict=True)]
-        count = len(self.layout.key)
-        one = self._context.group(both[:count], both[count:])
-        # The number of each target and source in one numbering.
-        number = one.groups()
-        targets_of_rows, sources_of_rows = number[: len(into)][into.groups()], number[len(into) :][away.groups()]
-        moved = np.flatnonzero(targets_of_rows != sources_of_rows)
-        pairs = np.unique(np.stack([sources_of_rows[moved], targets_of_rows[moved]]), axis=1)
-        if np.unique(pairs[0]).size < pairs.shape[1] or np.isin(pairs[0], pairs[1]).any():
-            raise InvalidInputError(
-                f"state {self.descriptor.name!r}: a namespace of a key can be merged into one other, which is no "
-                "source itself; merge in several calls"
-            )
-        rows_moved = pa.array(moved)
-        source_columns = [column.take(rows_moved) for column in [*columns, *self._merged_namespaces(sources, rows)]]
-        chosen = self._context.group(source_columns[:count], source_columns[count:])
-        first = chosen.order[chosen.starts[:-1]]
-        return MergePlan(chosen, into, into.groups()[moved[first]], moved[first])
-
-    def _merged_namespaces(self, namespaces: Any, rows: int) -> list[pa.Array]:
-        if self.descriptor.namespace is None:
-            raise InvalidInputError(f"state {self.descriptor.name!r} has no namespaces to merge")
-        return self.namespace_columns(namespaces, rows)
-
-    def _merge_current(self, target: Any, sources: Iterable[Any]) -> None:
-        """Merge namespaces of the current key by the batch verb."""
-        given = list(sources)
-        if self.descriptor.namespace is None:
-            raise InvalidInputError(f"state {self.descriptor.name!r} has no namespaces to merge")
-        current = self._context.current.columns
-        rows = pa.array(np.zeros(len(given), dtype=np.int64))
-        keys = pa.RecordBatch.from_arrays([column.take(rows) for column in current], schema=self.layout.key)
-        parts = [self.namespace_columns(source, 1) for source in given]
-        into = self.namespace_columns(target, 1)
-        if not given:
-            return
-        schema = self.descriptor.namespace
-        columns = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
-        self.merge_namespaces_batch(
-            keys,
-            pa.RecordBatch.from_arrays([column.take(rows) for column in into], schema=schema),
-            pa.RecordBatch.from_arrays(columns, schema=schema),
-        )
 
     def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
         """Merge namespaces of keys; kinds of state that cannot refuse.

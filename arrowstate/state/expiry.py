@@ -117,6 +117,11 @@ class Expiry:
         present = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))
         return present[times.fill_null(0).to_numpy()[present] <= cutoff]
 
+    def unexpired(self, found: Found) -> Found:
+        """Return where the keys are as if those whose rows have expired were absent; nothing is removed."""
+        expired = self.expired(found)
+        return found.without(expired) if expired.size else found
+
     def after_read(self, keys: KeyBatch, found: Found, values: pa.Array) -> None:
         """Remove what this read was the last to see, and renew the rest if that is the rule."""
         expired = self.expired(found)

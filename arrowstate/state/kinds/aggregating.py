@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.plain import column_of
 from arrowstate.state.folds.aggregates import aggregate_of
-from arrowstate.state.kinds.one_row import OneRowState, after_last_null
+from arrowstate.state.kinds.merging import MergePlan, MergingState
+from arrowstate.state.kinds.one_row import OneRowState, after_last_null, of_rows
 from arrowstate.state.transaction import atomic
 from arrowstate.table.table import Found
 
@@ -23,7 +23,7 @@ __all__ = ["AggregatingState"]
 Ints = npt.NDArray[np.int64]
 
 
-class AggregatingState(OneRowState[AggregatingStateDescriptor]):
+class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[AggregatingStateDescriptor]):
     """An accumulator per key, to which values are added, and of which the result is read.
 
     Examples
@@ -76,31 +76,14 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         times = self._latest(left, self._youngest(updated, order, starts))
         self._replace(found, batch, accumulators, times)
 
+    def _answers(self, values: pa.Array) -> pa.Array:
+        return self.results(values)
+
     @atomic
-    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
-        """Return the result of each key.
-
-        Parameters
-        ----------
-        keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema. A key may
-            occur more than once.
-        namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
-
-        Returns
-        -------
-        pa.Array
-            One entry a row of `keys`, of the aggregate's result type; null where the key has no values.
-        """
-        return self.results(self.accumulators_batch(keys, namespace=namespace))
-
-    def values_of(self, columns: Sequence[pa.Array]) -> pa.Array:
-        return self.results(super().values_of(columns))
-
     def accumulators_batch(self, keys: Any, *, namespace: Any = None) -> pa.StructArray:
         """Return what is stored for each key: its accumulator, null where the key has none."""
-        return super().get_batch(keys, namespace=namespace)
+        batch, accumulators = self._stored(keys, namespace)
+        return of_rows(accumulators, batch)
 
     @atomic
     def add(self, value: Any) -> None:
@@ -121,45 +104,12 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
             return None
         return self._plain(self.results(column_of([stored], self.layout.value_type))[0])
 
-    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        """Merge the accumulators of namespaces of the current key into that of the namespace `target`.
-
-        The sources are gone afterwards; one without values is passed over, and so is one equal to the target.
-        """
-        self._merge_current(target, sources)
-
-    @atomic
-    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
-        """Merge the accumulator of each source namespace into that of its target namespace, in the order of the rows.
-
-        With a time to live a merged accumulator is as old as the youngest that went into it.
-
-        Parameters
-        ----------
-        keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
-            for each of its sources.
-        targets, sources
-            One namespace per row as columns, or one plain value for all rows.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
-            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
-            and a target; the state is unchanged then.
-        """
-        self.flush()
-        merge = self._merge_plan(keys, targets, sources)
-        if not len(merge.sources):
-            return
-        self._expiry.settle()
-        away, old = self._table.find(merge.sources), self._table.find(merge.targets)
-        fresh, into = away, old
-        if self.descriptor.ttl is not None:
-            fresh, into = away.without(self._expiry.expired(away)), old.without(self._expiry.expired(old))
-        present = np.setdiff1d(np.arange(len(merge.sources)), fresh.absent)
-        present = present[np.lexsort((merge.first_rows[present], merge.target_of[present]))]
-        target_of = merge.target_of[present]
+    def _merge(self, plan: MergePlan) -> None:
+        away, old = self._table.find(plan.sources), self._table.find(plan.targets)
+        fresh, into = self._expiry.unexpired(away), self._expiry.unexpired(old)
+        present = np.setdiff1d(np.arange(len(plan.sources)), fresh.absent)
+        present = present[np.lexsort((plan.first_rows[present], plan.target_of[present]))]
+        target_of = plan.target_of[present]
         merged, given = self._read(into), self._read(fresh).take(pa.array(present))
         # The first source of every target, then the second, and so on.
         turn = np.arange(target_of.size) - np.searchsorted(target_of, target_of)
@@ -170,9 +120,9 @@ class AggregatingState(OneRowState[AggregatingStateDescriptor]):
         if self.descriptor.ttl is not None:
             lowest = np.iinfo(np.int64).min
             times = self._expiry.times_of(into).fill_null(lowest).to_numpy().copy()
-            np.maximum.at(times, merge.target_of, self._expiry.times_of(fresh).fill_null(lowest).to_numpy())
+            np.maximum.at(times, plan.target_of, self._expiry.times_of(fresh).fill_null(lowest).to_numpy())
             updated.append(pa.array(times))
-        self._replace(old, merge.targets, merged, updated)
+        self._replace(old, plan.targets, merged, updated)
         self._table.remove(away)
 
     def merged(self, accumulators: pa.StructArray, numbers: Ints, others: pa.StructArray) -> pa.StructArray:

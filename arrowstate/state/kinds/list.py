@@ -20,6 +20,7 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.many_rows import ManyRowsState, as_lists
+from arrowstate.state.kinds.merging import MergePlan, MergingState
 from arrowstate.state.pending import Pending, Write, together
 from arrowstate.state.transaction import atomic
 from arrowstate.table import kernels
@@ -29,7 +30,7 @@ from arrowstate.table.table import Table, gather
 __all__ = ["ListState"]
 
 
-class ListState(ManyRowsState[ListStateDescriptor]):
+class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescriptor]):
     """Any number of elements per key, duplicates and order kept.
 
     Examples
@@ -205,46 +206,16 @@ class ListState(ManyRowsState[ListStateDescriptor]):
             raise InvalidInputError(f"list state {self.descriptor.name!r} takes a sequence of elements, got {values!r}")
         return list(values)
 
-    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        """Move the elements of namespaces of the current key to the end of the list in the namespace `target`.
-
-        The target's elements come first, then those of the sources in the order given. The sources are gone
-        afterwards; one without elements is passed over, and so is one equal to the target.
-        """
-        self._merge_current(target, sources)
-
-    @atomic
-    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
-        """Move the elements of each source namespace to the end of the list in its target namespace.
-
-        Parameters
-        ----------
-        keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
-            for each of its sources, and their elements are appended in the order of the rows.
-        targets, sources
-            One namespace per row as columns, or one plain value for all rows.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
-            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
-            and a target; the state is unchanged then.
-        """
-        self.flush()
-        merge = self._merge_plan(keys, targets, sources)
-        if not len(merge.sources):
-            return
-        self._expiry.settle()
-        found = self._live(merge.sources)
+    def _merge(self, plan: MergePlan) -> None:
+        found = self._live(plan.sources)
         schema = self.layout.schema
         numbers = np.concatenate([numbers for _, numbers, _ in found]) if found else np.empty(0, dtype=np.int64)
         columns = [gather(found, number, field.type) for number, field in enumerate(schema)]
-        order = np.lexsort((columns[1].to_numpy(), merge.first_rows[numbers]))
+        order = np.lexsort((columns[1].to_numpy(), plan.first_rows[numbers]))
         columns = [take(column, order) for column in columns]
         # Key and namespace of the targets take the places of those of the sources.
-        moved = [take(column, merge.target_of[numbers[order]]) for column in merge.targets.columns]
-        self._remove_all(merge.sources)
+        moved = [take(column, plan.target_of[numbers[order]]) for column in plan.targets.columns]
+        self._remove_all(plan.sources)
         hashes, order = kernels.sort_by_hash(columns[0].to_numpy())
         columns[2 : 2 + len(moved)] = moved
         rest = [take(column, order) for column in columns[2:]]

@@ -21,7 +21,7 @@ from arrowstate.state.transaction import atomic
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Found
 
-__all__ = ["LOWEST", "OneRowState", "after_last_null"]
+__all__ = ["LOWEST", "OneRowState", "after_last_null", "of_rows"]
 
 
 Ints = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class OneRowState(KeyedState[D]):
 
     @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
-        """Return the value of each key.
+        """Return the value of each key; of aggregating state the result.
 
         Parameters
         ----------
@@ -48,19 +48,26 @@ class OneRowState(KeyedState[D]):
         Returns
         -------
         pa.Array
-            One entry a row of `keys`, of the state's type; null, or the default, where the key has no value.
+            One entry a row of `keys`, of the state's type or the aggregate's result type; null, or the default, where
+            the key has no value.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError
             If a key does not fit the key schema or belongs to another subtask.
         """
+        batch, values = self._stored(keys, namespace)
+        return of_rows(self._answers(values), batch)
+
+    def _stored(self, keys: Any, namespace: Any) -> tuple[KeyBatch, pa.Array]:
+        """Return the distinct keys, and what is stored for each of them."""
         self.flush()
         batch = self._keys(keys, namespace)
-        values = self._read_found(batch)
-        if batch.row_count == 0:
-            return values
-        return values.take(pa.array(batch.groups()))
+        return batch, self._read_found(batch)
+
+    def _answers(self, values: pa.Array) -> pa.Array:
+        """Return what is answered for what is stored."""
+        return values
 
     def read_keys(self, keys: KeyBatch) -> pa.Array:
         """Return one value per distinct key of a batch that is grouped already; null where there is none."""
@@ -69,7 +76,7 @@ class OneRowState(KeyedState[D]):
 
     def values_of(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Return what a read gives for rows with these value columns."""
-        return self.layout.join(columns, np.empty(0, dtype=np.int64))
+        return self._answers(self.layout.join(columns, np.empty(0, dtype=np.int64)))
 
     def stage(
         self, keys: KeyBatch, values: pa.Array, timestamps: pa.Array | None, *, anew: Ints | None = None
@@ -151,6 +158,11 @@ class OneRowState(KeyedState[D]):
 
     def _write_current(self, scalar: pa.Scalar | None) -> None:
         self._write_one(scalar, removed=scalar is None)
+
+
+def of_rows(values: pa.Array, batch: KeyBatch) -> pa.Array:
+    """Return the value of each row of a batch, given one for each of its keys."""
+    return values.take(pa.array(batch.groups())) if batch.row_count else values
 
 
 def after_last_null(given: pa.Array, batch: KeyBatch) -> tuple[Ints, Ints, Ints]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.keys import value_array
 from arrowstate.state.folds.reducers import reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.state.folds.retraction import amounts, check_retractable, row_flags, without_empty
+from arrowstate.state.kinds.merging import MergePlan, MergingState
 from arrowstate.state.kinds.one_row import LOWEST, OneRowState, after_last_null
 from arrowstate.state.transaction import atomic
 from arrowstate.table.table import Found
@@ -27,7 +28,7 @@ __all__ = ["ReducingState"]
 Ints = npt.NDArray[np.int64]
 
 
-class ReducingState(OneRowState[ReducingStateDescriptor]):
+class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingStateDescriptor]):
     """One value per key, into which each added value is folded.
 
     Examples
@@ -98,7 +99,7 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
             order, starts, cleared = after_last_null(given, batch)
         else:
             order, starts, cleared = batch.order, batch.starts, None
-        # What a count is given with retractions are amounts, as it is in a merge.
+        # What a count is given with retractions are amounts, as it is in a plan.
         values, anew = self._reduce(found, given, order, starts, cleared, merging=retracted is not None)
         if retracted is not None:
             values = without_empty(self.descriptor, values)
@@ -106,64 +107,29 @@ class ReducingState(OneRowState[ReducingStateDescriptor]):
         times = self._latest(_without(left, anew), self._youngest(updated, order, starts, anew))
         self._replace(found, batch, values, times)
 
-    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        """Fold the values of namespaces of the current key into that of the namespace `target`, in the order given.
-
-        The sources are gone afterwards; one without a value is passed over, and so is one equal to the target.
-        """
-        self._merge_current(target, sources)
-
-    @atomic
-    def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
-        """Fold the value of each source namespace into that of its target namespace.
-
-        With a time to live a merged value is as old as the youngest that went into it.
-
-        Parameters
-        ----------
-        keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
-            for each of its sources, which are folded in the order of the rows.
-        targets, sources
-            One namespace per row as columns, or one plain value for all rows.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
-            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
-            and a target; the state is unchanged then.
-        ValueOverflowError
-            If a sum does not fit the type; the state is unchanged then.
-        """
-        self.flush()
-        merge = self._merge_plan(keys, targets, sources)
-        if not len(merge.sources):
-            return
-        self._expiry.settle()
-        away, old = self._table.find(merge.sources), self._table.find(merge.targets)
-        fresh, into = away, old
-        if self.descriptor.ttl is not None:
-            fresh, into = away.without(self._expiry.expired(away)), old.without(self._expiry.expired(old))
-        order = np.lexsort((merge.first_rows, merge.target_of))
-        starts = np.searchsorted(merge.target_of[order], np.arange(len(merge.targets) + 1))
+    def _merge(self, plan: MergePlan) -> None:
+        away, old = self._table.find(plan.sources), self._table.find(plan.targets)
+        fresh, into = self._expiry.unexpired(away), self._expiry.unexpired(old)
+        order = np.lexsort((plan.first_rows, plan.target_of))
+        starts = np.searchsorted(plan.target_of[order], np.arange(len(plan.targets) + 1))
         try:
             values, anew = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
         except ProcessElementError as error:
             # What was folded were the sources, and the caller knows them by the row where each came first.
-            raise ProcessElementError(int(merge.first_rows[error.row]), error.detail) from error.__cause__
+            raise ProcessElementError(int(plan.first_rows[error.row]), error.detail) from error.__cause__
         # A callable may return None; a target that neither had nor got a value has none either.
         written = values.is_valid().to_numpy(zero_copy_only=False)
-        nothing = np.zeros(len(merge.targets), dtype=np.bool_)
+        nothing = np.zeros(len(plan.targets), dtype=np.bool_)
         nothing[into.absent] = True
-        present = np.ones(len(merge.sources), dtype=np.bool_)
+        present = np.ones(len(plan.sources), dtype=np.bool_)
         present[fresh.absent] = False
-        nothing[merge.target_of[present]] = False
+        nothing[plan.target_of[present]] = False
         updated = []
         if self.descriptor.ttl is not None:
             youngest = self._youngest([self._expiry.times_of(fresh).fill_null(LOWEST)], order, starts, anew)
             updated = self._latest(_without(into, anew), youngest)
         columns = [*self.layout.split(values), *updated]
-        self._table.put(old, merge.targets, columns, keep=np.flatnonzero(written & ~nothing))
+        self._table.put(old, plan.targets, columns, keep=np.flatnonzero(written & ~nothing))
         self._table.remove(away)
 
     def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:

@@ -64,17 +64,13 @@ class ValueState(OneRowState[ValueStateDescriptor]):
         self._expiry.settle()
         self._replace(self._table.find(batch), batch, given.take(last), updated)
 
-    @atomic
-    def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
-        values = super().get_batch(keys, namespace=namespace)
+    def _answers(self, values: pa.Array) -> pa.Array:
         if self.descriptor.default is None or not values.null_count:
             return values
         default = pa.array([self.descriptor.default], type=self.descriptor.type)
         rows = np.arange(len(values), dtype=np.int64)
         rows[values.is_null().to_numpy(zero_copy_only=False)] = len(values)
         return pa.concat_arrays([values, default]).take(pa.array(rows))
-
-    get_batch.__doc__ = OneRowState.get_batch.__doc__
 
     def update(self, value: Any) -> None:
         """Set the value of the current key; None clears it."""
