@@ -46,6 +46,7 @@ from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timer_service import TimerService
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.kinds.value import ValueState
+from arrowstate.state.shown import Shown
 from arrowstate.state.transaction import Participant, Transactions
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import MergePolicy
@@ -69,7 +70,7 @@ _KINDS: dict[str, Any] = {
 }
 
 
-class KeyedStateBackend(Iteration):
+class KeyedStateBackend(Shown, Iteration):
     """The keyed state of one subtask.
 
     One thread uses it at a time. A verb that meets one of another thread is refused with `ConcurrentUseError`, as is a
@@ -108,6 +109,8 @@ class KeyedStateBackend(Iteration):
     [4, 2, None]
     """
 
+    _plumbing = frozenset({"migrate", "states", "take_up", "transactions"})
+
     def __init__(
         self,
         *,
@@ -129,7 +132,7 @@ class KeyedStateBackend(Iteration):
         memory_budget_bytes = check_integer("memory_budget_bytes", memory_budget_bytes, 0, optional=True)
         self._context = KeyContext(key, max_parallelism, key_groups or everything, clock_ms)
         spill_folder = Path(spill_dir) if spill_dir is not None else None
-        self._budget = Budget(memory_budget_bytes, spill_folder, self._tables)
+        self._budget = Budget(memory_budget_bytes, spill_folder, lambda: [s.table for s in self._states.values()])
         self._policy = merge_policy
         self._key_fields = key_documents(self._context.key)
         self._states: dict[str, KeyedState[Any]] = {}
@@ -430,9 +433,6 @@ class KeyedStateBackend(Iteration):
             self._stored[document.name] = document
             self._add(descriptor_of(document), runs)
             self._untouched.add(document.name)
-
-    def _tables(self) -> list[Table]:
-        return [state.table for state in self._states.values()]
 
     def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
         layout = StateLayout.of(self.key, descriptor)

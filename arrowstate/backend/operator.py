@@ -20,6 +20,7 @@ from arrowstate.snapshot.operator import FrozenOperatorState, read_part
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.subtasks import whole_operator
 from arrowstate.state.operator_list import BroadcastState, OperatorListState
+from arrowstate.state.shown import Shown
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 from arrowstate_formats.integers import check_integer
@@ -28,7 +29,7 @@ from arrowstate_formats.key_groups import MAX_PARALLELISM
 __all__ = ["OperatorStateBackend", "restore_operator_backend", "split_pieces"]
 
 
-class OperatorStateBackend:
+class OperatorStateBackend(Shown):
     """The operator state of one subtask: lists and broadcast maps that belong to no key.
 
     Examples
@@ -44,6 +45,8 @@ class OperatorStateBackend:
     >>> restored.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).get()
     [1]
     """
+
+    _plumbing = frozenset({"existing", "take_up"})
 
     def __init__(self) -> None:
         self._states: dict[str, OperatorListState | BroadcastState] = {}

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError
+from arrowstate.processing.runner import Context, Runner, batches_of, key_columns_of
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.state.kinds.timer_service import TimerService
-from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
+from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 
@@ -26,14 +27,28 @@ Output: TypeAlias = pa.RecordBatch | pa.Table | None
 """What a batch function emits: rows, or none."""
 
 
-class BatchContext:
-    """What a batch function knows besides the rows: its states, its timers and the time."""
+class BatchContext(Context):
+    """What a batch function knows besides the rows: its states, its timers and the time.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> class Clock(arrowstate.BatchFunction):
+    ...     def process_batch(self, batch, context):
+    ...         print(context.key.names, context.watermark, context.processing_time)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> with arrowstate.BatchRunner(backend, Clock(), now_ms=lambda: 1_700_000_000_000) as process:
+    ...     _ = process.advance_watermark(90)
+    ...     _ = process.process(pa.record_batch({"user": ["ann"]}))
+    ['user'] 90 1700000000000
+    """
+
+    _plumbing = frozenset({"own_timers"})
 
     def __init__(
         self, backend: KeyedStateBackend, broadcasts: Mapping[str, ReadOnlyBroadcastState], now_ms: Callable[[], int]
     ) -> None:
-        self._backend = backend
-        self._broadcasts = broadcasts
+        super().__init__(backend, broadcasts)
         self._now_ms = now_ms
         self._timers: dict[str, TimerService] = {}
         self.clock: Literal["event_time", "processing_time"] | None = None
@@ -50,11 +65,6 @@ class BatchContext:
     def backend(self) -> KeyedStateBackend:
         """The keyed state of the subtask, for operators such as `WindowOperator` that are made over one."""
         return self._backend
-
-    @property
-    def watermark(self) -> int | None:
-        """The event time, in milliseconds, up to which everything has come; None before the first watermark."""
-        return self._backend.watermark
 
     @property
     def processing_time(self) -> int:
@@ -88,13 +98,7 @@ class BatchContext:
         InvalidInputError
             If the batch lacks one.
         """
-        names = self.key.names
-        missing = [name for name in names if name not in batch.schema.names]
-        if missing:
-            raise InvalidInputError(
-                f"a batch must have the key columns {', '.join(names)}; it has {', '.join(batch.schema.names)}"
-            )
-        return batch.column(names[0]) if len(names) == 1 else batch.select(names)
+        return key_columns_of(self.key, batch)
 
     def group_keys(self, batch: pa.RecordBatch) -> KeyBatch:
         """Return the distinct keys of a batch, checked and hashed once for all verbs that are given them.
@@ -128,16 +132,6 @@ class BatchContext:
         [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}]
         """
         return self._backend.group_keys(self.key_columns(batch))
-
-    def broadcast(self, name: str) -> ReadOnlyBroadcastState:
-        """Return a broadcast state, which is the same in every subtask and cannot be changed here.
-
-        Raises
-        ------
-        InvalidInputError
-            If there is none of this name.
-        """
-        return find_broadcast(self._broadcasts, name)
 
 
 class BatchFunction:
@@ -201,7 +195,7 @@ class BatchFunction:
         """Called once after the last batch."""
 
 
-class BatchRunner:
+class BatchRunner(Runner[BatchFunction, BatchContext]):
     """Runs a batch function over Arrow batches.
 
     If the function raises, or emits rows that do not fit, or the disk is full, all is as before the call: states and
@@ -251,26 +245,10 @@ class BatchRunner:
         broadcasts: Mapping[str, ReadOnlyBroadcastState] | None = None,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._backend = backend
-        self._function = function
         self._output = None if output is None else _nullable(output)
         self._time = 0
-        self._broadcasts = tuple((broadcasts or {}).values())
-        self._context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time))
-        self._closed = False
-        function.open(self._context)
-
-    def __enter__(self) -> BatchRunner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Call the function's `close`, once."""
-        if not self._closed:
-            self._closed = True
-            self._function.close()
+        context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time))
+        super().__init__(backend, function, context, broadcasts or {})
 
     def process(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """Process the rows of a batch; return what the function emitted.
@@ -281,7 +259,7 @@ class BatchRunner:
             If the batch is none, the runner is closed, or what was emitted does not fit the output.
         """
         self._check_open()
-        batches = [item for item in _batches(batch) if item.num_rows]
+        batches = [item for item in batches_of(batch) if item.num_rows]
         return self._applied(lambda: [self._function.process_batch(item, self._context) for item in batches])
 
     def advance_watermark(self, watermark: int) -> pa.Table:
@@ -338,7 +316,7 @@ class BatchRunner:
     def _applied(self, run: Callable[[], Iterable[Output]]) -> pa.Table:
         before = self._time, self._output
         try:
-            with self._backend.transaction(*self._broadcasts):
+            with self._transaction():
                 return self._table(run())
         except BaseException:
             self._time, self._output = before
@@ -349,24 +327,11 @@ class BatchRunner:
         for rows in emitted:
             if rows is None:
                 continue
-            for batch in _batches(rows):
+            for batch in batches_of(rows):
                 self._output = self._output or _nullable(batch.schema)
                 batches.append(_fitted(batch, self._output))
         schema = pa.schema([]) if self._output is None else self._output
         return pa.Table.from_batches(batches, schema)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidInputError("this batch function has been closed")
-
-
-def _batches(rows: Any) -> list[pa.RecordBatch]:
-    if isinstance(rows, pa.RecordBatch):
-        return [rows]
-    if not isinstance(rows, pa.Table):
-        raise InvalidInputError(f"expected a record batch or a table, got {type(rows).__name__}")
-    # One batch, unless a column holds more text than one array can address.
-    return rows.combine_chunks().to_batches()
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError, ValueTypeError
 from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
+from arrowstate.processing.runner import Runner, batches_of, key_columns_of
 from arrowstate.schema.plain import plain_values
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
@@ -23,7 +24,7 @@ from arrowstate_formats.integers import check_integer
 __all__ = ["KeyedProcessRunner"]
 
 
-class KeyedProcessRunner:
+class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
     """Runs a process function over Arrow batches.
 
     Within a batch the function's reads see its writes. If it raises, or writes a value that does not fit its state, or
@@ -69,28 +70,12 @@ class KeyedProcessRunner:
         timestamp: str | None = None,
         broadcasts: Mapping[str, ReadOnlyBroadcastState] | None = None,
     ) -> None:
-        self._backend = backend
-        self._function = function
         self._output = pa.null() if output is None else output
         self._timestamp = timestamp
         self._row_types: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         with_timers = type(function).on_timer is not KeyedProcessFunction.on_timer
-        self._context = ProcessContext(backend, with_timers, broadcasts or {})
-        self._broadcasts = tuple((broadcasts or {}).values())
-        self._closed = False
-        function.open(self._context)
-
-    def __enter__(self) -> KeyedProcessRunner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Call the function's `close`, once."""
-        if not self._closed:
-            self._closed = True
-            self._function.close()
+        context = ProcessContext(backend, with_timers, broadcasts or {})
+        super().__init__(backend, function, context, broadcasts or {})
 
     def process(self, batch: pa.RecordBatch) -> pa.Array:
         """Process the rows of a batch in their order; return what the function emitted.
@@ -117,10 +102,10 @@ class KeyedProcessRunner:
         """
         self._check_open()
         batch = _one_batch(batch)
-        keys = self._backend.group_keys(self._key_columns(batch))
+        keys = self._backend.group_keys(key_columns_of(self._backend.key, batch))
         timestamps = self._timestamps(batch)
         self._context.enter(self._plain_keys(keys), timestamps and timestamps.to_pylist())
-        with self._backend.transaction(*self._broadcasts):
+        with self._transaction():
             return self._applied(keys, lambda: (*self._run(batch, keys.groups().tolist()), timestamps))
 
     def advance_watermark(self, watermark: int) -> pa.Array:
@@ -146,7 +131,7 @@ class KeyedProcessRunner:
         watermark = check_integer("watermark", watermark)
         if self._backend.watermark is not None and watermark < self._backend.watermark:
             return pa.array([], self._output)
-        with self._backend.transaction(*self._broadcasts):
+        with self._transaction():
             self._backend.advance_watermark(watermark)
             return self._fire("event_time", watermark)
 
@@ -154,12 +139,8 @@ class KeyedProcessRunner:
         """Fire all processing-time timers up to `now_ms`, milliseconds since 1970, as `advance_watermark` does."""
         self._check_open()
         now_ms = check_integer("now_ms", now_ms)
-        with self._backend.transaction(*self._broadcasts):
+        with self._transaction():
             return self._fire("processing_time", now_ms)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidInputError("this process function has been closed")
 
     def _applied(self, keys: KeyBatch, run: Callable[[], tuple[list[Any], list[int], pa.Array | None]]) -> pa.Array:
         """Run the function over a batch and write what it wrote; return what it emitted."""
@@ -193,7 +174,7 @@ class KeyedProcessRunner:
         due = timers.states[clock].pop_due(until)
         if not due.num_rows:
             return pa.array([], self._output)
-        keys = self._backend.group_keys(self._key_columns(due.select(self._backend.key.names)))
+        keys = self._backend.group_keys(key_columns_of(self._backend.key, due.select(self._backend.key.names)))
         numbers, times = keys.groups().tolist(), due.column(0).to_pylist()
         context, out = self._context, Collector()
         fired: list[int] = []
@@ -261,15 +242,6 @@ class KeyedProcessRunner:
         names = self._backend.key.names
         return [plain_values(column, f"column {name!r}") for name, column in zip(names, keys.columns, strict=True)]
 
-    def _key_columns(self, batch: pa.RecordBatch) -> Any:
-        names = self._backend.key.names
-        missing = [name for name in names if name not in batch.schema.names]
-        if missing:
-            raise InvalidInputError(
-                f"a batch must have the key columns {', '.join(names)}; it has {', '.join(batch.schema.names)}"
-            )
-        return batch.column(names[0]) if len(names) == 1 else batch.select(names)
-
     def _timestamps(self, batch: pa.RecordBatch) -> pa.Array | None:
         name = self._timestamp
         if name is None:
@@ -289,9 +261,7 @@ def _described(error: Exception) -> str:
 
 
 def _one_batch(batch: Any) -> pa.RecordBatch:
-    if isinstance(batch, pa.Table):
-        batches = batch.combine_chunks().to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)
-    if not isinstance(batch, pa.RecordBatch):
-        raise InvalidInputError(f"expected a record batch or a table, got {type(batch).__name__}")
-    return batch
+    batches = batches_of(batch)
+    if len(batches) > 1:
+        raise InvalidInputError("a column holds more text than a record batch can; give the rows in several batches")
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)

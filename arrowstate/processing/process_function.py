@@ -7,8 +7,9 @@ from typing import Any
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError
+from arrowstate.processing.runner import Context
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
-from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
+from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.state.per_record.collections import ElementList, ElementMap
 from arrowstate.state.per_record.places import ElementState
 from arrowstate.state.per_record.rows import ElementAggregating, ElementReducing, ElementValue
@@ -36,18 +37,19 @@ class Collector:
         self.collect: Callable[[Any], None] = self.values.append
 
 
-class ProcessContext:
+class ProcessContext(Context):
     """What a process function knows besides the element: its states, its timers, the current key and the time."""
+
+    _plumbing = frozenset({"enter", "number", "own_timers", "row", "states"})
 
     def __init__(
         self, backend: KeyedStateBackend, timers: bool, broadcasts: Mapping[str, ReadOnlyBroadcastState]
     ) -> None:
-        self._broadcasts = broadcasts
+        super().__init__(backend, broadcasts)
         self.row = 0
         "The row of the batch that the element comes from."
         self.number = 0
         "The number of the element's key among those of the batch."
-        self._backend = backend
         self._states: dict[str, ElementState[Any]] = {}
         self._keys: list[list[Any]] = []
         self._timestamps: list[int] | None = None
@@ -120,16 +122,6 @@ class ProcessContext:
             have = self._states[descriptor.name] = _VIEWS[descriptor.kind](state, self)
         return have
 
-    def broadcast(self, name: str) -> ReadOnlyBroadcastState:
-        """Return a broadcast state, which is the same in every subtask and cannot be changed here.
-
-        Raises
-        ------
-        InvalidInputError
-            If there is none of this name.
-        """
-        return find_broadcast(self._broadcasts, name)
-
     @property
     def states(self) -> tuple[ElementState[Any], ...]:
         """The states that have been asked for."""
@@ -150,11 +142,6 @@ class ProcessContext:
     def timestamp(self) -> int | None:
         """The event time of the element in milliseconds, None if it has none."""
         return None if self._timestamps is None else self._timestamps[self.row]
-
-    @property
-    def watermark(self) -> int | None:
-        """The event time up to which everything has come; None before the first watermark."""
-        return self._backend.watermark
 
     def enter(self, keys: list[list[Any]], timestamps: list[int] | None) -> None:
         """Start a batch with these key columns, one entry per distinct key."""

@@ -23,6 +23,7 @@ from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 from arrowstate.state.current_key import KeyContext, identity_of
 from arrowstate.state.expiry import Expiry, runs_with_times
 from arrowstate.state.pending import Pending, Write, together
+from arrowstate.state.shown import Shown
 from arrowstate.state.transaction import Transactions, own_verbs
 from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.columns import canonical_floats, take
@@ -37,8 +38,24 @@ Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=StateDescriptor)
 
 
-class KeyedState(Generic[D]):
+class KeyedState(Shown, Generic[D]):
     """A named state of one backend."""
+
+    _plumbing = (
+        frozenset({"begin", "go_back", "keep", "kept_namespace", "transactions"})
+        | {
+            "adopt",
+            "begin_merge",
+            "clear_keys",
+            "flush",
+            "freeze",
+            "layout",
+            "live_batches",
+            "runs_with_times",
+            "table",
+        }
+        | {"check_time_known", "key_batch", "namespace_columns", "namespaces_of", "runs_with_times"}
+    )
 
     def __init__(self, descriptor: D, layout: StateLayout, table: Table, context: KeyContext) -> None:
         self.descriptor = descriptor

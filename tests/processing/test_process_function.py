@@ -25,6 +25,7 @@ from arrowstate import (
     TimeToLive,
     ValueStateDescriptor,
 )
+from arrowstate.processing import keyed_process
 from arrowstate.schema.descriptors import TimerStateDescriptor
 
 USER = pa.schema([("user", pa.string())])
@@ -962,3 +963,15 @@ def test_timers_are_refused_where_there_is_no_key_or_no_on_timer():
     with pytest.raises(InvalidInputError, match="belong to the key of an element"):
         context_of[1].timers.register_event_time_timer(5)
     assert len(process.advance_watermark(5)) == len(process.advance_processing_time(5)) == 0
+
+
+def test_rows_that_are_no_one_batch_are_refused(monkeypatch):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=16)
+    batch = pa.record_batch({"user": ["ann"]})
+    monkeypatch.setattr(keyed_process, "batches_of", lambda rows: [rows, rows])
+
+    with (
+        arrowstate.KeyedProcessRunner(backend, arrowstate.KeyedProcessFunction()) as runner,
+        pytest.raises(arrowstate.InvalidInputError, match="several batches"),
+    ):
+        runner.process(batch)

@@ -40,6 +40,8 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
     1.5
     """
 
+    _plumbing = frozenset({"accumulators_batch", "added", "merged", "results"})
+
     @atomic
     def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Add each value to its key's accumulator, in the order of the batch.

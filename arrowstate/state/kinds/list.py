@@ -47,6 +47,8 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
     ['/', '/help']
     """
 
+    _plumbing = frozenset({"sequence"})
+
     def __init__(self, descriptor: ListStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
         self._pending = Pending(lambda write: len(write.values))

@@ -44,6 +44,8 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     {'pear': 1}
     """
 
+    _plumbing = frozenset({"merge_namespaces_batch"})
+
     def __init__(self, descriptor: MapStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
         self._user_key = pa.schema([(f"{descriptor.name}_key", descriptor.key_type)])

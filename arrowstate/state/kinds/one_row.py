@@ -33,6 +33,8 @@ LOWEST = np.iinfo(np.int64).min
 class OneRowState(KeyedState[D]):
     """A state with one row per key: value, reducing and aggregating state."""
 
+    _plumbing = frozenset({"stage", "values_of"})
+
     @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the value of each key; of aggregating state the result.

@@ -66,6 +66,10 @@ class _Entry:
 class TimerState(KeyedState[TimerStateDescriptor]):
     """The timers of one time domain; used through `TimerService`."""
 
+    _plumbing = frozenset(
+        {"check_not_firing", "fire", "merge_namespaces_batch", "none_after", "take_namespace", "write_current"}
+    )
+
     def __init__(
         self, descriptor: TimerStateDescriptor, layout: StateLayout, table: Table, context: KeyContext
     ) -> None:

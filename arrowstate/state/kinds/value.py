@@ -34,6 +34,8 @@ class ValueState(OneRowState[ValueStateDescriptor]):
     'Lima'
     """
 
+    _plumbing = frozenset({"merge_namespaces_batch"})
+
     @atomic
     def update_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
         """Set the value of each key; the last one wins where a key occurs more than once.

@@ -19,6 +19,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.plain import fitting, plain_values
 from arrowstate.state.base import KeyedState
 from arrowstate.state.current_key import identities_of
+from arrowstate.state.shown import Shown
 from arrowstate.table.key_batch import KeyBatch
 
 __all__ = ["ElementState", "Place", "key_rows"]
@@ -133,8 +134,10 @@ class _Space:
         self._columns = {self._identity: self._columns[self._identity]} if self._identity in self._columns else {}
 
 
-class ElementState(Generic[S]):
+class ElementState(Shown, Generic[S]):
     """What the views of all kinds share."""
+
+    _plumbing = frozenset({"apply", "begin", "convert", "end", "state"})
 
     def __init__(self, state: S, place: Place) -> None:
         self.state = state

@@ -13,16 +13,19 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.times import saturated
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.per_record.places import Place, key_rows
+from arrowstate.state.shown import Shown
 from arrowstate.table.key_batch import KeyBatch
 
 __all__ = ["ElementTimers"]
 
 
-class ElementTimers:
+class ElementTimers(Shown):
     """The timers of the element's key: timestamps in milliseconds since 1970, each once per clock.
 
     Those that 64 bits cannot hold become the lowest or highest they can.
     """
+
+    _plumbing = frozenset({"apply", "begin", "convert", "end", "fire", "states"})
 
     def __init__(self, event: TimerState, processing: TimerState, key: pa.Schema, place: Place) -> None:
         self.states = {"event_time": event, "processing_time": processing}
