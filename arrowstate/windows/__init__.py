@@ -7,8 +7,9 @@ from arrowstate.windows.assigners import (
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
 )
+from arrowstate.windows.assigning import WindowOutput
 from arrowstate.windows.function import WindowFunction
-from arrowstate.windows.operator import WindowOperator, WindowOutput
+from arrowstate.windows.operator import WindowOperator
 from arrowstate.windows.triggers import Trigger
 
 __all__ = [

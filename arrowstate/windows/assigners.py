@@ -66,6 +66,17 @@ class TumblingEventTimeWindows:
     offset_ms
         Windows start at multiples of the size plus this many milliseconds; between -size_ms and size_ms, both
         exclusive.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> windows = WindowOperator(backend, TumblingEventTimeWindows(10), clicks)
+    >>> _ = windows.process(['ann', 'ann'], [1, 12], [1, 2])
+    >>> [(row["window_start"], row["window_end"], row["clicks"]) for row in windows.advance_watermark(20).to_pylist()]
+    [(0, 10, 1), (10, 20, 2)]
     """
 
     size_ms: int
@@ -88,6 +99,17 @@ class SlidingEventTimeWindows:
     offset_ms
         Windows start at multiples of the slide plus this many milliseconds; between -slide_ms and slide_ms, both
         exclusive.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import SlidingEventTimeWindows, WindowOperator
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> windows = WindowOperator(backend, SlidingEventTimeWindows(10, slide_ms=5), clicks)
+    >>> _ = windows.process(['ann', 'ann'], [1, 6], [1, 2])
+    >>> [(row["window_start"], row["window_end"], row["clicks"]) for row in windows.advance_watermark(20).to_pylist()]
+    [(-5, 5, 1), (0, 10, 3), (5, 15, 2)]
     """
 
     size_ms: int
@@ -109,6 +131,17 @@ class EventTimeSessionWindows:
     ----------
     gap_ms
         Milliseconds, 1 to 2^63 - 1.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import EventTimeSessionWindows, WindowOperator
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> windows = WindowOperator(backend, EventTimeSessionWindows(gap_ms=10), clicks)
+    >>> _ = windows.process(['ann', 'ann', 'ann'], [1, 6, 30], [1, 2, 4])
+    >>> [(row["window_start"], row["window_end"], row["clicks"]) for row in windows.advance_watermark(50).to_pylist()]
+    [(1, 16, 3), (30, 40, 4)]
     """
 
     gap_ms: int
@@ -122,6 +155,17 @@ class GlobalWindows:
     """One window per key, which never ends; a trigger with a count makes it fire.
 
     It is from -2^63 to 2^63 - 1.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import GlobalWindows, Trigger, WindowOperator
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> windows = WindowOperator(backend, GlobalWindows(), clicks, trigger=Trigger(count=2))
+    >>> fired = windows.process(['ann', 'ann'], None, [1, 2]).fired
+    >>> [(row["window_start"], row["window_end"], row["clicks"]) for row in fired.to_pylist()]
+    [(-9223372036854775808, 9223372036854775807, 3)]
     """
 
 
@@ -140,6 +184,17 @@ class CountWindows:
     slide
         A window fires every so many elements, with the last `size` of them; by default as many as the size, so that
         every element is in one window.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import CountWindows, WindowOperator
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> windows = WindowOperator(backend, CountWindows(2), clicks)
+    >>> fired = windows.process(['ann', 'ann', 'ann'], None, [1, 2, 4]).fired
+    >>> [(row["window_start"], row["window_end"], row["clicks"]) for row in fired.to_pylist()]
+    [(0, 2, 3)]
     """
 
     size: int

@@ -1,4 +1,4 @@
-"""A batch on its way into windows: its rows, the windows they go into, and the sessions that become one."""
+"""A batch on its way into windows: its rows, the windows they go into, the sessions that become one, what it gave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from arrowstate.windows.assigners import (
 )
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["WINDOW", "Assigned", "Batch", "Windows", "assign", "assign_sessions"]
+__all__ = ["WINDOW", "Assigned", "Batch", "WindowOutput", "Windows", "assign", "assign_sessions"]
 
 Ints = npt.NDArray[np.int64]
 FixedWindows: TypeAlias = TumblingEventTimeWindows | SlidingEventTimeWindows | GlobalWindows | CountWindows
@@ -33,6 +33,32 @@ WINDOW = pa.schema([("window_start", pa.int64()), ("window_end", pa.int64())])
 """The namespace of window state."""
 
 _LOWEST = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True)
+class WindowOutput:
+    """What a batch gave.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import CountWindows, WindowOperator
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> output = WindowOperator(backend, CountWindows(2), clicks).process(["ann", "ann"], None, [1, 2])
+    >>> output
+    <WindowOutput 1 fired, 0 late>
+    >>> output.fired["clicks"].to_pylist()
+    [3]
+    """
+
+    fired: pa.RecordBatch
+    "The windows that fired at once: the key columns, `window_start`, `window_end`, and the result."
+    late: pa.RecordBatch
+    "The side output: the key columns, `timestamp` and value of each row that came too late for all its windows."
+
+    def __repr__(self) -> str:
+        return f"<WindowOutput {self.fired.num_rows} fired, {self.late.num_rows} late>"
 
 
 @dataclass(frozen=True, slots=True)

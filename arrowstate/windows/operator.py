@@ -9,7 +9,7 @@ when the window is removed. Where windows stay after they have fired, a timer of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,23 +41,13 @@ from arrowstate.windows.assigners import (
     GlobalWindows,
     WindowAssigner,
 )
-from arrowstate.windows.assigning import WINDOW, Batch, Windows, assign, assign_sessions
+from arrowstate.windows.assigning import WINDOW, Batch, WindowOutput, Windows, assign, assign_sessions
 from arrowstate.windows.triggers import HIGHEST, LOWEST, Progress, Trigger, check_triggers
 
-__all__ = ["WindowOperator", "WindowOutput"]
+__all__ = ["WindowOperator"]
 
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class WindowOutput:
-    """What a batch gave."""
-
-    fired: pa.RecordBatch
-    "The windows that fired at once: the key columns, `window_start`, `window_end`, and the result."
-    late: pa.RecordBatch
-    "The side output: the key columns, `timestamp` and value of each row that came too late for all its windows."
 
 
 class WindowOperator:

@@ -39,6 +39,16 @@ class Trigger:
         alone does not make it fire.
     purging
         Whether the elements of a window are removed when it fires, so that the next result has those after them only.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import GlobalWindows, Trigger, WindowOperator
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> windows = WindowOperator(backend, GlobalWindows(), clicks, trigger=Trigger(count=2, purging=True))
+    >>> [windows.process(["ann"], None, [n]).fired["clicks"].to_pylist() for n in (1, 2, 3, 4)]
+    [[], [3], [], [7]]
     """
 
     count: int | None = None

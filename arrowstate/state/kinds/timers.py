@@ -43,7 +43,18 @@ _CHUNK_TIMERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that fires."""
+    """A timer that fires.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> timers = backend.timers()
+    >>> timers.register_batch(["ann"], [10])
+    >>> timers.advance_watermark(10, print)
+    Timer(timestamp=10, key='ann', namespace=None)
+    1
+    """
 
     timestamp: int
     "Milliseconds since 1970."

@@ -148,6 +148,9 @@ class ElementState(Shown, Generic[S]):
         self._copy: Callable[[Any], Any] = copy.deepcopy if nested else _same
         self._fit = fitting(state.descriptor.type, state.descriptor.name)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.state.descriptor.name!r}>"
+
     @property
     def current_namespace(self) -> Any:
         """The namespace that the verbs work in, until another is set: a plain value, or a tuple of several.
