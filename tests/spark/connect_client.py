@@ -89,6 +89,18 @@ def noting(path: Path) -> Callable[[DataFrame, int], None]:
     return note
 
 
+def telling(path: Path) -> Callable[[Any], None]:
+    """Return a function for `on_checkpoint` that runs on the server and notes each record in a file."""
+    name = str(path)
+
+    def tell(record: Any) -> None:
+        with open(name, "a") as file:
+            parts = [[part.operator, part.subtask] for part in record.parts]
+            file.write(json.dumps([record.checkpoint_id, record.outcome, parts]) + "\n")
+
+    return tell
+
+
 class Client:
     """The queries of the test."""
 
@@ -117,7 +129,8 @@ class Client:
         """Fold the stream by a sink, and read the state by Spark."""
         states = [arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")]
         store = self.folder / "folded"
-        writer = keyed_sink(self.rows(), store=store, uid="counter", key=["k"], states=states, parallelism=2)
+        arguments = {"store": store, "uid": "counter", "key": ["k"], "states": states, "parallelism": 2}
+        writer = keyed_sink(self.rows(), **arguments, on_checkpoint=telling(self.folder / "told_of_folded"))
         query = self.run(writer, "folding")
         register(self.spark)
         read = self.spark.read.format("arrowstate").option("operator", "counter").load(str(store))
@@ -157,7 +170,8 @@ class Client:
 
     def operate(self) -> Any:
         functions = {uid: noting(self.folder / uid) for uid in ("totals", "counts")}
-        return self.run(write_stream(*self.operators(), foreach_batch=functions), "operating")
+        tell = telling(self.folder / "told_of_operated")
+        return self.run(write_stream(*self.operators(), foreach_batch=functions, on_checkpoint=tell), "operating")
 
     def follow(self) -> int:
         """Follow the output of an operator to the end, and return how many rows came."""
@@ -212,7 +226,7 @@ def run(remote: str, folder: Path) -> None:
     seen["followed"] = client.follow()
     seen["bootstrapped"] = client.bootstrap()
     seen["refused"] = client.refused()
-    for uid in ("totals", "counts"):
+    for uid in ("totals", "counts", "told_of_folded", "told_of_operated"):
         seen[uid] = [json.loads(line) for line in (folder / uid).read_text().splitlines()]
     (folder / "seen.json").write_text(json.dumps(seen))
     spark.stop()

@@ -112,6 +112,21 @@ def test_state_and_outputs_are_in_the_store_once(seen: dict[str, Any], folder: P
     assert [rows[0][3] for _, _, rows in seen["totals"]] == [_time(folder, number) for number in (0, 1, 1, 2)]
 
 
+def test_each_commit_is_told_once_on_the_server(seen: dict[str, Any], folder: Path) -> None:
+    folded, operated = (
+        [[entry.checkpoint_id, "completed"] for entry in arrowstate.open_store(folder / name).checkpoints()]
+        for name in ("folded", "operated")
+    )
+
+    assert [told[:2] for told in seen["told_of_folded"]] == folded
+    # The micro-batch that was repeated is not told again.
+    assert [told[:2] for told in seen["told_of_operated"]] == operated
+    assert len(operated) == 3
+    assert {json.dumps(told[2]) for told in seen["told_of_operated"]} == {
+        json.dumps([["totals", 0], ["totals", 1], ["counts", 0]])
+    }
+
+
 def test_an_output_is_followed_and_a_table_becomes_state(seen: dict[str, Any]) -> None:
     assert seen["followed"] == 4 + 60_001
     # Read by the data source: the files may be on another machine than the client.
