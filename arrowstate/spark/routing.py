@@ -7,6 +7,7 @@ times the parallelism over the max parallelism, which is the subtask whose range
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,13 @@ from pyspark import TaskContext
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from arrowstate.errors import InvalidInputError
 from arrowstate.spark.workers import own_python, spare_collector
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from arrowstate.spark.task import TaskPlan
+    from arrowstate.spark.task import SubtaskResult, TaskPlan
 
 __all__ = ["quoted", "run_tasks", "subtask_expression"]
 
@@ -64,14 +66,15 @@ def run_tasks(
     columns: Mapping[str, Column],
     key: Sequence[str],
     plan: TaskPlan,
-    task: Callable[[int, Iterator[pa.RecordBatch]], bytes],
+    task: Callable[[int, Iterator[pa.RecordBatch]], SubtaskResult | InvalidInputError],
     *,
     order_by: Sequence[str] = (),
-) -> list[bytes]:
-    """Send each row to the task of its subtask, and return what the tasks made of them, in any order.
+) -> list[SubtaskResult]:
+    """Send each row to the task of its subtask; return what the tasks did in the order of the subtasks.
 
     `columns` are what the tasks get, in this order; `key` and `order_by` are names of them. A task gets the number of
-    its subtask and the rows, whose columns have names of no meaning.
+    its subtask and the rows, whose columns have names of no meaning. What fails at every attempt alike it returns as an
+    error, which is raised here.
     """
     # mapInArrow takes a dot in the name of a column for a field of a struct, so columns go by their place.
     places = {name: f"c{number}" for number, name in enumerate(columns)}
@@ -85,8 +88,14 @@ def run_tasks(
         spare_collector()
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
-        result = task(context.partitionId(), batches)
+        result = pickle.dumps(task(context.partitionId(), batches))
         yield pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], names=["result"])
 
     with own_python(frame.sparkSession):
-        return [row["result"] for row in rows.mapInArrow(run, _RESULT).collect()]
+        collected = rows.mapInArrow(run, _RESULT).collect()
+    # What was pickled is the work of this very plan's tasks.
+    results = [pickle.loads(row["result"]) for row in collected]  # noqa: S301
+    for result in results:
+        if isinstance(result, InvalidInputError):
+            raise result
+    return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)

@@ -28,7 +28,6 @@ from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.task import fold_micro_batch
 from arrowstate.spark.task import SubtaskResult
 from arrowstate.spark.workers import own_python, spare_collector
-from arrowstate_formats.documents import pack, unpack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,11 +43,7 @@ class SubtaskMessage(WriterCommitMessage):
     """A `SubtaskResult` on its way from a task to the commit."""
 
     def __init__(self, result: SubtaskResult) -> None:
-        self.text = pack(result)
-
-    @property
-    def result(self) -> SubtaskResult:
-        return unpack(self.text, SubtaskResult)
+        self.result = result
 
 
 class KeyedStateWriter(DataSourceStreamArrowWriter):

@@ -6,7 +6,6 @@ of key groups. The commit is in the driver: one checkpoint, whatever was tried a
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,34 +223,19 @@ def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[Subt
     names = [name for fill in plan.states for name in (*fill.values, *fill.entry, *filter(None, [fill.updated]))]
     for name in (*names, *map(columns.name_of, order_by)):
         taken.setdefault(name, sf.col(quoted(name)))
-    # What was pickled is the work of this very plan's tasks.
-    results = [
-        pickle.loads(result)  # noqa: S301
-        for result in run_tasks(
-            frame,
-            taken,
-            plan.key_columns,
-            plan,
-            _task(plan, list(taken)),
-            order_by=[columns.name_of(name) for name in order_by],
-        )
-    ]
-    for result in results:
-        if isinstance(result, InvalidInputError):
-            raise result
-    return sorted(results, key=lambda result: result.subtask.subtask)
+    sorting = [columns.name_of(name) for name in order_by]
+    return run_tasks(frame, taken, plan.key_columns, plan, _task(plan, list(taken)), order_by=sorting)
 
 
-def _task(plan: FillPlan, names: list[str]) -> Callable[[int, Iterator[pa.RecordBatch]], bytes]:
-    """Return what a task does with its rows, of columns in this order: a `SubtaskResult`, or what is wrong with one."""
+def _task(
+    plan: FillPlan, names: list[str]
+) -> Callable[[int, Iterator[pa.RecordBatch]], SubtaskResult | InvalidInputError]:
+    """Return what a task does with its rows, of columns in this order."""
 
-    def fill(subtask: int, rows: Iterator[pa.RecordBatch]) -> bytes:
+    def fill(subtask: int, rows: Iterator[pa.RecordBatch]) -> SubtaskResult | InvalidInputError:
         try:
-            named = (batch.rename_columns(names) for batch in rows)
-            result: SubtaskResult | InvalidInputError = fill_subtask(plan, subtask, named, new_id)
+            return fill_subtask(plan, subtask, (batch.rename_columns(names) for batch in rows), new_id)
         except InvalidInputError as error:
-            # The same at every attempt: told by the driver as the error it is.
-            result = error
-        return pickle.dumps(result)
+            return error
 
     return fill

@@ -39,8 +39,6 @@ from arrowstate_formats.documents import (
     OperatorDocument,
     OperatorPartDocument,
     OperatorStateDocument,
-    pack,
-    unpack,
 )
 
 if TYPE_CHECKING:
@@ -246,14 +244,11 @@ def _run(item: QueryOperator, frames: BatchFrames, step: Step) -> list[SubtaskRe
     """Run the tasks of an operator, and return what they have done in the order of the subtasks."""
     plan = item.plan
 
-    def task(subtask: int, batches: Iterator[pa.RecordBatch]) -> bytes:
-        return pack(run_subtask(plan, step, subtask, batches, new_id))
+    def task(subtask: int, batches: Iterator[pa.RecordBatch]) -> SubtaskResult:
+        return run_subtask(plan, step, subtask, batches, new_id)
 
     columns = {name: _column(name, wanted) for name, wanted in item.taken}
-    key = [document.name for document in plan.key]
-    collected = run_tasks(item.rows(frames), columns, key, plan, task)
-    results = [unpack(result, SubtaskResult) for result in collected]
-    return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
+    return run_tasks(item.rows(frames), columns, [document.name for document in plan.key], plan, task)
 
 
 def _column(name: str, wanted: str | None) -> Column:

@@ -16,6 +16,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone
+from arrowstate.spark.failures import check_picklable
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.operators.clocks import clock_of
 from arrowstate.spark.operators.declaring import (
@@ -25,7 +26,6 @@ from arrowstate.spark.operators.declaring import (
     output_table,
     with_readers,
 )
-from arrowstate.spark.operators.failures import check_picklable
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
 from arrowstate.spark.operators.task import Operator, OperatorPlan
 from arrowstate.spark.schemas import arrow_type, spark_type

@@ -20,9 +20,9 @@ from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.snapshot.operator import read_part
+from arrowstate.spark.failures import explained
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch
-from arrowstate.spark.operators.failures import explained
 from arrowstate.spark.outputs import OutputTable, write_output
 from arrowstate.spark.task import Subtask, SubtaskResult
 from arrowstate.state.operator_list import BroadcastState, ReadOnlyBroadcastState

@@ -15,8 +15,8 @@ from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
 from arrowstate.spark.columns import FrameColumns, check_states
 from arrowstate.spark.commit import check_alone, check_no_operator_state
+from arrowstate.spark.failures import pickled
 from arrowstate.spark.opening import Asked
-from arrowstate.spark.operators.failures import pickled
 from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import spark_type
 from arrowstate.spark.sink.changelog import check_follows_changes
