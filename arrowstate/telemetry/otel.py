@@ -68,7 +68,7 @@ def instrument(
 class SpansAndMetrics:
     """Makes spans and metrics of the records that it is called with: what `instrument` listens with.
 
-    For `on_checkpoint` where a process makes checkpoints that `instrument` cannot be called in.
+    As the `on_checkpoint` of one writer it is told of the checkpoints of that writer alone.
 
     Parameters
     ----------
