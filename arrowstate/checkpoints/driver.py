@@ -22,7 +22,7 @@ from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import BackgroundCompaction, CompactionPolicy
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
 from arrowstate.checkpoints.freezing import Part
-from arrowstate.checkpoints.pending import CheckpointProgress, Flight, PendingCheckpoint, StoreSide
+from arrowstate.checkpoints.pending import CheckpointProgress, Coordinator, Flight, PendingCheckpoint, StoreSide
 from arrowstate.checkpoints.protocol import (
     Abort,
     Acknowledge,
@@ -70,7 +70,7 @@ _LONGEST_WAIT_S = 0.2
 """How long a waiting thread looks away from the clock."""
 
 
-class CheckpointCoordinator(Generic[SnapshotT]):
+class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
     """Takes checkpoints of backends while they are in use. Made by `StoreWriter.coordinator`.
 
     `trigger`, `trigger_savepoint`, `poll` and `close` belong to the thread that writes to the backends, and are called

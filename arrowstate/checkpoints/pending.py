@@ -24,6 +24,10 @@ SnapshotT = TypeVar("SnapshotT")
 class Coordinator(Protocol):
     """What a pending checkpoint asks of whoever takes it."""
 
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """The ids of those that have not ended."""
+
     def progress_of(self, checkpoint_id: int, ended: CheckpointRecord | None) -> CheckpointProgress:
         """Return how far it is."""
 
@@ -32,6 +36,10 @@ class Coordinator(Protocol):
 
     def cancel(self, reason: str, *, checkpoint_id: int) -> None:
         """Give it up, if it has not ended."""
+
+    def __repr__(self) -> str:
+        in_flight = ", ".join(map(str, self.in_flight)) or "none"
+        return f"<{type(self).__name__}: checkpoints in flight: {in_flight}>"
 
 
 @dataclass(frozen=True, slots=True)

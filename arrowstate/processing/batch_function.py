@@ -154,6 +154,9 @@ class BatchFunction:
     [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}]
     """
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
     def open(self, context: BatchContext) -> None:
         """Called once before the first batch: the place to ask the context for states and timers."""
 

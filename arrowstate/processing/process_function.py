@@ -36,6 +36,9 @@ class Collector:
         self.values: list[Any] = []
         self.collect: Callable[[Any], None] = self.values.append
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.values)} elements>"
+
 
 class ProcessContext(Context):
     """What a process function knows besides the element: its states, its timers, the current key and the time."""
@@ -168,6 +171,9 @@ class KeyedProcessFunction:
     >>> visits.process(pa.record_batch({"user": ["ann", "bob", "ann"], "page": ["/", "/", "/cart"]})).to_pylist()
     ['ann is back at /cart']
     """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
 
     def open(self, context: ProcessContext) -> None:
         """Called once before the first element: the place to ask the context for states."""

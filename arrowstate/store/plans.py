@@ -37,6 +37,9 @@ class Lease(CheckpointLease):
         )
         self._store = store
 
+    def __repr__(self) -> str:
+        return f"<Lease on checkpoint {self.entry.checkpoint_id} of {self._store.url} until {self.expires_at_ms}>"
+
     def __enter__(self) -> Lease:
         return self
 

@@ -54,6 +54,9 @@ class StoreWriter:
         self._compaction = compaction
         self._on_checkpoint = on_checkpoint
 
+    def __repr__(self) -> str:
+        return f"<StoreWriter {self._writer.url}: epoch {self.epoch}>"
+
     def __enter__(self) -> StoreWriter:
         return self
 
@@ -90,7 +93,11 @@ class StoreWriter:
         )
         return self._side.snapshot_of(entry)
 
-    checkpoint.__doc__ = CheckpointWriter.checkpoint.__doc__
+    # The arguments and errors are those of the writer below; what is returned is the checkpoint, ready to be read.
+    checkpoint.__doc__ = (CheckpointWriter.checkpoint.__doc__ or "").replace(
+        "LogEntryDocument\n            The committed entry.",
+        "Snapshot\n            The checkpoint that was committed, to be read and restored from.",
+    )
 
     def coordinator(
         self,
@@ -114,6 +121,11 @@ class StoreWriter:
         on_complete, on_abort
             Called when a checkpoint or savepoint was committed, and when one ended without. The `on_checkpoint` of the
             writer is called after either, with what it took.
+
+        Returns
+        -------
+        CheckpointCoordinator[Snapshot]
+            To be used in a `with` block, whose end waits for what is in flight.
         """
         return CheckpointCoordinator(
             self._side,
