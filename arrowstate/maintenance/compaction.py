@@ -36,9 +36,10 @@ from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import next_compaction
 from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import clear_dead, find_operator, find_state, open_run, subtask_runs
+from arrowstate.snapshot.reading import find_operator, find_state, open_run, subtask_runs
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.storage_use import StorageUse, files_of, slices_by_state, storage_use
+from arrowstate.snapshot.stored_run import clear_dead
 from arrowstate.snapshot.subtasks import fitted, subtask_of, whole_operators
 from arrowstate.snapshot.writing import RunWriter, delete_quietly, schema_versions, write_manifest
 from arrowstate.storage.base import Storage

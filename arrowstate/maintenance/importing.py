@@ -26,7 +26,8 @@ from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.disposal import dispose, files_to_dispose
 from arrowstate.snapshot.open_files import open_file
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.reading import clear_dead, subtask_runs
+from arrowstate.snapshot.reading import subtask_runs
+from arrowstate.snapshot.stored_run import clear_dead
 from arrowstate.snapshot.subtasks import read_states, whole_operators
 from arrowstate.snapshot.validation import validated
 from arrowstate.snapshot.writing import delete_quietly, write_manifest

@@ -18,7 +18,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.errors import IncompatibleStateError
-from arrowstate.query.files import Part, StoredRun, live_in_file
+from arrowstate.query.files import Part, QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
@@ -69,14 +69,14 @@ class StateChanges:
     ) -> None:
         self._state = state
         files = [_files(storage, state, entry) for entry in (before, after)]
-        gone: list[StoredRun] = []
-        come: list[StoredRun] = []
+        gone: list[QueriedRun] = []
+        come: list[QueriedRun] = []
         for run in {**files[0], **files[1]}:
             sides = [side.get(run, ()) for side in files]
             if _same_rows(*sides):
                 continue
             document = next(iter((*sides[0], *sides[1])))
-            pieces = [[StoredRun(storage, piece, state.schemas) for piece in side] for side in sides]
+            pieces = [[QueriedRun(storage, piece, state.schemas) for piece in side] for side in sides]
             rows = [live_in_file(side, document.rows) for side in pieces]
             for target, lost in ((gone, rows[0] & ~rows[1]), (come, rows[1] & ~rows[0])):
                 if lost.any():
@@ -138,7 +138,7 @@ class StateChanges:
 class _Side:
     """Runs whose live rows are in one checkpoint and not in the other."""
 
-    runs: Sequence[StoredRun]
+    runs: Sequence[QueriedRun]
 
     def parts_in(self, bounds: HashBounds) -> list[Part]:
         parts = (part for run in self.runs for part in run.parts())
@@ -218,10 +218,10 @@ def _rows_of(run: RunDocument) -> tuple[int, int, str | None]:
     return run.first_row, run.last_row, None if vector is None else vector.xxh3_128
 
 
-def _run_of(storage: Storage, state: StateReader, document: RunDocument, rows: Bits) -> StoredRun:
+def _run_of(storage: Storage, state: StateReader, document: RunDocument, rows: Bits) -> QueriedRun:
     """Return a whole file as a run in which only some rows are live."""
     whole = replace(document, first_row=0, last_row=document.rows, live_rows=int(rows.sum()), deletion_vector=None)
-    return StoredRun(storage, whole, state.schemas, live=np.packbits(rows, bitorder="little"))
+    return QueriedRun(storage, whole, state.schemas, live=np.packbits(rows, bitorder="little"))
 
 
 def _changes(

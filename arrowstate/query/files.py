@@ -15,55 +15,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.query.picking import Picked, count_rows
-from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.open_files import OpenFile, open_file
-from arrowstate.snapshot.reading import clear_dead
-from arrowstate.storage.base import Storage
-from arrowstate.table.run import Directory, Run, all_live
+from arrowstate.snapshot.open_files import OpenFile
+from arrowstate.snapshot.stored_run import Piece, StoredRun
+from arrowstate.table.run import Directory, Run
 from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
-from arrowstate_formats.documents import ColumnStatistics, RunDocument
+from arrowstate_formats.documents import ColumnStatistics
 
-__all__ = ["Part", "StoredRun", "live_in_file"]
+__all__ = ["Part", "QueriedRun", "live_in_file"]
 
 Ints = npt.NDArray[np.int64]
 
 _NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
-class StoredRun:
-    """One run of a checkpoint, as far as one subtask owns it; nothing is read before it is needed.
-
-    `live` are live bits to go by in the place of those of the checkpoint.
-    """
-
-    def __init__(
-        self,
-        storage: Storage,
-        document: RunDocument,
-        schemas: RunSchemas,
-        *,
-        live: npt.NDArray[np.uint8] | None = None,
-    ) -> None:
-        self.document = document
-        self.has_dead_rows = document.deletion_vector is not None or live is not None
-        self._storage = storage
-        self._given_live = live
-        self._schema, self.conversion = schemas.of_version(document.schema_version)
-
-    @property
-    def rows(self) -> int:
-        return self.document.last_row - self.document.first_row
-
-    @property
-    def file(self) -> OpenFile:
-        # Asked for each time, so that a file the process closed for want of room is not kept open from here.
-        if self.document.path is None:
-            return self._inline_file
-        return open_file(self._storage, self.document, self._schema)
-
-    @cached_property
-    def _inline_file(self) -> OpenFile:
-        return open_file(self._storage, self.document, self._schema)
+class QueriedRun(StoredRun):
+    """A run whose parts are read one by one."""
 
     @property
     def statistics(self) -> dict[str, ColumnStatistics]:
@@ -75,27 +41,12 @@ class StoredRun:
         return {column: stored[source] for column, source in same.items() if source in stored}
 
     @cached_property
-    def live(self) -> npt.NDArray[np.uint8]:
-        """The live bits; bit i stands for row document.first_row + i of the file."""
-        if self._given_live is not None:
-            return self._given_live
-        bits = all_live(self.rows)
-        if self.document.deletion_vector is not None:
-            clear_dead(self._storage, self.document.deletion_vector, bits, self.rows, self.document.first_row)
-        return bits
-
-    @cached_property
     def _directory(self) -> Directory | None:
         return None if self.document.directory is None else self.file.directory(self._storage)
 
     def parts(self) -> Iterator[Part]:
         """Yield the parts of the run in hash order."""
-        end_row = 0
-        for number, batch in enumerate(self.document.batches):
-            start_row, end_row = end_row, end_row + batch.rows
-            first, last = max(start_row, self.document.first_row), min(end_row, self.document.last_row)
-            if first < last:
-                yield Part(self, number, start_row, first, last, batch.min_hash, batch.max_hash)
+        return (Part(self, piece) for piece in self.pieces())
 
     def read(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
         """Return columns of one batch of a file that is decoded; the others are not."""
@@ -119,20 +70,16 @@ class StoredRun:
 
 
 class Part:
-    """Consecutive rows of a run that lie in one batch of its file."""
+    """A piece of a run, of which columns are read."""
 
-    __slots__ = ("_batch_row", "_first", "_live_rows", "_mapped", "max_hash", "min_hash", "number", "rows", "run")
+    __slots__ = ("_live_rows", "_mapped", "_piece", "max_hash", "min_hash", "number", "rows", "run")
 
-    def __init__(
-        self, run: StoredRun, number: int, batch_row: int, first: int, last: int, min_hash: int, max_hash: int
-    ) -> None:
+    def __init__(self, run: QueriedRun, piece: Piece) -> None:
         self.run = run
-        self.number = number
-        self.rows = last - first
-        self.min_hash = min_hash
-        self.max_hash = max_hash
-        self._batch_row = batch_row
-        self._first = first
+        self.number = piece.number
+        self.rows = piece.end_row - piece.first_row
+        self.min_hash, self.max_hash = piece.hash_bounds
+        self._piece = piece
         self._mapped: tuple[OpenFile, Segment] | None = None
         self._live_rows: int | None = None
 
@@ -168,7 +115,7 @@ class Part:
         file = self.run.file
         if self._mapped is not None and self._mapped[0] is file:
             return self._mapped[1]
-        segment = Segment.of(self._cut(file.batch(self.number)), self._first, self.run.conversion)
+        (segment,) = self.run.segments(file, [self._piece])
         if self.run.document.format == "arrow":
             # Views of the mapped file, so keeping them costs next to nothing.
             self._mapped = file, segment
@@ -176,7 +123,7 @@ class Part:
 
     @property
     def _first_bit(self) -> int:
-        return self._first - self.run.document.first_row
+        return self._piece.first_row - self.run.document.first_row
 
     def _columns(self, columns: Sequence[str]) -> pa.RecordBatch:
         if self.run.document.format != "arrow":
@@ -189,10 +136,10 @@ class Part:
     def _cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.rows == batch.num_rows:
             return batch
-        return batch.slice(self._first - self._batch_row, self.rows)
+        return batch.slice(self._piece.first_row - self._piece.batch_row, self.rows)
 
 
-def live_in_file(runs: Sequence[StoredRun], rows: int) -> npt.NDArray[np.bool_]:
+def live_in_file(runs: Sequence[QueriedRun], rows: int) -> npt.NDArray[np.bool_]:
     """Return for each row of a file whether it is live in one of the runs, which are pieces of it."""
     live = np.zeros(rows, dtype=np.bool_)
     for run in runs:

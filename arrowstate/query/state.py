@@ -20,7 +20,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.duckdb.filters import Bounds
 from arrowstate.query.duckdb.sql_types import SqlForm
-from arrowstate.query.files import Part, StoredRun
+from arrowstate.query.files import Part, QueriedRun
 from arrowstate.query.picking import Picked, gather
 from arrowstate.query.read_ahead import map_ahead
 from arrowstate.schema.keys import key_columns
@@ -128,11 +128,11 @@ class StateReader:
         return names
 
     @cached_property
-    def runs(self) -> tuple[StoredRun, ...]:
+    def runs(self) -> tuple[QueriedRun, ...]:
         """The runs of all subtasks."""
         with reading_checkpoint(self._storage, self._entry):
             return tuple(
-                StoredRun(self._storage, document, self.schemas)
+                QueriedRun(self._storage, document, self.schemas)
                 for subtask in subtasks_of(self._storage, self.operator)
                 for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
             )

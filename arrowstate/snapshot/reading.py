@@ -9,38 +9,32 @@ compared again. Live bits are made anew for each caller. Specification: formats/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from arrowstate.errors import (
-    CorruptDataError,
     OperatorNotFoundError,
     StateNotFoundError,
 )
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.open_files import open_file, read
+from arrowstate.snapshot.stored_run import StoredRun
 from arrowstate.snapshot.subtasks import read_states, subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
-from arrowstate.table.run import Bits, Run, all_live
+from arrowstate.table.run import Run
 from arrowstate.table.segment import Segment
-from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.documents import (
-    DeletionVectorDocument,
     LogEntryDocument,
     OperatorDocument,
     RunDocument,
     SubtaskDocument,
-    decode_inline,
 )
-from arrowstate_formats.run_files import checksum
 from arrowstate_formats.schema_documents import StateDocument
 
 __all__ = [
     "OpenState",
-    "clear_dead",
     "find_operator",
     "find_state",
     "open_run",
@@ -145,68 +139,35 @@ def open_run(
     CorruptDataError
         If a file is missing, truncated or altered.
     """
-    segments: list[Segment] = []
-    schema, convert = schemas.of_version(document.schema_version)
-    file = open_file(storage, document, schema)
-    size = 0
-    starts: dict[int, int] = {}
-    end_row = 0
-    for number, batch_document in enumerate(document.batches):
-        start_row, end_row = end_row, end_row + batch_document.rows
-        if end_row <= document.first_row or start_row >= document.last_row:
-            continue
-        if hash_bounds and not _overlap((batch_document.min_hash, batch_document.max_hash), hash_bounds):
-            continue
-        starts[number] = start_row
-        size += batch_document.bytes
-    for segment in file.segments(starts):
-        rows = segment.hashes.size
-        start, stop = max(0, document.first_row - segment.first_row), min(rows, document.last_row - segment.first_row)
-        if hash_bounds and (segment.hashes[0] < hash_bounds[0] or segment.hashes[-1] > hash_bounds[1]):
-            start = max(start, int(np.searchsorted(segment.hashes, hash_bounds[0], side="left")))
-            stop = min(stop, int(np.searchsorted(segment.hashes, hash_bounds[1], side="right")))
-        if start < stop:
-            # A segment keeps what it was converted to, so one that is shared has no conversion.
-            own = segment if convert is None else replace(segment, convert=convert)
-            segments.append(own if stop - start == rows else own.slice(start, stop))
+    stored = StoredRun(storage, document, schemas)
+    file = stored.file
+    pieces = [piece for piece in stored.pieces() if hash_bounds is None or _overlap(piece.hash_bounds, hash_bounds)]
+    segments = stored.segments(file, pieces)
+    if hash_bounds is not None:
+        segments = [cut for cut in (_within(segment, hash_bounds) for segment in segments) if cut.hashes.size]
     if not segments:
         return None
-    first_row, last_row = segments[0].first_row, segments[-1].end_row
-    live = all_live(last_row - first_row)
-    live_rows = last_row - first_row
-    if document.deletion_vector is not None:
-        live_rows -= clear_dead(storage, document.deletion_vector, live, last_row - first_row, first_row)
-    stored = {store_key(storage, store_id): (document, 0)}
-    run = Run(tuple(segments), first_row, last_row, live, live_rows, mapped=True, stored=stored)
+    first_row, end_row = segments[0].first_row, segments[-1].end_row
+    live, live_rows = stored.live_rows(first_row, end_row)
+    known = {store_key(storage, store_id): (document, 0)}
+    run = Run(tuple(segments), first_row, end_row, live, live_rows, mapped=True, stored=known)
     if document.directory is not None:
         run.built = file.directory(storage)
-    return run, size
+    return run, sum(document.batches[piece.number].bytes for piece in pieces)
+
+
+def _within(segment: Segment, hash_bounds: tuple[int, int]) -> Segment:
+    """Return those rows of a segment whose hash is in a range."""
+    if hash_bounds[0] <= segment.hashes[0] and segment.hashes[-1] <= hash_bounds[1]:
+        return segment
+    start = int(np.searchsorted(segment.hashes, hash_bounds[0], side="left"))
+    stop = int(np.searchsorted(segment.hashes, hash_bounds[1], side="right"))
+    return segment.slice(start, stop)
 
 
 def store_key(storage: Storage, store_id: str) -> str:
     """Return what `Run.stored` knows a store by: its place too, because a copy of a store keeps the id."""
     return f"{store_id} {storage.url}"
-
-
-def clear_dead(storage: Storage, document: DeletionVectorDocument, live: Bits, rows: int, first_row: int) -> int:
-    """Clear the live bits of the rows in a deletion vector; return how many of them were set.
-
-    Bit i of `live`, which has `rows` bits, stands for the row first_row + i of the file; other rows are ignored.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are missing or altered.
-    """
-    if document.inline is not None:
-        path, data = "an inline deletion vector", decode_inline(document.inline)
-    else:
-        assert document.path is not None
-        path = document.path
-        data = read(storage, path)
-    if checksum(data) != document.xxh3_128:
-        raise CorruptDataError(path, "the deletion vector does not match its checksum")
-    return clear_dead_rows(data, live, rows, first_row, path=path)
 
 
 def whole_state_rows(entry: LogEntryDocument, uid: str, state: str) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import functions as sf
 
-from arrowstate.query.files import StoredRun, live_in_file
+from arrowstate.query.files import QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
 from arrowstate.snapshot.validation import Validation
 from arrowstate.spark.pyspark_internals import context_of, has_file
@@ -262,7 +262,7 @@ class _Native:
             reason += f", {len(inline)} small runs from the manifests"
         return StateScan(frame, True, reason)
 
-    def _refusal(self, files: Sequence[StoredRun]) -> str | None:
+    def _refusal(self, files: Sequence[QueriedRun]) -> str | None:
         """Say why Spark's reader cannot read the files, None if it can."""
         if not files:
             return "it is so small that it has no files"
@@ -300,7 +300,7 @@ class _Native:
         numbered = self._reader().parquet(place).select("*", sf.col("_metadata.row_index").alias(_ROW))
         return self._chosen(numbered.join(gone, _ROW, "left_anti"))
 
-    def _local(self, runs: Sequence[StoredRun]) -> DataFrame:
+    def _local(self, runs: Sequence[QueriedRun]) -> DataFrame:
         """The rows of runs that are part of the manifests, of some kilobytes each."""
         schema = pa.schema([self.state.schema.field(name) for name in self.stored])
         target = schema_for_spark(spark_schema(schema))
@@ -330,7 +330,7 @@ def _spark_reads(kind: pa.DataType) -> bool:
     return kind in _PLAIN or types.is_decimal128(kind)
 
 
-def _may_hide_nan(run: StoredRun, column: str, schema: pa.Schema) -> bool:
+def _may_hide_nan(run: QueriedRun, column: str, schema: pa.Schema) -> bool:
     """Whether a file may have bounds of a column with a NaN, which they leave out while Spark orders it highest.
 
     Writers that noted in the manifest whether there is one wrote no bounds of such a column.
