@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow as pa
 
 from arrowstate.errors import StorageError, StorageFullError
 from arrowstate.table.merging import BatchSink, MemorySink, fill
 from arrowstate.table.run import Run
-
-if TYPE_CHECKING:
-    from arrowstate.table.table import Table
 
 __all__ = ["Budget", "SpillSink", "sink_of"]
 
@@ -80,6 +77,22 @@ def sink_of(runs: Sequence[Run], schema: pa.Schema) -> BatchSink:
     return MemorySink() if size <= _IN_MEMORY_BYTES else SpillSink(Path(tempfile.gettempdir()), schema)
 
 
+class Spillable(Protocol):
+    """What a budget asks of a table."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its runs."""
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """Its runs."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """How many bytes it takes in memory."""
+
+
 class Budget:
     """How many bytes the rows of some tables take in memory; the largest runs past it are spilled.
 
@@ -97,7 +110,7 @@ class Budget:
         self,
         limit_bytes: int | None = None,
         folder: Path | None = None,
-        tables: Callable[[], Sequence[Table]] | None = None,
+        tables: Callable[[], Sequence[Spillable]] | None = None,
     ) -> None:
         self._limit = limit_bytes
         self._folder = folder or Path(tempfile.gettempdir())
@@ -107,15 +120,15 @@ class Budget:
         """Return a file that rows can be written to."""
         return SpillSink(self._folder, schema)
 
-    def sink(self, table: Table, more: int) -> BatchSink:
+    def sink(self, table: Spillable, more: int) -> BatchSink:
         """Return where about so many bytes of a table go that are to be written now."""
         return self.spill_sink(table.schema) if self.is_exceeded(table, more) else MemorySink()
 
-    def is_exceeded(self, table: Table, more: int = 0) -> bool:
+    def is_exceeded(self, table: Spillable, more: int = 0) -> bool:
         """Whether the tables, and so many bytes more, are past the limit."""
         return self._limit is not None and sum(each.memory_bytes for each in self._of(table)) + more > self._limit
 
-    def hold(self, table: Table) -> None:
+    def hold(self, table: Spillable) -> None:
         """Spill the largest runs of the tables until the limit holds.
 
         Raises
@@ -130,7 +143,7 @@ class Budget:
             owner, largest = max(in_memory, key=lambda pair: pair[1].row_bytes)
             self._spill(largest, owner.schema)
 
-    def _of(self, table: Table) -> Sequence[Table]:
+    def _of(self, table: Spillable) -> Sequence[Spillable]:
         return [table] if self._tables is None else self._tables()
 
     def _spill(self, run: Run, schema: pa.Schema) -> None:
