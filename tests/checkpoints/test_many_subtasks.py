@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 import arrowstate
-from arrowstate.checkpoints.writer import CheckpointWriter, _Needs
+from arrowstate.checkpoints.committing import Needs
+from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id
 from arrowstate.errors import CorruptDataError
 from arrowstate.log.commit_log import CommitLog
@@ -97,7 +98,7 @@ def test_entry_and_fence_of_4096_subtasks_are_small(store: StateStore) -> None:
     lists = large.storage.list("manifests/")
     changed = replace(operator, subtasks=[replace(subtasks[0], watermark=7), *subtasks[1:]])
     writer._commit(
-        [changed], _Needs(set(), set(), 2), properties=None, watermark=None, started_at_ms=1, statistics=measured
+        [changed], Needs(set(), set(), 2), properties=None, watermark=None, started_at_ms=1, statistics=measured
     )
     large.writer()
 
