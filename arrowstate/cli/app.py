@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     _command(
-        commands, "repair", "propose what helps a damaged store, and change nothing", verify.repair, checkpoint=False
+        commands, "diagnose", "say what helps a damaged store, and change nothing", verify.diagnose, checkpoint=False
     )
 
     collected = _command(
@@ -174,8 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command is None:
             parser.error(
-                "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, repair, gc, "
-                "compact or warm"
+                "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, diagnose, "
+                "gc, compact or warm"
             )
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)

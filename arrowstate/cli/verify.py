@@ -1,4 +1,4 @@
-"""`arrowstate verify` and `arrowstate repair`: what is damaged in a store, and what would help."""
+"""`arrowstate verify` and `arrowstate diagnose`: what is damaged in a store, and what would help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from arrowstate.cli.output import bytes_text, print_json, print_table, progress_
 from arrowstate.maintenance.recovery import StoreVerification, proposals
 from arrowstate.store import open_store
 
-__all__ = ["repair", "verify"]
+__all__ = ["diagnose", "verify"]
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -20,12 +20,14 @@ def verify(options: argparse.Namespace) -> int:
     else:
         _print(url, found)
         say(
-            "no problem found" if not found.problems else f"{len(found.problems)} problems; `arrowstate repair` goes on"
+            "no problem found"
+            if not found.problems
+            else f"{len(found.problems)} problems; `arrowstate diagnose` goes on"
         )
     return 1 if found.problems else 0
 
 
-def repair(options: argparse.Namespace) -> int:
+def diagnose(options: argparse.Namespace) -> int:
     """Print which checkpoints are whole and what would help, and change nothing; 1 if there is a problem."""
     url, found = _look(options, deep=True)
     said = proposals(found, url)

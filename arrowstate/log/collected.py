@@ -19,7 +19,7 @@ from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["advise", "reading_checkpoint", "taken_by_a_collection"]
 
-_ADVICE = "`arrowstate repair STORE` says what is whole and what helps; store.latest_whole() is what can be restored"
+_ADVICE = "`arrowstate diagnose STORE` says what is whole and what helps; store.latest_whole() is what can be restored"
 
 
 def advise(error: CorruptDataError) -> None:

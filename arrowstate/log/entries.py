@@ -245,5 +245,5 @@ def lost_entry(number: int, named_by: str, newest: int | None) -> CorruptDataErr
     return CorruptDataError(
         path_of(number),
         f"the log has lost entries: {named_by} names this one, and {there}; put it back from a copy of the store. "
-        "`verify` and `repair` say what is whole, latest_whole() finds the newest checkpoint that is",
+        "`verify` and `diagnose` say what is whole, latest_whole() finds the newest checkpoint that is",
     )

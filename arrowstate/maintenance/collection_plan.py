@@ -151,7 +151,7 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
     ------
     CorruptDataError
         If a root is damaged or lacks a file, or there is something in the store that this version does not know and
-        that might be a root. Nothing can be collected until that is settled; `verify` and `repair` say how.
+        that might be a root. Nothing can be collected until that is settled; `verify` and `diagnose` say how.
     FormatVersionError
         If a document is of a newer version.
     StoreNotFoundError
@@ -321,7 +321,7 @@ def _check_whole(storage: Storage, marked: dict[str, tuple[int, int]]) -> None:
             raise CorruptDataError(
                 path,
                 f"it is missing, and {path_of(number)}, which is kept, refers to it; nothing is collected until "
-                "newer checkpoints have taken its place, `repair` says which checkpoints are whole",
+                "newer checkpoints have taken its place, `diagnose` says which checkpoints are whole",
             )
 
 

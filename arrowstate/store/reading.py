@@ -133,8 +133,21 @@ class ReadableStore:
         """Look at the log and every checkpoint; see `Snapshot.verify`. `advance` is called after each run."""
         return verify_store(self.storage, self.store_id, deep=deep, advance=advance)
 
-    def repair(self, *, deep: bool = True, advance: Callable[[], None] = lambda: None) -> list[str]:
-        """Return what would help if the store is damaged; it is looked through, and never changed."""
+    def diagnose(self, *, deep: bool = True, advance: Callable[[], None] = lambda: None) -> list[str]:
+        """Return what would help if the store is damaged; it is looked through, and never changed.
+
+        Parameters
+        ----------
+        deep
+            Read every byte; otherwise only look whether each file is there and has its size.
+        advance
+            Called after each run.
+
+        Returns
+        -------
+        list[str]
+            What to do, most important first, as sentences with calls and commands; empty if nothing is damaged.
+        """
         return proposals(self.verify(deep=deep, advance=advance), self.url)
 
     def latest_whole(self, *, deep: bool = True) -> Snapshot:

@@ -25,7 +25,7 @@ COMMANDS = {
     "dispose": ["SAVED"],
     "restore-check": ["STORE"],
     "verify": ["STORE"],
-    "repair": ["STORE"],
+    "diagnose": ["STORE"],
     "gc": ["STORE"],
     "gc --apply": ["STORE", "--apply"],
     "compact": ["STORE", "--max-amplification", "1.1"],

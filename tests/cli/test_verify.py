@@ -1,4 +1,4 @@
-"""`arrowstate verify` and `arrowstate repair`, and going back to the newest checkpoint that is whole."""
+"""`arrowstate verify` and `arrowstate diagnose`, and going back to the newest checkpoint that is whole."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def entry(folder, number):
 
 
 @pytest.mark.parametrize("harmed", ["log entry", "data file"])
-def test_whoever_meets_damage_is_told_of_repair_and_of_the_newest_whole_checkpoint(folder, capsys, harmed):
+def test_whoever_meets_damage_is_told_of_diagnose_and_of_the_newest_whole_checkpoint(folder, capsys, harmed):
     flip(entry(folder, 4) if harmed == "log entry" else data_file(folder, 3))
 
     code, _, err = run(capsys, "sql", folder, "select sum(total) from op.total")
@@ -95,7 +95,7 @@ def test_whoever_meets_damage_is_told_of_repair_and_of_the_newest_whole_checkpoi
     message, advice = err.splitlines()
     assert "is damaged" in message
     assert caught.value.__notes__ == [advice]
-    assert "`arrowstate repair STORE`" in advice
+    assert "`arrowstate diagnose STORE`" in advice
     assert "store.latest_whole()" in advice
 
 
@@ -209,11 +209,11 @@ def test_a_tag_whose_checkpoint_is_gone_is_found(folder, capsys):
     assert "tags/gold.json: tag 'gold' holds checkpoint 1, which is gone" in out
 
 
-def test_repair_proposes_the_newest_whole_checkpoint_and_changes_nothing(folder, capsys):
+def test_a_diagnosis_proposes_the_newest_whole_checkpoint_and_changes_nothing(folder, capsys):
     flip(data_file(folder, 3))
     before = files(folder)
 
-    code, out, _ = run(capsys, "repair", folder)
+    code, out, _ = run(capsys, "diagnose", folder)
 
     assert code == 1
     assert "PROPOSAL  checkpoint 2 is the newest that is whole" in out
@@ -221,12 +221,12 @@ def test_repair_proposes_the_newest_whole_checkpoint_and_changes_nothing(folder,
     assert files(folder) == before
 
 
-def test_what_repair_proposes_for_a_damaged_log_works(folder, capsys, tmp_path):
+def test_what_a_diagnosis_proposes_for_a_damaged_log_works(folder, capsys, tmp_path):
     flip(entry(folder, 4))
     with pytest.raises(CorruptDataError):
         arrowstate.open_store(folder).latest()
 
-    code, out, _ = run(capsys, "repair", folder, "--json")
+    code, out, _ = run(capsys, "diagnose", folder, "--json")
     proposal = json.loads(out)["proposals"][0]
     assert code == 1
     assert f"arrowstate savepoint {folder} NEW_FOLDER --checkpoint 2" in proposal
@@ -236,18 +236,18 @@ def test_what_repair_proposes_for_a_damaged_log_works(folder, capsys, tmp_path):
     assert sum(again.to_arrow("op.total")["total"].to_pylist()) == sum(range(1, 3001))
 
 
-def test_repair_of_a_whole_store_has_nothing_to_propose(folder, capsys):
-    code, out, _ = run(capsys, "repair", folder)
+def test_a_diagnosis_of_a_whole_store_has_nothing_to_propose(folder, capsys):
+    code, out, _ = run(capsys, "diagnose", folder)
 
     assert code == 0
     assert "nothing to repair" in out
 
 
-def test_repair_says_so_where_nothing_is_whole(folder, capsys):
+def test_a_diagnosis_says_so_where_nothing_is_whole(folder, capsys):
     for checkpoint in (1, 2, 3):
         flip(data_file(folder, checkpoint))
 
-    code, out, _ = run(capsys, "repair", folder)
+    code, out, _ = run(capsys, "diagnose", folder)
 
     assert code == 1
     assert "no checkpoint is whole" in out

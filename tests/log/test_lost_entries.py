@@ -57,7 +57,7 @@ def test_a_log_without_the_entry_that_it_begins_with_is_an_error_for_all_and_nev
     with pytest.raises(CorruptDataError, match=path_of(5)):
         store.collect()
     assert path_of(5) in store.verify().problems[0]
-    assert store.repair()
+    assert store.diagnose()
 
 
 def test_what_only_a_tag_kept_can_be_read_when_the_rest_of_the_log_is_lost(store):
@@ -70,7 +70,7 @@ def test_what_only_a_tag_kept_can_be_read_when_the_rest_of_the_log_is_lost(store
     assert whole.properties == {"start": 0}
     assert store.snapshot(1).restore("op").state(COUNTS).get_batch([0]).to_pylist() == [1]
     assert store.savepoint("saved", checkpoint=1).to_arrow("op.counts").num_rows == 3
-    assert f"arrowstate savepoint {store.url} NEW_FOLDER --checkpoint 1" in store.repair()[0]
+    assert f"arrowstate savepoint {store.url} NEW_FOLDER --checkpoint 1" in store.diagnose()[0]
 
 
 def test_a_checkpoint_is_found_by_an_id_that_is_no_number_although_the_newest_entries_are_lost(store):
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_found_by_an_id_that_is_no_number_although_the_newest_en
         CommitLog(store.storage).checkpoint(77)
 
 
-def test_readers_say_that_the_newest_entry_is_lost_and_verify_and_repair_name_it(store):
+def test_readers_say_that_the_newest_entry_is_lost_and_verify_and_diagnose_name_it(store):
     lose(store, 5)
 
     with pytest.warns(RuntimeWarning, match=r"_latest names this one, and the newest there is log/0{19}4.json"):
@@ -99,7 +99,7 @@ def test_readers_say_that_the_newest_entry_is_lost_and_verify_and_repair_name_it
     assert len(problems) == 1
     assert path_of(5) in problems[0]
     assert "_latest" in problems[0]
-    assert any("accept_loss=True" in proposal for proposal in store.repair())
+    assert any("accept_loss=True" in proposal for proposal in store.diagnose())
 
 
 def test_no_writer_gives_the_number_of_a_lost_entry_again_until_it_is_told_to(store):
@@ -156,7 +156,7 @@ def test_a_stray_file_among_the_statements_of_collections_is_named_and_what_is_w
     with pytest.raises(CorruptDataError, match=stray):
         store.writer()
     assert any(stray in problem for problem in store.verify().problems)
-    assert any("move the files" in proposal for proposal in store.repair())
+    assert any("move the files" in proposal for proposal in store.diagnose())
     with pytest.warns(RuntimeWarning, match=stray):
         assert store.latest_whole().properties == {"start": 3}
 
@@ -204,7 +204,7 @@ def test_a_file_of_a_strange_name_where_roots_are_stops_collections_alone(store,
     assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [2, 4]
     assert store.tags() == {"kept": 2}
     assert any(name in problem for problem in store.verify().problems)
-    assert any("move the files" in proposal for proposal in store.repair())
+    assert any("move the files" in proposal for proposal in store.diagnose())
     with pytest.raises(CorruptDataError, match="nothing is") as caught:
         store.collect()
     assert caught.value.path == name
