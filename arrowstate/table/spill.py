@@ -93,6 +93,18 @@ class Spillable(Protocol):
         """How many bytes it takes in memory."""
 
 
+class Spilling(Protocol):
+    """A table, as far as a budget knows it."""
+
+    schema: pa.Schema
+
+    @property
+    def runs(self) -> tuple[Run, ...]: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+
 class Budget:
     """How many bytes the rows of some tables take in memory; the largest runs past it are spilled.
 
