@@ -65,10 +65,10 @@ def test_a_compaction_that_takes_the_number_of_a_commit_fences_nobody(
     results = filled.fold(2, make_rows(2))
     append = CommitLog.append
 
-    def beaten(self: CommitLog, *arguments: Any) -> Any:
+    def beaten(self: CommitLog, *arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(CommitLog, "append", append)
         compact(filled)
-        return append(self, *arguments)
+        return append(self, *arguments, **options)
 
     monkeypatch.setattr(CommitLog, "append", beaten)
     entry = filled.commit(results)
