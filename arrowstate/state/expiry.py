@@ -90,12 +90,7 @@ class Expiry:
 
     def settle(self) -> None:
         """Merge and spill before a write; rows that have expired are left out of merges."""
-        self._table.settle(self._drop if self.descriptor.ttl is not None else None)
-
-    def _drop(self, run: Run) -> None:
-        cutoff = self.cutoff()
-        if cutoff is not None:
-            self._table.kill(run, run.updated_up_to(cutoff))
+        self._table.settle(expired_up_to=self.cutoff())
 
     def find(self, keys: KeyBatch) -> Found:
         """Find the rows of the keys; those that have expired count as absent and are removed."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from arrowstate.table import kernels
-from arrowstate.table.merging import BatchSink, MergePolicy, merge_runs
+from arrowstate.table.merging import BatchSink, MergePolicy, Merging
 from arrowstate.table.run import FrozenRun, Run
 
 __all__ = ["BackgroundMerge"]
@@ -53,9 +52,7 @@ class BackgroundMerge:
         self._policy = policy
         self._make_sink = make_sink
         self._expired_up_to = expired_up_to
-        self._first_rows = [source.run.first_row for source in self.sources]
-        self._starts = np.cumsum([0, *(source.run.rows for source in self.sources)])
-        self._places: npt.NDArray[Any] = np.empty(0, dtype=np.uint32)
+        self._merging: Merging | None = None
 
     def run(self) -> None:
         """Merge; may be called by another thread than the owner of the table.
@@ -65,25 +62,27 @@ class BackgroundMerge:
         StorageFullError, StorageError
             If the disk has no room for the merged run; nothing has changed.
         """
-        runs = [source.as_run() for source in self.sources]
-        if self._expired_up_to is not None:
-            for run in runs:
-                run.kill(run.updated_up_to(self._expired_up_to))
-        count = sum(run.live_rows for run in runs)
-        kind = np.uint32 if count < np.iinfo(np.uint32).max else np.int64
-        places = np.full(int(self._starts[-1]), np.iinfo(kind).max, dtype=kind)
-        self.merged = merge_runs(runs, self._policy, self._make_sink(), places)
-        self._places = places
+        self._merging = Merging(
+            [source.as_run() for source in self.sources],
+            self._policy,
+            self._make_sink(),
+            in_steps=True,
+            expired_up_to=self._expired_up_to,
+        )
+        self._merging.finish()
+        self.merged = self._merging.merged
         self.done = True
 
     def places(self, number: int, rows: Ints) -> Ints:
         """Return the rows of the merged run that some rows of a source became; rows that had no part are left out."""
-        places = self._places[rows - self._first_rows[number] + self._starts[number]]
-        return places[places != np.iinfo(places.dtype).max].astype(np.int64)
+        assert self._merging is not None, "it was run"
+        return self._merging.places(number, rows)
 
     def let_go(self) -> None:
         """Let go of all rows, and keep only where they went and how many there are."""
         self.sources = ()
+        if self._merging is not None:
+            self._merging.let_go()
         if self.merged is not None:
             self.merged = replace(self.merged, segments=(), built=None)
 

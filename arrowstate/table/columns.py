@@ -17,7 +17,16 @@ import pyarrow.compute as pc
 
 from arrowstate.table import equality, kernels
 
-__all__ = ["canonical_floats", "columns_equal", "fixed_words", "gather_places", "rows_equal", "sort_order", "take"]
+__all__ = [
+    "canonical_floats",
+    "columns_equal",
+    "fixed_words",
+    "gather_places",
+    "gather_words",
+    "rows_equal",
+    "sort_order",
+    "take",
+]
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,12 +72,16 @@ def gather_places(sources: Sequence[pa.Array], places: Ints) -> pa.Array:
     """Return rows of several columns of one type as one; a place is the number of the column << 32 | its row."""
     words = [fixed_words(source) for source in sources]
     if all(word is not None and not source.null_count for word, source in zip(words, sources, strict=True)):
-        addresses = np.array([word.ctypes.data for word in words], dtype=np.uint64)  # type: ignore[union-attr]
         out = np.empty((places.size, words[0].shape[1]), dtype=words[0].dtype)  # type: ignore[union-attr]
-        kernels.gather_places(addresses, places, out)
+        gather_words(words, places, out)  # type: ignore[arg-type]
         return pa.Array.from_buffers(sources[0].type, places.size, [None, pa.py_buffer(out)], 0)
     starts = np.concatenate(([0], np.cumsum([len(source) for source in sources])))
     return take(pa.concat_arrays(sources), starts[places >> 32] + (places & 0xFFFFFFFF))
+
+
+def gather_words(words: Sequence[npt.NDArray[Any]], places: Ints, out: npt.NDArray[Any]) -> None:
+    """Write rows of columns that `fixed_words` has viewed to (rows, words); for places see `gather_places`."""
+    kernels.gather_places(np.array([word.ctypes.data for word in words], dtype=np.uint64), places, out)
 
 
 def _text_parts(column: pa.Array) -> tuple[int, int, bool] | None:

@@ -54,20 +54,48 @@ class Directory:
         """Build the directory of a run's segments in one pass over their hashes."""
         first_row = segments[0].first_row
         rows = segments[-1].end_row - first_row
-        base = int(segments[0].hashes[0]) + (1 << 63)
-        span = int(segments[-1].hashes[-1]) + (1 << 63) - base
-        shift = min(max(0, span.bit_length() - max(1, (rows - 1).bit_length()) + 2), 63)
-        offsets = np.zeros((span >> shift) + 2, dtype=np.uint32)
+        directory = cls.empty(int(segments[0].hashes[0]), int(segments[-1].hashes[-1]), rows, first_row)
         end_row = first_row
         last_bucket = 0
         for segment in segments:
             # A reader may open some batches of a file only: the rows between them are counted to the bucket before.
-            offsets[last_bucket + 1] += np.uint32(segment.first_row - end_row)
-            kernels.count_buckets(segment.hashes, np.uint64(base), np.uint64(shift), offsets)
+            directory.offsets[last_bucket + 1] += np.uint32(segment.first_row - end_row)
+            directory.count_rows(segment.hashes)
             end_row = segment.end_row
-            last_bucket = (int(segment.hashes[-1]) + (1 << 63) - base) >> shift
-        np.cumsum(offsets, out=offsets)
-        return cls(base, shift, offsets, first_row)
+            last_bucket = directory.bucket(int(segment.hashes[-1]))
+        np.cumsum(directory.offsets, out=directory.offsets)
+        return directory
+
+    @classmethod
+    def empty(cls, low: int, high: int, rows: int, first_row: int = 0) -> Directory:
+        """Return a directory for about so many rows whose hashes lie between two, both inclusive; none is counted."""
+        base = low + (1 << 63)
+        span = high + (1 << 63) - base
+        shift = min(max(0, span.bit_length() - max(1, (rows - 1).bit_length()) + 2), 63)
+        return cls(base, shift, np.zeros((span >> shift) + 2, dtype=np.uint32), first_row)
+
+    def bucket(self, key_hash: int) -> int:
+        """Return the bucket of a hash, which the directory need not reach."""
+        return (key_hash + (1 << 63) - self.base) >> self.shift
+
+    def count_rows(self, hashes: Ints) -> None:
+        """Count rows by bucket, those of bucket b in offsets[b + 1]."""
+        kernels.count_buckets(hashes, np.uint64(self.base), np.uint64(self.shift), self.offsets)
+
+    def count_up_to(self, high: int | None, done: int) -> int:
+        """Make offsets of counts, of which the first `done` are, for all rows below a hash are counted; None for all.
+
+        Returns
+        -------
+        int
+            How many are offsets now.
+        """
+        end = self.offsets.size if high is None else min(max(self.bucket(high) + 1, done), self.offsets.size)
+        part = self.offsets[done:end]
+        if done and end > done:
+            part[0] += self.offsets[done - 1]
+        np.cumsum(part, out=part)
+        return end
 
 
 @dataclass(slots=True, eq=False)

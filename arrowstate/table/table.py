@@ -8,7 +8,7 @@ else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +22,9 @@ from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.columns import take
 from arrowstate.table.journal import Journal
 from arrowstate.table.key_batch import KeyBatch
-from arrowstate.table.merging import MemorySink, MergePolicy, merge_runs
+from arrowstate.table.merging import MemorySink, MergePolicy, Merging
 from arrowstate.table.run import FrozenRun, Run
+from arrowstate.table.segment import Segment
 from arrowstate.table.spill import Budget
 
 __all__ = ["Found", "FrozenTable", "Table", "TableMark", "find_keys", "gather"]
@@ -32,6 +33,11 @@ Ints = npt.NDArray[np.int64]
 
 
 _logger = logging.getLogger("arrowstate.table")
+
+_PACE = 8
+"How many rows of each merge under way are looked at for a row that is written."
+_LET_GO = 2
+"How many record batches that were merged are let go of at a time, at least."
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,9 @@ class Table:
         self._policy = policy or MergePolicy()
         self._budget = budget or Budget()
         self._killed: Journal[tuple[Run, Ints]] = Journal()
+        self._merging: list[Merging] = []
+        self._written = self._dropped = 0
+        self._replaced: list[Segment] = []
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -229,6 +238,7 @@ class Table:
         added = [Run.of([batch])] if batch.num_rows else []
         self.remove(found)
         self._runs += added
+        self._written += batch.num_rows
 
     def remove(self, found: Found) -> None:
         """Drop the rows found."""
@@ -240,6 +250,11 @@ class Table:
         killed = run.kill(rows)
         if killed.size:
             self._killed.note((run, killed))
+            self._dropped += killed.size
+            for merging in self._merging:
+                for number, source in enumerate(merging.runs):
+                    if source is run:
+                        merging.drop(number, killed)
 
     def begin(self) -> TableMark:
         """Return a mark of the table as it is, to be given up by `keep` or `go_back`, the latest first.
@@ -254,9 +269,13 @@ class Table:
 
     def go_back(self, mark: TableMark) -> None:
         """Give up the latest mark; make the table what it was when it was taken."""
+        revived = set()
         for run, rows in self._killed.undone(mark.killed):
             run.revive(rows)
+            revived.add(id(run))
         self._runs = list(mark.runs)
+        # What was dropped from a merge does not come back to it.
+        self._give_up([each for each in self._merging if any(id(run) in revived for run in each.runs)])
 
     def freeze(self) -> FrozenTable:
         """Return a consistent view that later writes do not change. No row is copied."""
@@ -272,6 +291,7 @@ class Table:
         """Add a run of rows sorted as the schema asks for, next to what is there."""
         if batch.num_rows:
             self._runs.append(Run.of([batch]))
+            self._written += batch.num_rows
 
     def begin_merge(self, runs: Sequence[Run], *, expired_up_to: int | None = None) -> BackgroundMerge:
         """Freeze some of the runs for a merge that another thread may carry out, while this one goes on writing.
@@ -309,31 +329,82 @@ class Table:
             self._runs.append(merge.merged)
         return True
 
-    def settle(self, before_merge: Callable[[Run], None] | None = None) -> None:
-        """Merge until the policy asks for nothing, then spill until the budget holds.
+    def settle(self, *, expired_up_to: int | None = None) -> None:
+        """Merge what the policy asks for, or the next steps of it, then spill until the budget holds.
 
-        `before_merge` may drop rows of a run that is about to be merged.
+        A merge of many rows is made in steps that grow with the rows written since the call before: it is done when
+        an eighth of its rows were written, so no call waits for it. Until then the table is read as it was.
 
         To be called before `find`, so that a disk without room fails a write before it has changed anything.
+
+        Parameters
+        ----------
+        expired_up_to
+            Rows whose last update was at this time, in milliseconds, or before are left out of merges; None for none.
+
+        Raises
+        ------
+        StorageFullError, StorageError
+            If the disk has no room for rows past the budget; the table holds what it held.
         """
-        self._runs = [run for run in self._runs if run.live_rows]
-        while picked := self._policy.pick(self._runs):
-            mark = self.begin()
-            try:
-                if before_merge is not None:
-                    for run in picked:
-                        before_merge(run)
-                merged = merge_runs(picked, self._policy, self._budget.sink(self, sum(map(_live_bytes, picked))))
-            except BaseException:
-                self.go_back(mark)
-                raise
-            self.keep()
-            self._runs = [run for run in self._runs if not any(run is other for other in picked)]
-            if merged is not None:
-                self._runs.append(merged)
-            made = {"runs": len(picked), "rows": merged.rows if merged is not None else 0}
-            _logger.debug("%(runs)d runs merged into one of %(rows)d rows", made, extra=made)
+        work = _PACE * max(self._written, self._dropped)
+        self._written = self._dropped = 0
+        del self._replaced[: _LET_GO + len(self._replaced) // 8]
+        held = {id(run) for run in self._runs}
+        self._give_up([each for each in self._merging if any(id(run) not in held for run in each.runs)])
+        for merging in tuple(self._merging):
+            self._step(merging, work)
+        merged = {id(run) for merging in self._merging for run in merging.runs}
+        self._runs = [run for run in self._runs if run.live_rows or id(run) in merged]
+        while picked := self._policy.pick([run for run in self._runs if id(run) not in merged]):
+            rows = sum(run.rows for run in picked)
+            at_once = rows <= max(self._policy.step_rows, work)
+            merging = Merging(
+                picked,
+                self._policy,
+                self._budget.sink(self, sum(map(_live_bytes, picked))),
+                piece_rows=None if at_once else max(self._policy.step_rows // 2, work),
+                in_steps=not at_once,
+                expired_up_to=expired_up_to,
+            )
+            self._merging.append(merging)
+            if at_once:
+                self._step(merging)
+            else:
+                merged.update(map(id, picked))
+        if self._budget.is_exceeded(self):
+            for merging in tuple(self._merging):
+                self._step(merging)
+            self._replaced.clear()
         self._budget.hold(self)
+
+    def _step(self, merging: Merging, rows: int | None = None) -> None:
+        """Go on with a merge for so many rows, or to its end; when it is done, its result replaces its runs."""
+        try:
+            if rows is None:
+                merging.finish()
+            else:
+                merging.step(rows)
+        except BaseException:
+            self._merging.remove(merging)
+            raise
+        if not merging.done:
+            return
+        self._merging.remove(merging)
+        sources = set(map(id, merging.runs))
+        self._runs = [run for run in self._runs if id(run) not in sources]
+        if merging.merged is not None:
+            self._runs.append(merging.merged)
+        if merging.in_steps:
+            # Letting go of much memory at once takes long, too.
+            self._replaced += [segment for run in merging.runs for segment in run.segments]
+        made = {"runs": len(merging.runs), "rows": merging.merged.rows if merging.merged is not None else 0}
+        _logger.debug("%(runs)d runs merged into one of %(rows)d rows", made, extra=made)
+
+    def _give_up(self, merges: Sequence[Merging]) -> None:
+        for merging in merges:
+            self._merging.remove(merging)
+            merging.close()
 
 
 def _live_bytes(run: Run) -> int:

@@ -307,7 +307,7 @@ def test_a_damaged_log_entry_is_an_error_that_names_it(store, capsys, command):
     assert path.name in err
 
 
-def test_sql_over_a_damaged_file_is_one_line_on_stderr(store):
+def test_sql_over_a_damaged_file_says_in_two_lines_what_is_damaged_and_what_helps(store):
     path = max(Path(store).rglob("*.arrow"), key=lambda file: file.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
@@ -318,8 +318,9 @@ def test_sql_over_a_damaged_file_is_one_line_on_stderr(store):
     done = subprocess.run([sys.executable, "-m", "arrowstate", "sql", store, query], capture_output=True, text=True)
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert path.name in done.stderr
-    assert done.stderr.count("\n") == 1
+    damage, advice = done.stderr.splitlines()
+    assert path.name in damage
+    assert "arrowstate diagnose" in advice
 
 
 @pytest.mark.parametrize(

@@ -143,14 +143,14 @@ def test_a_merge_that_fails_half_way_leaves_no_file_and_the_state_as_it_was(tmp_
         put(table, range(start, start + 1000), range(1000))
     put(table, range(2000, 3000), range(1000))
     pieces = iter(range(1000))
-    merge_piece = merging._merge_piece
+    chosen = merging._chosen
 
     def fail_at_third(*arguments):
         if next(pieces) == 2:
             raise MemoryError("no memory for this piece")
-        return merge_piece(*arguments)
+        return chosen(*arguments)
 
-    monkeypatch.setattr(merging, "_merge_piece", fail_at_third)
+    monkeypatch.setattr(merging, "_chosen", fail_at_third)
     with pytest.raises(MemoryError):
         table.settle()
     monkeypatch.undo()
