@@ -278,7 +278,7 @@ def test_a_savepoint_has_one_schema_and_goes_on_evolving(mixed, tmp_path):
 @pytest.mark.parametrize("scale", [(1, 128), (3, 20)])
 def test_runs_of_different_versions_spill_and_merge_into_the_current_one(mixed, budget, scale):
     parallelism, maximum = scale
-    policy = MergePolicy(fan_in=2, first_tier_rows=ROWS * 2, max_dead_share=0.01)
+    policy = MergePolicy(fan_in=2, first_tier_rows=ROWS * 2, max_dead_share=0.01, step_rows=100 * ROWS)
     snapshot = mixed.latest()
     backends = [
         restore_backend(
