@@ -176,14 +176,14 @@ class Merging:
         self._borders = [_borders_of(run) for run in runs]
         pieces = -(-live // min(self._segment_rows, piece_rows or self._segment_rows))
         self._pieces = _pieces(max(runs, key=lambda run: run.rows), pieces) if live else []
-        self._places: npt.NDArray[Any] | None = None
+        self._places: npt.NDArray[np.uint32] | None = None
         self._live: Bits = np.empty(0, dtype=np.uint8)
         self._dead = 0
         self._directory: Directory | None = None
         self._counted = 0
         if in_steps and live:
             # Memory that is not touched yet costs nothing; 0 stands for a row that went nowhere.
-            self._places = np.zeros(rows, dtype=np.uint32 if live < np.iinfo(np.uint32).max else np.int64)
+            self._places = np.zeros(rows, dtype=np.uint32)
             self._live = all_live(live)
             hashes = [s.hashes for run in runs for s in run.segments]
             low, high = min(int(h[0]) for h in hashes), max(int(h[-1]) for h in hashes)
@@ -291,8 +291,7 @@ class Merging:
         """Keep where rows went, of which the first is a row of the merged run."""
         places = chosen.places
         if self._places is not None:
-            went = np.arange(row + 1, row + 1 + places.size)
-            self._places[np.array(starts, dtype=np.int64)[places >> 32] + (places & 0xFFFFFFFF)] = went
+            kernels.note_places(np.array(starts, dtype=np.int64), places, row + 1, self._places)
         if self._directory is not None:
             self._directory.count_rows(chosen.hashes)
 
