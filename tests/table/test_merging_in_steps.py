@@ -90,6 +90,20 @@ def test_a_row_that_dies_while_its_run_is_merged_stays_dead():
     model.check(range(2000))
 
 
+def test_the_directory_made_in_steps_says_where_each_bucket_starts():
+    """One that says less is right too, and as slow as a scan."""
+    model = grown()
+    [merging] = model.table._merging
+    while model.table._merging:
+        model.put([(9000 + len(model.rows), 1)])
+
+    directory = merging.merged.directory
+    hashes = np.concatenate([segment.hashes for segment in merging.merged.segments])
+    buckets = [directory.bucket(int(each)) for each in hashes]
+    assert len(buckets) > 500
+    assert directory.offsets.tolist() == np.searchsorted(buckets, np.arange(directory.offsets.size)).tolist()
+
+
 def test_each_call_takes_a_step_that_grows_with_what_was_written():
     model = grown()
     looked = []

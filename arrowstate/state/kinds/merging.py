@@ -91,7 +91,7 @@ class MergingState(KeyedState[D]):
             self._merge(plan)
 
     def _merge(self, plan: MergePlan) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: each kind moves what its namespaces hold in its own way.
 
     def _merge_plan(self, keys: Any, targets: Any, sources: Any) -> MergePlan:
         """Return which namespace of which key goes where, after checking that it can."""
