@@ -28,6 +28,7 @@ KERNEL_MODULES = (
     "arrowstate.table.equality",
     "arrowstate.table.kernels",
     "arrowstate.table.pair_kernels",
+    "arrowstate.table.place_kernels",
     "arrowstate.table.time_column",
     "arrowstate.windows.assigners",
 )

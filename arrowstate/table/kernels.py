@@ -38,7 +38,6 @@ __all__ = [
     "live_places",
     "live_rows",
     "next_candidates",
-    "note_places",
     "probe",
     "sort_by_hash",
     "split_found",
@@ -426,11 +425,3 @@ def live_places(bits: Any, first_bit: Any, hashes: Any, source: Any, out_hashes:
         out_places[count] = (source << 32) | i
         count += is_live(bits, first_bit + i)
     return count
-
-
-@kernel("int64[], int64[], int64, out uint32[]")
-def note_places(starts: Any, places: Any, first: Any, out: Any) -> None:
-    """Write where rows went, the first to `first`, to out[starts[source] + row]; a place is source << 32 | row."""
-    for i in range(places.size):
-        place = places[i]
-        out[starts[place >> 32] + (place & 0xFFFFFFFF)] = np.uint32(first + i)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.table import kernels, pair_kernels
+from arrowstate.table import kernels, pair_kernels, place_kernels
 from arrowstate.table.columns import fixed_words, gather_places, gather_words
 from arrowstate.table.run import Bits, Directory, Run, all_live
 from arrowstate.table.segment import has_second
@@ -215,9 +215,8 @@ class Merging:
         """Take rows that have just died in a run, given by its number, out of what was merged so far."""
         if self._places is None or self.done:
             return
-        run = self.runs[number]
-        places = self._places[rows - run.first_row + self._starts[number]]
-        self._dead += kernels.clear_bits(self._live, places[places > 0].astype(np.int64) - 1, 0).size
+        ahead = int(self._starts[number]) - self.runs[number].first_row
+        self._dead += place_kernels.clear_places(rows, ahead, self._places, self._live)
 
     def places(self, number: int, rows: Ints) -> Ints:
         """Return the rows of the merged run that some rows of a source became; rows that had no part are left out."""
@@ -291,7 +290,7 @@ class Merging:
         """Keep where rows went, of which the first is a row of the merged run."""
         places = chosen.places
         if self._places is not None:
-            kernels.note_places(np.array(starts, dtype=np.int64), places, row + 1, self._places)
+            place_kernels.note_places(np.array(starts, dtype=np.int64), places, row + 1, self._places)
         if self._directory is not None:
             self._directory.count_rows(chosen.hashes)
 

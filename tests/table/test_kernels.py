@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from arrowstate.table import kernels, pair_kernels
+from arrowstate.table import kernels, pair_kernels, place_kernels
 from arrowstate.table.run import Directory, all_live
 from arrowstate.table.segment import Segment
 
@@ -331,3 +331,13 @@ def test_next_candidate_walks_the_live_rows_of_one_hash():
 
     assert rows == [11, 13, 14, -1]
     assert found[0] == -7
+
+
+def test_what_went_somewhere_is_cleared_there_once_and_what_went_nowhere_is_not():
+    went = np.array([0, 3, 1, 0, 9], np.uint32)
+    bits = bits_of([1, 1, 1, 0, 1, 1, 1, 1, 1])
+
+    counts = [place_kernels.clear_places(np.array(rows), -10, went, bits) for rows in ([10, 11], [11, 13, 14], [12])]
+
+    assert counts == [1, 1, 1]
+    assert bits.tolist() == bits_of([0, 1, 0, 0, 1, 1, 1, 1, 0]).tolist()
