@@ -28,7 +28,7 @@ from arrowstate.schema.versions import (
 )
 from arrowstate.snapshot.reading import find_operator, open_state
 from arrowstate.snapshot.savepoint_rows import cutoff_of
-from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.snapshot.subtasks import subtasks_of, with_manifests
 from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MergePolicy
@@ -104,7 +104,7 @@ def restore_backend(
     moves = moves_keys(operator.key, key_fields)
     bounds = key_groups.hash_bounds(maximum)
     # Read once, and by no state again.
-    subtasks = subtasks_of(storage, operator, None if moves else bounds)
+    subtasks = with_manifests(storage, uid, subtasks_of(storage, operator, None if moves else bounds))
     operator = msgspec.structs.replace(operator, subtasks=subtasks, subtask_files=[], operator_states=[])
     watermark = restored_watermark(entry, subtasks)
     if watermark is not None:

@@ -13,6 +13,7 @@ from functools import partial
 from arrowstate.errors import CorruptDataError
 from arrowstate.snapshot.subtasks import list_files, parts_in, read_states, subtasks_in
 from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.documents import (
     ManifestHandle,
     OperatorDocument,
@@ -58,6 +59,8 @@ class ReferenceReader:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._known: dict[tuple[str, str], dict[str, int]] = {}
+        self._lists: dict[tuple[str, str], list[SubtaskDocument]] = {}
+        "Read ahead, until their files are asked for."
 
     def files(self, operators: Iterable[OperatorDocument], unreadable: list[Exception] | None = None) -> dict[str, int]:
         """Return every file that these operators need, manifests too, with their sizes in bytes.
@@ -78,6 +81,8 @@ class ReferenceReader:
             If a manifest is of a newer version.
         """
         files: dict[str, int] = {}
+        operators = [*operators]
+        self.read_ahead(operators)
         for operator in operators:
             files.update(list_files(operator))
             files.update(self._of_subtasks(operator.uid, operator.subtasks, unreadable))
@@ -90,6 +95,46 @@ class ReferenceReader:
                     read = partial(self._of_part_file, operator.uid, state.name, parts)
                     files.update(self._once((parts.path, parts.xxh3_128), read, unreadable))
         return files
+
+    def read_ahead(self, operators: Iterable[OperatorDocument]) -> None:
+        """Read the manifests and lists of operators, of several entries for instance, several at a time.
+
+        What cannot be read is left to `files`, which says so.
+        """
+        if getattr(self._storage, "requests_at_once", 1) < 2:
+            return
+        operators = [*operators]
+        lists = {
+            (file.path, file.xxh3_128): (operator.uid, file)
+            for operator in operators
+            for file in operator.subtask_files
+            if (file.path, file.xxh3_128) not in self._known
+        }
+        read = in_parallel(self._storage, self._subtasks_ahead, [*lists.values()], name="lists", small=True)
+        self._lists.update(zip(lists, read, strict=True))
+        of_lists = [
+            (uid, subtask) for (uid, _), subtasks in zip(lists.values(), read, strict=True) for subtask in subtasks
+        ]
+        own = [(operator.uid, subtask) for operator in operators for subtask in operator.subtasks]
+        handles = {
+            (handle.path, str(handle.xxh3_128)): (uid, handle)
+            for uid, handle in ((uid, subtask.manifest) for uid, subtask in (*own, *of_lists))
+            if handle.path is not None and (handle.path, str(handle.xxh3_128)) not in self._known
+        }
+        found = in_parallel(self._storage, self._manifest_ahead, [*handles.values()], name="manifests", small=True)
+        self._known.update((key, files) for key, files in zip(handles, found, strict=True) if files is not None)
+
+    def _subtasks_ahead(self, item: tuple[str, SubtaskFileDocument]) -> list[SubtaskDocument]:
+        try:
+            return subtasks_in(self._storage, *item)
+        except CorruptDataError:
+            return []
+
+    def _manifest_ahead(self, item: tuple[str, ManifestHandle]) -> dict[str, int] | None:
+        try:
+            return self._of_manifest(*item)
+        except CorruptDataError:
+            return None
 
     def _of_subtasks(
         self, uid: str, subtasks: Iterable[SubtaskDocument], unreadable: list[Exception] | None
@@ -113,7 +158,8 @@ class ReferenceReader:
     def _of_subtask_file(
         self, uid: str, file: SubtaskFileDocument, unreadable: list[Exception] | None
     ) -> dict[str, int]:
-        return self._of_subtasks(uid, subtasks_in(self._storage, uid, file), unreadable)
+        ahead = self._lists.pop((file.path, file.xxh3_128), None)
+        return self._of_subtasks(uid, ahead or subtasks_in(self._storage, uid, file), unreadable)
 
     def _of_part_file(self, uid: str, state: str, file: PartFileDocument) -> dict[str, int]:
         return _part_files(parts_in(self._storage, uid, state, file))

@@ -51,6 +51,7 @@ __all__ = [
     "whole_operator",
     "whole_operators",
     "whole_state",
+    "with_manifests",
     "without_unused_schemas",
 ]
 
@@ -136,6 +137,16 @@ def subtasks_in(storage: Storage, uid: str, file: SubtaskFileDocument) -> list[S
             f"expected {file.first} to {file.first + file.count - 1}"
         )  # fmt: skip
     return found.subtasks
+
+
+def with_manifests(storage: Storage, uid: str, subtasks: Sequence[SubtaskDocument]) -> list[SubtaskDocument]:
+    """Return subtasks with what is in their manifests, for who needs that more than once; errors as `read_states`."""
+
+    def inlined(subtask: SubtaskDocument) -> SubtaskDocument:
+        states = read_states(storage, subtask.manifest, uid)
+        return replace(subtask, manifest=replace(subtask.manifest, path=None, xxh3_128=None, inline=states))
+
+    return in_parallel(storage, inlined, subtasks, name="manifests")
 
 
 def parts_of(storage: Storage, uid: str, state: OperatorStateDocument) -> list[OperatorPartDocument]:

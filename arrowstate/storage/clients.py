@@ -38,6 +38,8 @@ UPLOADS_AT_ONCE = 4
 
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 30
+_CONNECTIONS = 64
+"""More than `in_parallel` makes requests at a time; the default of botocore is 10."""
 
 
 class Failure(enum.Enum):
@@ -75,7 +77,8 @@ def make_client(protocol: str, url: str, options: Mapping[str, Any]) -> Any:
 def _s3(options: dict[str, Any]) -> Any:
     s3fs = _import("s3fs", "S3", "s3")
     timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
-    config = {**timeouts, **(options.pop("config_kwargs", None) or {}), "retries": {"total_max_attempts": 1}}
+    given = {"max_pool_connections": _CONNECTIONS, **timeouts, **(options.pop("config_kwargs", None) or {})}
+    config = {**given, "retries": {"total_max_attempts": 1}}
     # With one request at a time a whole file is read without asking for its size first.
     return asks_s3_once(s3fs.S3FileSystem(**{"max_concurrency": 1, **options}, config_kwargs=config))
 

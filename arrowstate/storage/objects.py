@@ -50,6 +50,7 @@ from arrowstate.storage.retries import Retries, RetryBudget, RetryClock
 __all__ = ["ObjectStorage"]
 
 _AT_ONCE = 4
+_REQUESTS_AT_ONCE = 32
 _SINGLE_REQUEST_BYTES = 2 * PART_BYTES
 _NOT_IN_KEYS = frozenset("?#")
 """Clients take what follows for a version of the object."""
@@ -126,6 +127,11 @@ class ObjectStorage:
     def files_at_once(self) -> int:
         """How many files, or ranges of one file, `in_parallel` reads or writes at the same time."""
         return _AT_ONCE
+
+    @property
+    def requests_at_once(self) -> int:
+        """How many requests for next to nothing, such as deletions, `in_parallel` makes at the same time."""
+        return _REQUESTS_AT_ONCE
 
     @property
     def options(self) -> dict[str, Any]:

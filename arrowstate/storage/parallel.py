@@ -21,12 +21,14 @@ def in_parallel(
     *,
     name: str = "files",
     writes: bool = False,
+    small: bool = False,
 ) -> list[_Result]:
     """Return what `call` returns for each item, in order; calls overlap where waiting for the storage dominates.
 
     A storage says by `files_at_once` how many calls may run at the same time, which also bounds the memory they
-    take, and by `writes_at_once` how many of them if they write; one without it gets them one after another in this
-    thread. A local disk has the latter alone: what it maps it need not wait for, but for each file to be durable.
+    take, by `writes_at_once` how many of them if they write, and by `requests_at_once` how many of them if each is one
+    request for next to nothing, such as a document or a deletion; one without it gets them one after another in this
+    thread. A local disk has the second alone: what it maps it need not wait for, but for each file to be durable.
 
     Parameters
     ----------
@@ -40,6 +42,8 @@ def in_parallel(
         What the threads are called.
     writes
         Whether each call writes files.
+    small
+        Whether each call is one request that takes next to no memory.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def in_parallel(
     >>> in_parallel(open_storage("memory://parallel", create=True), str.upper, ["a", "b"])
     ['A', 'B']
     """
-    at_once = min(_at_once(storage, writes=writes), len(items))
+    at_once = min(_at_once(storage, writes=writes, small=small), len(items))
     if at_once < 2:
         return [call(item) for item in items]
     with ThreadPoolExecutor(at_once, f"arrowstate-{name}") as pool:
@@ -65,6 +69,8 @@ def in_parallel(
             raise
 
 
-def _at_once(storage: Storage, *, writes: bool) -> int:
+def _at_once(storage: Storage, *, writes: bool, small: bool) -> int:
     at_once: int = getattr(storage, "files_at_once", 1)
+    if small:
+        at_once = max(at_once, getattr(storage, "requests_at_once", 1))
     return max(at_once, getattr(storage, "writes_at_once", 1)) if writes else at_once

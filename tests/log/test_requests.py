@@ -67,6 +67,23 @@ def test_a_query_on_a_store_that_is_held_takes_one_listing_and_two_reads(counted
     assert city(counted.held) == "Oslo"
 
 
+def test_a_restore_reads_a_manifest_once_however_many_states_there_are(counted: Counted) -> None:
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    keys = [f"user {number}" for number in range(300)]
+    for number in range(10):
+        backend.state(arrowstate.ValueStateDescriptor(f"city{number}", pa.string())).update_batch(keys, keys)
+    with counted.store.writer() as writer:
+        snapshot = writer.checkpoint({"people": [backend]})
+    manifest = snapshot.entry.operators[0].subtasks[0].manifest.path
+    snapshot = counted.held.latest()
+
+    requests = counted.of(lambda: snapshot.restore("people"))
+
+    assert manifest is not None
+    # The files of the ten states are mapped.
+    assert requests["read"] == 1
+
+
 def test_a_commit_of_a_micro_batch_takes_two_listings_and_three_reads(counted: Counted) -> None:
     commit = pytest.importorskip("arrowstate.spark.commit")
     batches = pytest.importorskip("arrowstate.spark.micro_batches")

@@ -108,6 +108,17 @@ def test_the_hash_benchmark_runs_at_a_small_size(tmp_path):
     assert len(document["machine"]["cores_used"]) == 1
 
 
+@pytest.mark.slow
+def test_a_larger_job_costs_each_subtask_no_more(tmp_path):
+    path = tmp_path / "scale.json"
+
+    ran = bench("scale", "--parallelism", 4, 64, 192, "--states", 3, "--check", "--json", path)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    required = {item["name"] for item in json.loads(path.read_text())["requirements"]}
+    assert {"commit at 192", "log entry at 192", "requests per subtask, write", "bytes, latest"} <= required
+
+
 def int64_keys(random, rows):
     return random.integers(-50, 50, rows)
 
