@@ -7,6 +7,7 @@ between is a fold in a sink, a function of the user's in an operator, and the ro
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from arrowstate.spark.metrics import TaskMeter, TaskMetrics
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.schemas import key_text
 from arrowstate.storage.base import Storage
+from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -36,6 +38,9 @@ from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 __all__ = ["Subtask", "SubtaskResult", "TaskPlan"]
+
+# A task ends with its batch, so it cannot leave the next steps of a merge to later ones.
+_AT_ONCE = MergePolicy(step_rows=sys.maxsize)
 
 
 class TaskPlan(Protocol):
@@ -117,6 +122,7 @@ class Subtask:
             max_parallelism=self.plan.max_parallelism,
             key_groups=self.key_groups,
             memory_budget_bytes=memory_budget_bytes,
+            merge_policy=_AT_ONCE,
             clock_ms=clock_ms,
         )
 
@@ -140,6 +146,7 @@ class Subtask:
             parallelism=self.plan.parallelism,
             subtask=self.number,
             max_parallelism=self.plan.max_parallelism,
+            merge_policy=_AT_ONCE,
             clock_ms=clock_ms,
         )
         wanted = key_schema_of(self.plan.key)

@@ -389,3 +389,17 @@ def test_no_micro_batch_takes_the_number_of_a_log_entry_that_is_lost(sink: Any, 
         arrowstate.open_store(sink.store).writer(accept_loss=True)
     sink.but(run_id="run-2").run(1, make_rows(1))
     assert sink.stored() == sink.expected(make_rows(0), make_rows(1))
+
+
+def test_runs_are_merged_though_no_task_has_another_batch_to_go_on_with_a_merge(sink: Any) -> None:
+    alone = sink.but(parallelism=1)
+    rows = [
+        pa.table({"k": range(first, first + 1500), "n": [1] * 1500, "v": [first] * 1500})
+        for first in range(0, 45_000, 1500)
+    ]
+
+    for batch_id, part in enumerate(rows):
+        alone.run(batch_id, part)
+
+    (state,) = arrowstate.open_store(sink.store).latest().restore(alone.plan.uid)._states.values()
+    assert (len(state), len(state.table.runs) <= 10) == (45_000, True)
