@@ -4,7 +4,8 @@ A copy is named by what it is a copy of: the storage, the path, and the version 
 its content. It ends with a checksum of its own, which is compared whenever it is opened, so that a
 copy that was damaged or torn is fetched again and never read. Copies appear under their name by a
 rename and are removed by name only, so that many processes share a folder, and a mapped copy stays
-valid after its removal. The least recently used copies make room for new ones.
+valid after its removal. The least recently used copies make room for new ones. How many bytes there are stands in the
+file that processes lock, so that the folder is walked once in a while and not for each file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import io
 import logging
 import os
+import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,6 +35,9 @@ __all__ = ["CacheUse", "FileCache", "LocalFile", "cache_use", "default_cache_fol
 _CHECKSUM_BYTES = 16
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
+_COUNTED = struct.Struct("<qq")
+_SHARE = 16
+"""The folder is walked again after a sixteenth as many new copies as there are."""
 _DEFAULT_BYTES = 10 << 30
 _logger = logging.getLogger("arrowstate.storage")
 
@@ -228,13 +233,22 @@ class FileCache:
         lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._make_room(size, location.name)
+            counted = os.pread(lock, _COUNTED.size, 0)
+            total, more = _COUNTED.unpack(counted) if len(counted) == _COUNTED.size else (0, 0)
+            if more < 1 or total + size > self.limit_bytes:
+                total, more = self._make_room(size, location.name)
+            # Before the copy is there: what a process that dies leaves uncounted would be beyond the bound.
+            os.pwrite(lock, _COUNTED.pack(total + size, more - 1), 0)
             file.location.replace(location)
         finally:
             os.close(lock)
 
-    def _make_room(self, size: int, replaced: str) -> None:
-        """Remove the least recently used copies until `size` more bytes fit, and files whose process died."""
+    def _make_room(self, size: int, replaced: str) -> tuple[int, int]:
+        """Remove the least recently used copies until `size` more bytes fit, and files whose process died.
+
+        Returns how many bytes there are, and how many copies may be added before the folder is walked again. Where
+        there is no room for so many, a sixteenth of the copies goes besides.
+        """
         kept = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -244,12 +258,17 @@ class FileCache:
                     elif entry.name not in (_LOCK, replaced):
                         status = entry.stat()
                         kept.append((status.st_mtime_ns, status.st_size, entry.path))
-        total = size + sum(item[1] for item in kept)
+        total = sum(item[1] for item in kept)
+        more = len(kept) // _SHARE
+        spare = more if total + size * max(more, 1) > self.limit_bytes else 0
         for _, bytes, path in sorted(kept):
-            if total <= self.limit_bytes:
-                break
+            if total + size <= self.limit_bytes:
+                if spare < 1:
+                    break
+                spare -= 1
             Path(path).unlink(missing_ok=True)
             total -= bytes
+        return total, more
 
     def _mapped(self, location: Path, size: int) -> pa.Buffer | None:
         """The content of a copy, None if there is none; a damaged one is removed."""

@@ -133,6 +133,50 @@ def test_the_least_recently_used_copies_make_room(tmp_path):
     assert kept.to_pybytes() == b"a" * 1000
 
 
+@pytest.mark.parametrize("room", [10_000, 400], ids=["with room", "full"])
+def test_the_folder_is_not_walked_for_every_file(tmp_path, monkeypatch, room):
+    cache = FileCache(tmp_path, room * (100 + 16))
+    source = Source(**{f"file {number}": bytes(100) for number in range(800)})
+    for number in range(400):
+        source.open(cache, f"file {number}")
+    scandir, walks = os.scandir, []
+    monkeypatch.setattr(cache_module.os, "scandir", lambda path: walks.append(path) or scandir(path))
+
+    for number in range(400, 800):
+        source.open(cache, f"file {number}")
+
+    # A sixteenth of at least 375 copies is added between two walks.
+    assert 0 < len(walks) <= 400 // 23 + 1
+    assert size_of(cache) <= cache.limit_bytes
+    assert len(copies(cache)) > min(room, 800) * 7 // 8
+
+
+def test_a_large_file_among_many_small_ones_stays_within_the_bound(tmp_path):
+    cache = FileCache(tmp_path, 100 * (100 + 16))
+    source = Source(**{f"file {number}": bytes(100) for number in range(81)}, large=bytes(8000))
+    for number in range(81):
+        source.open(cache, f"file {number}")
+
+    source.open(cache, "large")
+
+    assert size_of(cache) <= cache.limit_bytes
+    assert len(copies(cache)) > 20
+
+
+def test_copies_that_others_removed_are_counted_no_more_after_a_walk(tmp_path):
+    cache = FileCache(tmp_path, 10 * (1000 + 16))
+    source = Source(**{f"file {number}": bytes(1000) for number in range(20)})
+    for number in range(10):
+        source.open(cache, f"file {number}")
+    for path in copies(cache):
+        path.unlink()
+
+    for number in range(10, 20):
+        source.open(cache, f"file {number}")
+
+    assert len(copies(cache)) == 10
+
+
 def test_what_was_found_and_what_was_fetched_is_counted(tmp_path):
     cache = FileCache(tmp_path, 3000)
     source = Source(a=b"a" * 1000, b=b"b" * 1000)
