@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from arrowstate.spark.load.bootstrap import bootstrap
     from arrowstate.spark.load.importing import import_state
     from arrowstate.spark.load.report import ImportedState, ImportReport, LeftOut
-    from arrowstate.spark.operators.stream import StatefulStream, stateful, write_stream
+    from arrowstate.spark.operators.stateful import stateful
+    from arrowstate.spark.operators.stream import StatefulStream, write_stream
     from arrowstate.spark.read.native import StateScan, plan_read, read_state
     from arrowstate.spark.read.progress import progress
     from arrowstate.spark.sink.keyed_sink import keyed_sink
@@ -54,7 +55,7 @@ _MODULES = {
     "progress": "read.progress",
     "read_state": "read.native",
     "register": "source",
-    "stateful": "operators.stream",
+    "stateful": "operators.stateful",
     "write_stream": "operators.stream",
 }
 

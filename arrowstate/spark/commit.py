@@ -23,8 +23,10 @@ from arrowstate.log.history import History
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted
 from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.spark.dead_letters import is_dead_letters
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
+from arrowstate.spark.outputs import appended
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.task import SubtaskResult, TaskPlan
 from arrowstate.storage.base import Storage
@@ -113,10 +115,17 @@ def commit_micro_batch(
     started_at_ms = min([result.metrics.started_at_ms for result in results if result.metrics is not None] + [now])
     # If all found the batch in the store, there is nothing to commit; if only some did, another run has.
     operators = [] if held else [operator_of(plan.uid, plan.max_parallelism, results)]
-    work = BatchWork.of(batch, results, operators, now - started_at_ms)
+    storage = open_storage(plan.store)
+    table, firsts, paths = plan.dead_letters_table, dict[str, int](), list[str]()
+    if table is not None and not held:
+        base = max((result.base for result in results if result.base is not None), default=None)
+        before = () if base is None else CommitLog(storage).read(base).document.operators
+        dead = [result.dead for result in results if result.dead is not None]
+        operators.append(appended(storage, table, before, dead, new_id=new_id, firsts=firsts, paths=paths))
+    work = BatchWork.of(batch, results, operators, now - started_at_ms, paths=paths, outputs=firsts)
     return commit_batch(
-        open_storage(plan.store),
-        [plan.uid],
+        storage,
+        [plan.uid, *([] if table is None else [table.uid])],
         work,
         is_complete=not held,
         new_id=new_id,
@@ -229,7 +238,7 @@ def _commit(
             storage,
             log,
             newest,
-            work.operators,
+            [*work.operators, *_dead_letters_before(stored.checkpoint, work.operators)],
             before=() if stored.checkpoint is None else stored.checkpoint.operators,
             base=min((number or 0 for number in work.bases), default=0),
             paths=work.paths,
@@ -298,7 +307,7 @@ def check_alone(uids: Sequence[str], checkpoint: LogEntryDocument | None, store:
     operators = checkpoint.operators if checkpoint else ()
     # What was emitted in the last micro-batch alone may go.
     known = {*uids, *(f"{uid}{BATCH_SUFFIX}" for uid in uids)}
-    others = [operator.uid for operator in operators if operator.uid not in known]
+    others = [operator.uid for operator in operators if operator.uid not in known and not is_dead_letters(operator)]
     if others:
         theirs, own = (
             ", ".join(repr(uid) for uid in names if not uid.endswith(BATCH_SUFFIX)) for names in (others, uids)
@@ -316,6 +325,15 @@ def check_no_operator_state(operator: OperatorDocument | None, store: str) -> No
             f"the store {store} holds the operator state {', '.join(state.name for state in operator.operator_states)} "
             f"of {operator.uid!r}, which a sink cannot keep; write to another store"
         )
+
+
+def _dead_letters_before(
+    checkpoint: LogEntryDocument | None, operators: Sequence[OperatorDocument]
+) -> list[OperatorDocument]:
+    """Return the dead letters of the checkpoint before that no operator adds to: what was set aside stays."""
+    written = {operator.uid for operator in operators}
+    before = () if checkpoint is None else checkpoint.operators
+    return [operator for operator in before if operator.uid not in written and is_dead_letters(operator)]
 
 
 def _epoch_of_run(history: History, batch: MicroBatch) -> int | None:

@@ -24,6 +24,7 @@ class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int
     rows: int
     output_rows: int = 0
+    dead_rows: int = 0
     state_rows: int
     state_bytes: int
     bytes_written: int = 0
@@ -41,7 +42,13 @@ class TaskMeter:
         self._before = cache_use()
 
     def written(
-        self, subtask: SubtaskDocument, statistics: SubtaskStatisticsDocument, *, rows: int, output_rows: int = 0
+        self,
+        subtask: SubtaskDocument,
+        statistics: SubtaskStatisticsDocument,
+        *,
+        rows: int,
+        output_rows: int = 0,
+        dead_rows: int = 0,
     ) -> TaskMetrics:
         """Return what a task took that has written its subtask."""
         cache = self._cache()
@@ -49,6 +56,7 @@ class TaskMeter:
             started_at_ms=self._started_at_ms,
             rows=rows,
             output_rows=output_rows,
+            dead_rows=dead_rows,
             state_rows=sum(subtask.live_rows.values()),
             state_bytes=statistics.bytes_total,
             bytes_written=statistics.bytes_written,
@@ -81,6 +89,8 @@ class BatchMetrics:
     """How many rows the operators were given; a row that two of them get counts twice."""
     output_rows: int
     """How many rows they emitted."""
+    dead_rows: int
+    """How many rows were set aside as dead letters."""
     state_rows: int
     """How many rows all states have after it."""
     state_bytes: int
@@ -103,6 +113,7 @@ class BatchMetrics:
         return cls(
             rows=sum(task.rows for task in tasks),
             output_rows=sum(task.output_rows for task in tasks),
+            dead_rows=sum(task.dead_rows for task in tasks),
             state_rows=sum(task.state_rows for task in tasks),
             state_bytes=sum(task.state_bytes for task in tasks),
             bytes_written=sum(task.bytes_written for task in tasks),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from arrowstate.errors import IncompatibleStateError
+from arrowstate.errors import IncompatibleStateError, InvalidInputError
 from arrowstate.snapshot.operator import read_part, write_part
 from arrowstate.snapshot.streams import CheckpointStreamFactory
 from arrowstate.snapshot.subtasks import whole_state
@@ -24,12 +24,12 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import OperatorDocument, OperatorPartDocument, OperatorStateDocument, pack, unpack
-from arrowstate_formats.run_files import INLINE_BYTES
+from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["OutputTable", "frame_of", "merged_parts", "output_rows", "write_output"]
+__all__ = ["OutputTable", "appended", "frame_of", "merged_parts", "output_rows", "rows_state", "write_output"]
 
 STATE = "rows"
 """The name of the list state that holds the rows of an output."""
@@ -40,6 +40,7 @@ _LOCAL_BYTES = 1 << 20
 _KEPT_INLINE_BYTES = 1024
 """Larger parts of a table that is kept are files: every later log entry repeats what is inline."""
 
+_NO_ROWS = OperatorPartDocument(rows=0, bytes=0, xxh3_128=checksum(b""))
 _MERGED_PARTS = 16
 _LARGEST_MERGED = 64 << 20
 
@@ -78,7 +79,12 @@ class OutputTable:
         ------
         IncompatibleStateError
             If the table has other columns.
+        InvalidInputError
+            If the name is that of an operator with state.
         """
+        operators = list(operators)
+        if self.is_kept and any(operator.uid == self.uid and operator.key for operator in operators):
+            raise InvalidInputError(f"{self.uid!r} is an operator with keyed state in the store; name another output")
         state = rows_state(storage, operators, self.uid)
         if state is None or not self.is_kept:
             return []
@@ -131,6 +137,28 @@ def output_rows(
             structs = read_part(storage, document, number).column(0).slice(low - start, high - low)
             yield pa.RecordBatch.from_arrays(structs.flatten(), schema=columns)
         start += part.rows
+
+
+def appended(
+    storage: Storage,
+    table: OutputTable,
+    before: Iterable[OperatorDocument],
+    new: Sequence[OperatorPartDocument],
+    *,
+    new_id: Callable[[], str],
+    firsts: dict[str, int],
+    paths: list[str],
+) -> OperatorDocument:
+    """Return an output with the new parts of a micro-batch after those `before`.
+
+    The number of the first new row is noted in `firsts`, and files that were written in `paths`.
+    """
+    parts = table.parts_before(storage, before)
+    firsts[table.uid] = sum(part.rows for part in parts)
+    written = [part for part in new if part.rows]
+    # The rows of this micro-batch stay parts of their own until the next one.
+    merged = merged_parts(storage, table, parts, new_id=new_id, paths=paths)
+    return table.document([*merged, *written] or [_NO_ROWS])
 
 
 def merged_parts(

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -37,7 +37,10 @@ from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["Subtask", "SubtaskResult", "TaskPlan"]
+__all__ = ["Emitted", "Subtask", "SubtaskResult", "TaskPlan"]
+
+Emitted: TypeAlias = tuple[OperatorPartDocument | None, OperatorPartDocument | None]
+"""What a task gave out, and what it set aside; None where that is not stored."""
 
 # A task ends with its batch, so it cannot leave the next steps of a merge to later ones.
 _AT_ONCE = MergePolicy(step_rows=sys.maxsize)
@@ -79,6 +82,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the task took; None if the store held the micro-batch already."""
     output: OperatorPartDocument | None = None
     """What it emitted, if that is stored."""
+    dead: OperatorPartDocument | None = None
+    """The rows that it set aside, if it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +176,13 @@ class Subtask:
         rows: int,
         new_id: Callable[[], str],
         format: RunFormat = "arrow",
-        emit: Callable[[list[str]], OperatorPartDocument | None] = lambda _: None,
+        emit: Callable[[list[str]], Emitted] = lambda _: (None, None),
         output_rows: int = 0,
     ) -> SubtaskResult:
         """Write what is new of the state, which takes effect with the commit; nothing is left if that fails.
 
-        `rows` and `output_rows` are how many rows the task was given, and how many it emitted; `emit` writes these,
-        adds its files to the list, and returns what they are.
+        `rows` and `output_rows` are how many rows the task was given, and how many it emitted; `emit` writes these and
+        those that were set aside, adds its files to the list, and returns what they are.
         """
         uid = self.plan.uid
         began = time.perf_counter_ns()
@@ -188,19 +193,21 @@ class Subtask:
         written = write_subtask(*store, uid, self.number, frozen, format=format, new_id=new_id, previous=previous)
         paths = list(written.paths)
         try:
-            output = emit(paths)
+            output, dead = emit(paths)
         except BaseException:
             delete_quietly(self.storage, paths)
             raise
         statistics = written.statistics(uid, sync_us=sync_us, async_us=(time.perf_counter_ns() - began) // 1000)
+        counts = {"rows": rows, "output_rows": output_rows, "dead_rows": 0 if dead is None else dead.rows}
         return self._result(
             key=list(frozen.key),
             states=[state.document for state in frozen.states],
             subtask=written.document,
             paths=paths,
             statistics=statistics,
-            metrics=self.meter.written(written.document, statistics, rows=rows, output_rows=output_rows),
+            metrics=self.meter.written(written.document, statistics, **counts),
             output=output,
+            dead=dead,
         )
 
     def _result(self, **done: Any) -> SubtaskResult:

@@ -27,7 +27,7 @@ from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
 from arrowstate.spark.operators.task import OperatorPlan, Step, run_subtask
-from arrowstate.spark.outputs import OutputTable, frame_of, merged_parts, rows_state
+from arrowstate.spark.outputs import appended, frame_of, rows_state
 from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.task import SubtaskResult
 from arrowstate.state.operator_list import BroadcastState
@@ -37,7 +37,6 @@ from arrowstate.telemetry.records import Listener
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
-    OperatorPartDocument,
     OperatorStateDocument,
 )
 
@@ -156,11 +155,8 @@ class StatefulQuery:
                 for item in self._operators
             ]
             firsts: dict[str, int] = {}
-            operators += [
-                _appended(storage, item.plan.stored_output, before, results[item.plan.uid], firsts, paths)
-                for item in self._operators
-                if item.plan.stored_output is not None
-            ]
+            for item in self._operators:
+                operators += _outputs(storage, item.plan, before, results[item.plan.uid], firsts, paths)
         except BaseException:
             # The commit has not been tried.
             delete_quietly(storage, [*paths, *self._broadcast_paths])
@@ -237,7 +233,8 @@ class StatefulQuery:
 
 def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
     """Return the uids that a query has in its store, those of its operators first."""
-    return [plan.uid for plan in plans] + [plan.stored_output.uid for plan in plans if plan.stored_output is not None]
+    tables = [table.uid for plan in plans for table in (plan.stored_output, plan.dead_letters) if table is not None]
+    return [plan.uid for plan in plans] + tables
 
 
 def _run(item: QueryOperator, frames: BatchFrames, step: Step) -> list[SubtaskResult]:
@@ -256,22 +253,22 @@ def _column(name: str, wanted: str | None) -> Column:
     return column if wanted is None else column.cast(wanted)
 
 
-def _appended(
+def _outputs(
     storage: Storage,
-    output: OutputTable,
+    plan: OperatorPlan,
     before: Sequence[OperatorDocument],
     results: Sequence[SubtaskResult],
     firsts: dict[str, int],
     paths: list[str],
-) -> OperatorDocument:
-    """Return the output with the rows of a micro-batch, and note the number of the first of them."""
-    parts = output.parts_before(storage, before)
-    firsts[output.uid] = sum(part.rows for part in parts)
-    new: list[OperatorPartDocument] = [result.output for result in results if result.output is not None]
-    written = [part for part in new if part.rows]
-    # The rows of this micro-batch stay parts of their own until the next one.
-    merged = merged_parts(storage, output, parts, new_id=new_id, paths=paths)
-    return output.document([*merged, *written] or new[:1])
+) -> Iterator[OperatorDocument]:
+    """Yield what an operator has emitted and set aside so far, with that of a micro-batch."""
+    new = {
+        plan.stored_output: [result.output for result in results if result.output is not None],
+        plan.dead_letters: [result.dead for result in results if result.dead is not None],
+    }
+    for table, parts in new.items():
+        if table is not None:
+            yield appended(storage, table, before, parts, new_id=new_id, firsts=firsts, paths=paths)
 
 
 def _of_each_subtask(states: Sequence[OperatorStateDocument], parallelism: int) -> list[OperatorStateDocument]:

@@ -1,34 +1,25 @@
-"""Stateful operators over a stream: `stateful`, what it returns, and `write_stream`."""
+"""Stateful operators over a stream: what `stateful` returns, and `write_stream`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone
+from arrowstate.spark.dead_letters import is_dead_letters
 from arrowstate.spark.failures import check_picklable
-from arrowstate.spark.opening import Asked
 from arrowstate.spark.operators.clocks import clock_of
 from arrowstate.spark.operators.declaring import (
-    check_broadcasts,
-    check_operator,
     check_uids,
-    output_table,
     with_readers,
 )
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
-from arrowstate.spark.operators.task import Operator, OperatorPlan
-from arrowstate.spark.schemas import arrow_type, spark_type
 from arrowstate.spark.source import ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
@@ -39,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["StatefulStream", "stateful", "write_stream"]
+__all__ = ["StatefulStream", "write_stream"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -172,175 +163,6 @@ class StatefulStream:
         return self.schema
 
 
-def stateful(
-    stream: DataFrame | StatefulStream,
-    *,
-    key: Sequence[str],
-    operator: Operator,
-    uid: str,
-    store: str | Path,
-    parallelism: int,
-    max_parallelism: int | None = None,
-    output_schema: str | StructType | None = None,
-    output: str | None = None,
-    order_by: Sequence[str] = (),
-    timestamp: str | None = None,
-    broadcast: Mapping[BroadcastStateDescriptor, DataFrame] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> StatefulStream:
-    """Run a function with keyed state over a stream, each micro-batch exactly once.
-
-    Every micro-batch becomes one checkpoint of the store, which has the state, the timers and the output of all
-    operators of the query. A query that is started again with its Spark checkpoint folder goes on where the store is,
-    at any parallelism and any max parallelism. In a micro-batch an operator first learns the watermark, which comes
-    from the rows of the micro-batches before, and what is due by it fires; then what is due by processing time; then it
-    gets the rows. Spark starts no micro-batch without new rows for it, so timers fire with the next rows that come.
-
-    On Spark Connect the driver of the query is a process of the server: operators and functions are pickled when the
-    query starts, what a function does it does there, and the writer needs the option `checkpointLocation`. The store
-    must be where the client and the server both see it, and the Python of the server must have arrowstate.
-
-    Parameters
-    ----------
-    stream
-        A streaming DataFrame, with `withWatermark` if event time is to pass; or what another operator emits.
-    key
-        The key columns. A null in one of them fails the query.
-    operator
-        A `BatchFunction` or a `KeyedProcessFunction`. It is pickled: each task of each micro-batch has one of its own,
-        and keeps nothing but its state.
-    uid
-        The operator's name in the store, the same at every start.
-    store
-        Where the store is, a path that every worker sees; made if there is none. It belongs to this query alone, and
-        all operators of the query are in it.
-    parallelism
-        The number of subtasks, which is the number of tasks of a micro-batch; 1 to `max_parallelism`.
-    max_parallelism
-        The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
-        parallelism above 85.
-    output_schema
-        The columns that the operator emits, as DDL or as a Spark schema. A `KeyedProcessFunction` emits plain values
-        if there is one column, else tuples or mappings. What no table, function or other operator takes is not stored.
-    output
-        The name of a table in the store that keeps what is emitted, each row exactly once; read it with
-        `spark.readStream.format("arrowstate").option("output", name)`. It is the operator uid of the table, so it
-        must differ from those of operators.
-    order_by
-        Columns by which the rows of a subtask are sorted before they are processed, nulls last; without it they come
-        in any order, because Spark shuffles them.
-    timestamp
-        The column with the event time of a row, for a `KeyedProcessFunction`: a timestamp or milliseconds since 1970.
-    broadcast
-        By descriptor, a static DataFrame of two columns, key and value. It is read when the query is started, and is
-        part of each checkpoint.
-    storage_options
-        As for `arrowstate.open_store`.
-
-    Returns
-    -------
-    StatefulStream
-        `foreach_batch(function)` and `write_stream()` make a `DataStreamWriter` of it; `transform` and `union` lead to
-        further operators.
-
-    Raises
-    ------
-    InvalidInputError
-        If an argument is out of range, a column is missing, or `stream` is no stream.
-    KeyTypeError
-        If a key column has another type than the store's key; a narrower number is widened.
-    IncompatibleStateError
-        If the store has an output of this name with other columns.
-    UnsupportedStorageError
-        If the store cannot be shared with Spark's workers.
-
-    Examples
-    --------
-    >>> import arrowstate, pyarrow as pa
-    >>> from arrowstate.spark import stateful
-    >>> class Totals(arrowstate.BatchFunction):
-    ...     def open(self, context):
-    ...         self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
-    ...
-    ...     def process_batch(self, batch, context):
-    ...         self.total.add_batch(batch["user"], batch["amount"])
-    ...         users = batch["user"].unique()
-    ...         return pa.record_batch({"user": users, "total": self.total.get_batch(users)})
-    >>> def start(stream, folder):
-    ...     totals = stateful(
-    ...         stream,
-    ...         key=["user"],
-    ...         operator=Totals(),
-    ...         uid="totals",
-    ...         store=f"{folder}/store",
-    ...         parallelism=4,
-    ...         output_schema="user string, total long",
-    ...     )
-    ...     writer = totals.foreach_batch(lambda frame, batch_id: frame.show())
-    ...     return writer.option("checkpointLocation", f"{folder}/spark").start()
-    """
-    if isinstance(stream, StatefulStream):
-        before, source, schema = stream, stream.source, stream.columns()
-    else:
-        before, source, schema = None, stream, stream.schema
-    if not source.isStreaming:
-        raise InvalidInputError(
-            "stateful needs a streaming DataFrame, made by spark.readStream; this one is static: process it with "
-            "BatchRunner or KeyedProcessRunner, or stream it from files"
-        )
-    check_operator(operator, timestamp)
-    table = output_table(uid, output, output_schema)
-    types = {column.name: column.dataType for column in schema}
-    if len(types) < len(schema):
-        raise InvalidInputError(f"the columns of a stream must have different names, got {', '.join(schema.names)}")
-    columns = FrameColumns(schema, "stream", case_sensitive=True)
-    asked = Asked.of(columns, store=store, uid=uid, key=key, parallelism=parallelism, max_parallelism=max_parallelism)
-    for name in [*order_by, *([timestamp] if timestamp is not None else [])]:
-        columns.field(name)
-    check_broadcasts(broadcast or {})
-    given = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
-    opened = asked.open(storage_options)
-    if table is not None and opened.checkpoint is not None:
-        table.parts_before(opened.storage, opened.checkpoint.operators)
-    if before is not None and before.store != opened.url:
-        raise InvalidInputError(
-            f"the operators of a query share one store, so that one log entry has all of them; {uid!r} is in "
-            f"{opened.url}, the one before it in {before.store}"
-        )
-    for item in opened.key_schema:
-        given = given.set(given.get_field_index(item.name), pa.field(item.name, item.type))
-    plan = OperatorPlan(
-        store=opened.url,
-        uid=uid,
-        key=opened.key,
-        parallelism=opened.parallelism,
-        max_parallelism=opened.max_parallelism,
-        operator=operator,
-        columns=given,
-        output=table,
-        order_by=tuple(order_by),
-        timestamp=timestamp,
-        storage_options=storage_options,
-    )
-    node = QueryOperator(
-        plan,
-        (lambda frames: frames.stream) if before is None else before.frame,
-        [(name, _cast(kind, spark_type(given.field(name).type))) for name, kind in types.items()],
-        dict(broadcast or {}),
-        frozenset(() if before is None else [item.plan.uid for item in before.operators]),
-    )
-    operators = (*(() if before is None else before.operators), node)
-    check_uids(operators)
-    return StatefulStream(
-        source,
-        operators,
-        lambda frames: frames.emitted[uid](),
-        None if table is None else table.spark_schema,
-        uid,
-        opened.url,
-    )
-
-
 def write_stream(
     *streams: StatefulStream,
     foreach_batch: Mapping[str, Callable[[DataFrame, int], object]] | None = None,
@@ -356,7 +178,7 @@ def write_stream(
     foreach_batch
         By operator uid, functions as for `StatefulStream.foreach_batch`, called in this order.
     allow_non_restored_state
-        Let state go that the store has of operators which this query does not have.
+        Let state go that the store has of operators which this query does not have; dead letters stay.
     on_checkpoint
         Called once for each micro-batch that was committed, or could not be, with an
         `arrowstate.telemetry.OperationRecord`, before the functions of `foreach_batch`; in the driver, which on Spark
@@ -422,7 +244,7 @@ def write_stream(
     checkpoint = CommitLog(storage).latest_checkpoint()
     dropped: list[str] = []
     if allow_non_restored_state and checkpoint is not None:
-        dropped = [item.uid for item in checkpoint.operators if item.uid not in uids]
+        dropped = [item.uid for item in checkpoint.operators if item.uid not in uids and not is_dead_letters(item)]
     check_alone([*uids, *dropped], checkpoint, first.store)
     session = first.source.sparkSession
     with own_python(session):
@@ -443,8 +265,3 @@ def _all_operators(streams: Sequence[StatefulStream]) -> tuple[QueryOperator, ..
         for item in stream.operators:
             found.setdefault(id(item), item)
     return tuple(found.values())
-
-
-def _cast(given: DataType, wanted: DataType) -> str | None:
-    """The type to cast a column to, None if it has it."""
-    return None if given.simpleString() == wanted.simpleString() else wanted.simpleString()

@@ -20,15 +20,17 @@ from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.snapshot.operator import read_part
+from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.failures import explained
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch
+from arrowstate.spark.operators.setting_aside import process_apart
 from arrowstate.spark.outputs import OutputTable, write_output
-from arrowstate.spark.task import Subtask, SubtaskResult
+from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
 from arrowstate.state.operator_list import BroadcastState, ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import OperatorPartDocument, OperatorStateDocument
+from arrowstate_formats.documents import OperatorStateDocument
 from arrowstate_formats.schema_documents import FieldDocument
 
 __all__ = ["Operator", "OperatorPlan", "Step", "run_subtask"]
@@ -55,6 +57,8 @@ class OperatorPlan:
     storage_options: Mapping[str, Any] | None = None
     is_read: bool = True
     """Whether anything takes what it emits: a table, a function or another operator."""
+    dead_letters: OutputTable | None = None
+    """Where rows go that it cannot take; None if they fail the query."""
 
     @property
     def stored_output(self) -> OutputTable | None:
@@ -91,11 +95,16 @@ def run_subtask(
     task = Subtask(plan, subtask, step.batch, storage, step.store_id, checkpoint, meter)
     backend = task.restored(lambda: step.processing_time)
     table = _rows(plan, rows)
-    emitted = _process(plan, step, backend, table, _broadcasts(storage, step))
+    dead = None if plan.dead_letters is None else DeadLetters(plan.dead_letters, step.batch.batch_id)
+    emitted = _process(plan, step, backend, table, _broadcasts(storage, step), dead)
 
-    def emit(paths: list[str]) -> OperatorPartDocument | None:
-        output = plan.stored_output
-        return None if output is None else write_output(storage, output, emitted, new_id=new_id, paths=paths)
+    def emit(paths: list[str]) -> Emitted:
+        outputs = (plan.stored_output, emitted), (plan.dead_letters, None if dead is None else dead.to_table())
+        output, aside = (
+            None if to is None or given is None else write_output(storage, to, given, new_id=new_id, paths=paths)
+            for to, given in outputs
+        )
+        return output, aside
 
     return task.written(backend.freeze, rows=table.num_rows, new_id=new_id, emit=emit, output_rows=emitted.num_rows)
 
@@ -106,8 +115,9 @@ def _process(
     backend: KeyedStateBackend,
     table: pa.Table,
     broadcasts: Mapping[str, ReadOnlyBroadcastState],
+    dead: DeadLetters | None = None,
 ) -> pa.Table:
-    """Let time pass, process the rows, and return what was emitted."""
+    """Let time pass, process the rows, and return what was emitted; rows that fail go to `dead` if they may."""
     output = None if plan.output is None else plan.output.columns
     process: BatchRunner | KeyedProcessRunner
     with explained(plan.uid, "open"):
@@ -125,16 +135,20 @@ def _process(
                 backend, plan.operator, output=kind, timestamp=plan.timestamp, broadcasts=broadcasts
             )
     emitted: list[Any] = []
-    # A batch function may call its states with rows of its own making, so their numbers say nothing of these.
-    rows = None if isinstance(plan.operator, BatchFunction) else table
+    names = [item.name for item in plan.key]
+    # A batch function may call its states with rows of its own making, so their numbers say nothing of these; and where
+    # rows are set aside they are counted from the first of a part.
+    rows = None if isinstance(plan.operator, BatchFunction) or dead is not None else table
     with explained(plan.uid, "close"), process:
         with explained(plan.uid, f"watermark {step.watermark}"):
             if step.watermark is not None:
                 emitted.append(process.advance_watermark(step.watermark))
         with explained(plan.uid, f"processing time {step.processing_time}"):
             emitted.append(process.advance_processing_time(step.processing_time))
-        with explained(plan.uid, f"micro-batch {step.batch.batch_id}", key=[item.name for item in plan.key], rows=rows):
-            if table.num_rows:
+        with explained(plan.uid, f"micro-batch {step.batch.batch_id}", key=names, rows=rows):
+            if dead is not None:
+                emitted += process_apart(names, plan.timestamp, backend, process, table, dead)
+            elif table.num_rows:
                 emitted.append(process.process(table))
     if output is None:
         return pa.table({})

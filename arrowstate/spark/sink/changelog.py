@@ -22,7 +22,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.state.folds.retraction import check_retractable
 
-__all__ = ["ADDED", "REMOVED", "Changes", "check_follows_changes"]
+__all__ = ["ADDED", "REMOVED", "WITHOUT_OLD_VALUE", "Changes", "check_follows_changes"]
 
 ADDED = ("+I", "+U", "c", "r", "u", "insert", "update_postimage")
 """The row is there from now on."""
@@ -30,7 +30,7 @@ REMOVED = ("-U", "-D", "d", "update_preimage", "delete")
 """The row was there before, and is there no more; after a pre-image its successor follows."""
 
 _KNOWN = (*ADDED, *REMOVED)
-_WITHOUT_OLD_VALUE = "u"
+WITHOUT_OLD_VALUE = "u"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Changes:
 
     def check_old_values(self, state: str, keys: pa.RecordBatch) -> None:
         """Refuse an update that does not come with the old row, which a state of sums and counts must take back."""
-        alone = pc.equal(self.operations, _WITHOUT_OLD_VALUE)
+        alone = pc.equal(self.operations, WITHOUT_OLD_VALUE)
         if alone.true_count:
             raise InvalidInputError(
-                f"state {state!r} takes the old values of an update back, and the operation {_WITHOUT_OLD_VALUE!r} of "
+                f"state {state!r} takes the old values of an update back, and the operation {WITHOUT_OLD_VALUE!r} of "
                 f"the row with the key {_shown(keys, _first(alone))} brings the new ones only; make two rows of it, "
                 "-U with what Debezium has in `before` and +U with what it has in `after`"
             )

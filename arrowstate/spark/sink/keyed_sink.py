@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql import functions as sf
 
@@ -15,6 +15,7 @@ from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
 from arrowstate.spark.columns import FrameColumns, check_states
 from arrowstate.spark.commit import check_alone, check_no_operator_state
+from arrowstate.spark.dead_letters import dead_letters_name
 from arrowstate.spark.failures import pickled
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.routing import subtask_expression
@@ -48,6 +49,8 @@ def keyed_sink(
     sequence: str | Sequence[str] | None = None,
     operation: str | None = None,
     timestamp: str | None = None,
+    on_error: Literal["fail", "dead_letter"] = "fail",
+    dead_letters: str | None = None,
     allow_non_restored_state: bool = False,
     on_checkpoint: Listener | None = None,
 ) -> DataStreamWriter:
@@ -68,7 +71,7 @@ def keyed_sink(
     uid
         The operator's name in the store, the same at every start.
     key
-        The key columns. A null in one of them fails the query.
+        The key columns. A null in one of them is an error of its row.
     states
         Value, reducing, aggregating, list and map states; reducers and aggregates are built-in ones. What a row
         does to a state:
@@ -79,7 +82,7 @@ def keyed_sink(
         - map: sets the entry of its user key, which must not be null; a null is a value.
 
         A value of a struct type is null if all its fields are. Namespace columns are columns of the stream with
-        their names; a null in one fails the query. A time to live by processing time is measured by the time of the
+        their names, and null in none. A time to live by processing time is measured by the time of the
         micro-batch.
     parallelism
         The number of subtasks, which is the number of tasks of a micro-batch; 1 to `max_parallelism`.
@@ -101,12 +104,22 @@ def keyed_sink(
         post-images set, deletes and pre-images remove, and where the sequence is equal removals come first. Sums and
         counts take back the values of deletes and pre-images, which must bring them, in any order; a key of which
         all counts and sums are back at zero is removed, if the state counts. No other state is allowed. `u` brings no
-        old row: sums and counts fail the query on it, and neither a key nor a user key may change by it. A value that
-        is none of these fails the query too, and nothing of its micro-batch is kept.
+        old row: sums and counts cannot take it, and neither a key nor a user key may change by it. They cannot take a
+        value that is none of these either.
     timestamp
         The column with the event time of each row, a timestamp or whole milliseconds, for states that expire by event
         time; none may be null. Their time is the highest timestamp of the micro-batches before, less the delay of
         `withWatermark` if the stream has one on this column.
+    on_error
+        What becomes of rows that cannot be taken: a null in a column of the key, the sequence, the timestamp, a
+        namespace or a user key, an operation that is not known, a value too large for its state, a sum that would
+        overflow. `fail`, the default, ends the query, and nothing of its micro-batch is kept. `dead_letter` sets them
+        aside in an output table, each exactly once; no state has anything of such a row. All columns of the stream
+        are sent to the tasks for it. A row that overflows is found by trying its micro-batch in parts.
+    dead_letters
+        The name of that output table, by default the uid with `_dead_letters`. Its columns are `reason`, `error` (the
+        class), `batch_id`, `key` and `row`, the latter structs of the key columns and of all columns of the stream.
+        What was set aside stays in the store, also when the query goes on without it.
     allow_non_restored_state
         Let states go that the store has and `states` does not. Without it they are refused: a state that a run leaves
         out would lack the rows of that run for good.
@@ -129,7 +142,7 @@ def keyed_sink(
     KeyTypeError, ValueTypeError
         If a column has another type than the store's key or the state; a narrower number is widened.
     IncompatibleStateError
-        If the store has a state of this name with another kind, type or reducer.
+        If the store has a state of this name with another kind, type or reducer, or dead letters with other columns.
     UnsupportedStorageError
         If the store cannot be shared with Spark's workers.
     MissingDependencyError
@@ -183,11 +196,14 @@ def keyed_sink(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
-    inputs = _Inputs(states, columns or {}, [sequence] if isinstance(sequence, str) else sequence, operation, timestamp)
+    aside = dead_letters_name(uid, on_error, dead_letters)
+    inputs = _Inputs(
+        states, columns or {}, [sequence] if isinstance(sequence, str) else sequence, operation, timestamp, aside
+    )
     # What does not depend on the store is refused before one is made.
     inputs.take(StreamColumns(stream), key_documents(asked.key), {})
     opened = asked.open()
-    check_alone([uid], opened.checkpoint, opened.url)
+    check_alone([uid, *([] if aside is None else [aside])], opened.checkpoint, opened.url)
     operator = opened.operator
     check_no_operator_state(operator, opened.url)
     stored = {} if operator is None else _stored_states(operator, states)
@@ -210,6 +226,8 @@ def keyed_sink(
         on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
         **inputs.take(taken, opened.key, stored),
     )
+    if plan.dead_letters_table is not None and opened.checkpoint is not None:
+        plan.dead_letters_table.parts_before(opened.storage, opened.checkpoint.operators)
     subtask = sf.expr(subtask_expression(opened.key_schema.names, plan.parallelism, plan.max_parallelism))
     rows = stream.select(*taken.taken).repartitionById(plan.parallelism, subtask)
     register(stream.sparkSession)
@@ -225,6 +243,7 @@ class _Inputs:
     sequence: Sequence[str] | None
     operation: str | None
     timestamp: str | None
+    dead_letters: str | None
 
     def __post_init__(self) -> None:
         check_states(self.states, KINDS, "a stream is folded into value, reducing, aggregating, list and map states")
@@ -269,6 +288,8 @@ class _Inputs:
             found["timestamp"], found["watermark_delay_ms"] = columns.take_timestamp(self.timestamp)
         if any(item.ttl and item.ttl.clock == "processing_time" for item in self.states):
             found["batch_time"] = columns.take_batch_time()
+        if self.dead_letters is not None:
+            found["dead_letters"] = columns.take_row(self.dead_letters)
         return found
 
 

@@ -7,6 +7,7 @@ that commits, and in the workers; none of them keeps anything else from one micr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -14,10 +15,14 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import descriptor_of, key_schema_of
+from arrowstate.spark.dead_letters import dead_letter_table
+from arrowstate.spark.outputs import OutputTable
+from arrowstate.spark.schemas import arrow_type, spark_type
+from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import pack, unpack
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["SinkPlan", "StateInput"]
+__all__ = ["DeadLettersInput", "SinkPlan", "StateInput"]
 
 _OPTION = "plan"
 
@@ -36,6 +41,17 @@ class StateInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def descriptor(self) -> StateDescriptor:
         return descriptor_of(self.state)
+
+
+class DeadLettersInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where rows go that cannot be taken, and the columns that they have."""
+
+    uid: str
+    names: list[str]
+    types: list[Any]
+    """As `type_to_json` writes them."""
+    columns: list[int]
+    """The number of each column in the rows that reach the sink."""
 
 
 class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,12 +77,25 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The column with the time of the micro-batch in milliseconds, None where no state needs it."""
     dropped: list[str] = []
     """Stored states that may go; one that neither this names nor `states` has come since the plan, and stays."""
+    dead_letters: DeadLettersInput | None = None
+    """None if a row that does not fit fails the query."""
     on_checkpoint: bytes | None = None
     """The function that is told of each checkpoint, pickled."""
 
     @property
     def key_schema(self) -> pa.Schema:
         return key_schema_of(self.key)
+
+    @property
+    def dead_letters_table(self) -> OutputTable | None:
+        """The output table for rows that do not fit, None if they fail the query."""
+        given = self.dead_letters
+        if given is None:
+            return None
+        row = [(name, type_from_json(kind)) for name, kind in zip(given.names, given.types, strict=True)]
+        # As they arrive: a key that is no key of the store has a place there too.
+        key = pa.schema([(field.name, arrow_type(spark_type(field.type))) for field in self.key_schema])
+        return dead_letter_table(given.uid, key, pa.schema(row))
 
     def to_options(self) -> dict[str, str]:
         """Return the options of the Spark writer; those beside the plan are for readers of a query plan."""

@@ -13,11 +13,14 @@ from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
 from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch, is_committed, stored_state
+from arrowstate.spark.outputs import write_output
 from arrowstate.spark.sink.plan import SinkPlan
+from arrowstate.spark.sink.setting_aside import fold_apart, rows_that_fit
 from arrowstate.spark.sink.state_rows import StateRows, ordered
-from arrowstate.spark.task import Subtask, SubtaskResult
+from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.schema_documents import StateDocument
@@ -35,7 +38,7 @@ def fold_micro_batch(
     QueryConflictError
         If this micro-batch must not be written to the operator.
     NullKeyError, KeyOutOfRangeError, ValueOverflowError, ValueTypeError, InvalidInputError
-        If a row does not fit; nothing is left in the store.
+        If a row does not fit and is not to be set aside; nothing is left in the store.
     IncompatibleStateError, KeyTypeError
         If the store holds a state or a key of another type.
     StorageFullError, StorageError
@@ -58,23 +61,43 @@ def fold_micro_batch(
         for known in subtasks_of(storage, operator):
             if known.watermark is not None:
                 backend.advance_watermark(known.watermark)
-    _fold(plan, backend, table)
-    return task.written(backend.freeze, rows=0 if table is None else table.num_rows, new_id=new_id)
+    to = plan.dead_letters_table
+    dead = None if to is None else DeadLetters(to, batch.batch_id)
+    _fold(plan, backend, table, dead)
+
+    def emit(paths: list[str]) -> Emitted:
+        if to is None or dead is None:
+            return None, None
+        return None, write_output(storage, to, dead.to_table(), new_id=new_id, paths=paths)
+
+    return task.written(backend.freeze, rows=0 if table is None else table.num_rows, new_id=new_id, emit=emit)
 
 
-def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None) -> None:
-    """Fold all rows into all states; a state without rows is declared all the same."""
-    # One batch, unless a column holds more text than one array can address.
-    batches = [] if table is None else ordered(plan, table).combine_chunks().to_batches()
-    prepared = [StateRows(plan, backend, rows) for rows in batches]
+def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None, dead: DeadLetters | None) -> None:
+    """Fold all rows into all states, but for those that go to `dead`; a state without rows is declared all the same."""
+    states = []
     for given in plan.states:
         backend.migrate(given.state)
-        state = backend.state(given.descriptor)
-        for rows in prepared:
-            rows.fold(state, given)
-    for rows in prepared:
-        if rows.timestamps is not None:
-            backend.advance_watermark(pc.max(rows.timestamps).as_py() - plan.watermark_delay_ms)
+        states.append((backend.state(given.descriptor), given))
+    reached: list[int] = []
+
+    def fold(rows: pa.RecordBatch) -> None:
+        prepared = StateRows(plan, backend, rows)
+        for state, given in states:
+            prepared.fold(state, given)
+        if prepared.timestamps is not None:
+            reached.append(pc.max(prepared.timestamps).as_py())
+
+    if table is not None and dead is not None:
+        table = rows_that_fit(plan, table, dead)
+    # One batch, unless a column holds more text than one array can address.
+    for rows in [] if table is None else ordered(plan, table).combine_chunks().to_batches():
+        if dead is None:
+            fold(rows)
+        else:
+            fold_apart(plan, backend, rows, fold, dead)
+    if reached:
+        backend.advance_watermark(max(reached) - plan.watermark_delay_ms)
 
 
 def _clock(plan: SinkPlan, table: pa.Table | None) -> Callable[[], int]:
