@@ -14,7 +14,7 @@ from typing import get_args
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.cli import check, compact, gc, listing, savepoint, sql, verify, warm
-from arrowstate.errors import ArrowStateError
+from arrowstate.errors import ArrowStateError, StoreNotFoundError
 from arrowstate.maintenance.collection_plan import DEFAULT_GRACE_MS
 from arrowstate.snapshot.validation import Validation
 from arrowstate_formats.run_files import RunFormat
@@ -181,6 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
+    except StoreNotFoundError as error:
+        print(f"arrowstate: no store at {error.url}; check the path", file=sys.stderr)
+        return 1
     except ArrowStateError as error:
         print(f"arrowstate: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 1

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.cli.listing import open_checkpoint
-from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say
+from arrowstate.cli.output import bytes_text, print_json, print_table, problems_text, progress_bar, say
 from arrowstate.clock import new_id, now_ms
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.schema.layout import StateLayout, descriptor_of
@@ -164,4 +164,4 @@ def _print(snapshot: Snapshot, verified: Verification, restored: list[dict[str, 
         )
     for problem in problems:
         say(f"PROBLEM   {problem}")
-    say("no problem found" if not problems else f"{len(problems)} problems; do not rely on this checkpoint")
+    say(problems_text(problems, "do not rely on this checkpoint"))

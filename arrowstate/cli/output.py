@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import json
 import math
 import sys
@@ -10,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich import filesize
 from rich.console import Console
-from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["bytes_text", "plain", "print_json", "print_table", "progress_bar", "say", "time_text"]
+__all__ = ["bytes_text", "plain", "print_json", "print_table", "problems_text", "progress_bar", "say", "time_text"]
 
 
 def say(text: str = "") -> None:
@@ -33,7 +34,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
     """Print rows under columns; numbers stand on the right."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        is_number = all(isinstance(row[number], (int, float, type(None))) for row in rows)
+        is_number = all(isinstance(row[number], (int, float, decimal.Decimal, type(None))) for row in rows)
         table.add_column(escape(column), justify="right" if rows and is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row))
@@ -52,7 +53,13 @@ def progress_bar(text: str) -> Iterator[Progress]:
 
 def bytes_text(size: int) -> str:
     """Return a size with its unit."""
-    return decimal(size)
+    return filesize.decimal(size)
+
+
+def problems_text(problems: Sequence[str], advice: str) -> str:
+    """Return how many problems were found, and what to do where there are any."""
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    return f"{count}; {advice}" if problems else "no problem found"
 
 
 def time_text(milliseconds: int) -> str:
@@ -65,6 +72,8 @@ def plain(value: Any) -> Any:
     """Return a value as JSON can hold it: bytes as hexadecimal digits, other types as text, NaN as null."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, decimal.Decimal) and value.as_tuple().exponent == 0:
+        return int(value)  # DuckDB's sums of integers are of this type.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say, time_text
+from arrowstate.cli.output import bytes_text, print_json, print_table, problems_text, progress_bar, say, time_text
 from arrowstate.maintenance.recovery import StoreVerification, proposals
 from arrowstate.store import open_store
 
@@ -19,11 +19,7 @@ def verify(options: argparse.Namespace) -> int:
         print_json({**_as_json(found), "deep": options.deep})
     else:
         _print(url, found)
-        say(
-            "no problem found"
-            if not found.problems
-            else f"{len(found.problems)} problems; `arrowstate diagnose` goes on"
-        )
+        say(problems_text(found.problems, "`arrowstate diagnose` goes on"))
     return 1 if found.problems else 0
 
 

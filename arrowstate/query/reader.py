@@ -359,6 +359,6 @@ class SnapshotReader:
         text = str(error)
         missing = _MISSING_TABLE.search(text)
         if missing is not None:
-            names = [name.relation for name in sql_names(self.entry)]
+            names = [name.relation for name in [*sql_names(self.entry), *history_names()]]
             return StateNotFoundError(missing[1], names, None, self.checkpoint_id)
         return InvalidInputError(text)

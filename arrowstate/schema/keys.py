@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, check_type, check_values, python_array, safe_cast
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, check_values, python_array, safe_cast, shown_misfit
 from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
@@ -48,7 +48,7 @@ def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
         try:
             column = to_type(column, field.type, ("string", "binary"))
         except CONVERSION_ERRORS as error:
-            given = _misfit(column, partial(to_type, kind=field.type, families=("string", "binary")), error)
+            given = _misfit(column, partial(to_type, kind=field.type, families=("string", "binary")), error, field.type)
             raise KeyTypeError(f"{field.name}: {field.type}", given) from None
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -80,7 +80,7 @@ def described(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
 
 
-def _misfit(values: Any, convert: Callable[[Any], object], error: Exception) -> str:
+def _misfit(values: Any, convert: Callable[[Any], object], error: Exception, kind: pa.DataType) -> str:
     """Say what was given that does not convert: one value and its row, or where none would the type of all."""
     if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray, pa.Array, pa.ChunkedArray)):
         return f"{type(values).__name__} ({error})"
@@ -95,6 +95,8 @@ def _misfit(values: Any, convert: Callable[[Any], object], error: Exception) -> 
     if not fails:
         return str(values.dtype if isinstance(values, np.ndarray) else getattr(values, "type", type(values).__name__))
     value = values[fits]
+    if pa.types.is_nested(kind):
+        return shown_misfit(value, kind, f" in row {fits}")
     shown = str(value) if isinstance(value, (pa.Scalar, np.generic)) else repr(value)
     return f"{shown} in row {fits}"
 
@@ -159,7 +161,7 @@ def value_array(values: Any, kind: pa.DataType, rows: int, name: str) -> pa.Arra
     try:
         values = to_type(values, kind)
     except CONVERSION_ERRORS as error:
-        raise ValueTypeError(name, str(kind), _misfit(values, partial(to_type, kind=kind), error)) from None
+        raise ValueTypeError(name, str(kind), _misfit(values, partial(to_type, kind=kind), error, kind)) from None
     if len(values) != rows:
         raise InvalidInputError(f"state {name!r}: {rows} keys need {rows} values, got {len(values)}")
     return values

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, leaves, python_scalar, type_parts
+from arrowstate.schema.types import CONVERSION_ERRORS, leaves, python_scalar, shown_misfit, type_parts
 
 __all__ = ["column_of", "fitting", "integer_bounds", "plain_value", "plain_values", "rounding"]
 
@@ -86,7 +86,7 @@ def fitting(kind: pa.DataType, name: str) -> Callable[[Any], Any]:
         try:
             scalar = python_scalar(value, kind)
         except CONVERSION_ERRORS as error:
-            raise ValueTypeError(name, str(kind), repr(value)) from error
+            raise ValueTypeError(name, str(kind), shown_misfit(value, kind)) from error
         return plain_value(scalar, f"state {name!r}")
 
     if pa.types.is_integer(kind):

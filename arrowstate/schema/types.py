@@ -30,6 +30,7 @@ __all__ = [
     "python_array",
     "python_scalar",
     "safe_cast",
+    "shown_misfit",
     "type_parts",
 ]
 
@@ -131,14 +132,34 @@ def leaves(values: pa.Array) -> Iterator[pa.Array]:
 def safe_cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return an array in another type as Arrow's safe cast does, without numbers that became infinite on the way.
 
-    Raises one of `CONVERSION_ERRORS` where a value does not fit.
+    Fields of structs are found by their names; one that was not given is null. Raises one of `CONVERSION_ERRORS` where
+    a value does not fit, or a field is given that the type has not, which Arrow would drop.
     """
+    unknown = _unknown_field(values.type, kind)
+    if unknown:
+        raise TypeError(f"no field {unknown!r} in {kind}")
     out = pc.cast(values, kind, safe=True)
-    if _narrow_floats(kind):
-        for before, after in zip(leaves(values), leaves(out), strict=True):
-            if pa.types.is_floating(after.type) and _infinite(after) > _infinite(before):
-                raise OverflowError(f"a number is outside of the range of {after.type}")
+    if _narrow_floats(kind) and sum(map(_infinite, leaves(out))) > sum(map(_infinite, leaves(values))):
+        raise OverflowError(f"a number is outside of the range of {kind}")
     return out
+
+
+@functools.cache
+def _unknown_field(given: pa.DataType, kind: pa.DataType) -> str:
+    """Return the path of a field of structs that another type has not, "" if there is none."""
+    if not pa.types.is_nested(kind) or not pa.types.is_nested(given):
+        return ""
+    if not pa.types.is_struct(kind) or not pa.types.is_struct(given):
+        parts = range(min(given.num_fields, kind.num_fields))
+        return next(filter(None, (_unknown_field(given.field(i).type, kind.field(i).type) for i in parts)), "")
+    known = {field.name: field.type for field in kind}
+    for field in given:
+        if field.name not in known:
+            return field.name
+        inner = _unknown_field(field.type, known[field.name])
+        if inner:
+            return f"{field.name}.{inner}"
+    return ""
 
 
 def _infinite(values: pa.Array) -> int:
@@ -180,6 +201,51 @@ def python_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     if any(_to_check(kind)):
         check_values(pa.array([scalar], kind))
     return scalar
+
+
+def shown_misfit(value: Any, kind: pa.DataType, where: str = "") -> str:
+    """Return a value that does not fit a type for a message, and where it is; of a nested one the part at fault.
+
+    Examples
+    --------
+    >>> shown_misfit({"ports": [80, "http"]}, pa.struct({"ports": pa.list_(pa.int32())}), " in row 3")
+    "{'ports': [80, 'http']} in row 3; ports[1] is 'http', not int32"
+    """
+    if isinstance(value, pa.Scalar):
+        try:
+            value = value.as_py()
+        except (ValueError, OverflowError):  # It has no counterpart in Python.
+            return f"{value}{where}"
+    found = _path_of_misfit(value, kind).lstrip(".: ")
+    return f"{value!r}{where}; {found}" if found else f"{value!r}{where}"
+
+
+def _path_of_misfit(value: Any, kind: pa.DataType) -> str:
+    """Return the path below a nested value of the first part that does not convert, and what it is; "" for none."""
+    parts: Iterator[tuple[str, Any, pa.Field]]
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        unknown = next((name for name in value if name not in kind.names), None)
+        if unknown is not None:
+            return f": no field {unknown!r}"
+        parts = ((f".{field.name}", value.get(field.name), field) for field in kind)
+    elif pa.types.is_map(kind) and isinstance(value, (Mapping, list)):
+        entries = value.items() if isinstance(value, Mapping) else value
+        parts = ((f"[{key!r}]", item, kind.item_field) for key, item in entries)
+    elif pa.types.is_nested(kind) and not pa.types.is_struct(kind) and isinstance(value, (list, tuple)):
+        parts = ((f"[{place}]", item, kind.value_field) for place, item in enumerate(value))
+    else:
+        return ""
+    try:
+        for path, item, field in parts:
+            if item is None and not field.nullable:
+                return f"{path} is null"
+            try:
+                python_array([item], field.type)
+            except CONVERSION_ERRORS:
+                return path + (_path_of_misfit(item, field.type) or f" is {item!r}, not {field.type}")
+    except CONVERSION_ERRORS:  # Entries of a map that are no pairs.
+        return ""
+    return ""
 
 
 def _without_numpy(value: Any) -> Any:

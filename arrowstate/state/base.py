@@ -19,7 +19,7 @@ from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of, plain_value
-from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
+from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar, shown_misfit
 from arrowstate.state.current_key import KeyContext, identity_of
 from arrowstate.state.expiry import Expiry, runs_with_times
 from arrowstate.state.pending import Pending, Write, together
@@ -332,7 +332,7 @@ class KeyedState(Shown, Generic[D]):
         try:
             return python_scalar(value, kind)
         except CONVERSION_ERRORS as error:
-            raise ValueTypeError(self.descriptor.name, str(kind), repr(value)) from error
+            raise ValueTypeError(self.descriptor.name, str(kind), shown_misfit(value, kind)) from error
 
     def _plain(self, scalar: pa.Scalar | None) -> Any:
         return None if scalar is None else plain_value(scalar, f"state {self.descriptor.name!r}")

@@ -191,11 +191,10 @@ def key_group_range(max_parallelism: int, *, parallelism: int, subtask: int) -> 
     KeyGroupRange(start=43, end=85)
     """
     max_parallelism = check_max_parallelism(max_parallelism)
-    parallelism, subtask = check_integer("parallelism", parallelism), check_integer("subtask", subtask)
+    parallelism = check_integer("parallelism", parallelism)
     if not 1 <= parallelism <= max_parallelism:
         raise InvalidInputError(f"parallelism must be 1 to the max parallelism {max_parallelism}, got {parallelism}")
-    if not 0 <= subtask < parallelism:
-        raise InvalidInputError(f"subtask must be 0 to {parallelism - 1}, got {subtask}")
+    subtask = check_integer("subtask", subtask, 0, parallelism - 1)
     start = (subtask * max_parallelism + parallelism - 1) // parallelism
     return KeyGroupRange(start, ((subtask + 1) * max_parallelism - 1) // parallelism)
 

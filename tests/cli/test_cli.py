@@ -211,6 +211,12 @@ def test_sql_prints_csv(store, capsys):
     ]
 
 
+def test_sql_prints_a_sum_of_integers_as_a_number(store, capsys):
+    found = run_json(capsys, "sql", store, "select sum(clicks) as total, 1.50 as price from counter.clicks")
+
+    assert found == [{"total": 40_000, "price": "1.50"}]
+
+
 def test_sql_with_no_row_is_an_empty_array(store, capsys):
     assert run_json(capsys, "sql", store, "select * from counter.clicks where clicks < 0") == []
 
@@ -329,7 +335,9 @@ def test_sql_over_a_damaged_file_says_in_two_lines_what_is_damaged_and_what_help
         (["list", "/nowhere"], "no store at /nowhere"),
         (["show", "STORE", "--checkpoint", "99"], "it has 1, 2"),
         (["show", "STORE", "--state", "counter.cilcks"], "'counter.clicks', 'counter.city'"),
+        (["sql", "STORE", "select * from checkpoints"], "'arrowstate.checkpoints'"),
         (["sql", "STORE", "select * from counter.cilcks"], "'counter.clicks', 'counter.city'"),
+        (["sql", "STORE", "select * from checkpoints"], "'arrowstate.checkpoints'"),
         (["sql", "STORE", "select 1", "--json", "--csv"], "choose one"),
         (["sql", "STORE", "select error('no')"], "no"),
         (["savepoint", "STORE", "bad name"], "a savepoint name must be 1 to 128 characters"),

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
 from arrowstate.schema.plain import plain_values
-from arrowstate.schema.types import CONVERSION_ERRORS, python_array
+from arrowstate.schema.types import CONVERSION_ERRORS, python_array, shown_misfit
 from arrowstate.state.folds.decimals import by_group, fold_decimals
 from arrowstate.table.columns import sort_order, take
 from arrowstate_formats.compiled import Kernel, kernel, subroutine
@@ -263,7 +263,9 @@ def reduce_by_callable(
                 python_array([value], old.type)
             except CONVERSION_ERRORS as error:
                 row = rows[borders[group + 1] - 1]
-                raise ProcessElementError(row, str(ValueTypeError(where, str(old.type), repr(value)))) from error
+                raise ProcessElementError(
+                    row, str(ValueTypeError(where, str(old.type), shown_misfit(value, old.type)))
+                ) from error
         raise
 
 

@@ -11,6 +11,7 @@ from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, Val
 from arrowstate.schema.descriptors import MapStateDescriptor
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.plain import fitting, plain_values
+from arrowstate.schema.types import shown_misfit
 from arrowstate.state.current_key import hashable
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
@@ -279,6 +280,6 @@ def _user_keys_of(descriptor: MapStateDescriptor) -> tuple[Callable[[Any], Any],
         try:
             return plain_values(canonical_floats(key_columns([user_key], schema)[0]), f"state {name!r}")[0]
         except KeyTypeError as error:
-            raise ValueTypeError(name, str(kind), repr(user_key)) from error
+            raise ValueTypeError(name, str(kind), shown_misfit(user_key, kind)) from error
 
     return stored, hashable
