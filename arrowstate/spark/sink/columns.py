@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -154,10 +154,14 @@ def state_input(
     descriptor: StateDescriptor,
     key: Sequence[FieldDocument],
     columns: StreamColumns,
-    stored: StateDocument | None,
+    stored: Mapping[str, StateDocument],
     chosen: str | Sequence[str] | None,
+    order: Sequence[StateDescriptor],
 ) -> StateInput:
-    """Say where the rows of a state come from, after checking their types; `chosen` are the columns, if not by name."""
+    """Say where the rows of a state come from, after checking their types.
+
+    `chosen` are the columns, if not by name; `order` are the states that keep the sequences of its changes.
+    """
     _check_code(descriptor)
     layout = StateLayout.of(key_schema_of(key), descriptor)
     # What an aggregating state stores is not what it is given.
@@ -178,9 +182,11 @@ def state_input(
         else:
             where = descriptor.name if part is None else f"{descriptor.name}.{part.name}"
             numbers.append(columns.take_values(source, field, where))
-    return StateInput(
-        state=state_document(descriptor, layout, key, stored), columns=numbers, namespace=namespace, user_key=user_key
-    )
+    documents = [
+        state_document(item, StateLayout.of(key_schema_of(key), item), key, stored.get(item.name))
+        for item in (descriptor, *order)
+    ]
+    return StateInput(state=documents[0], order=documents[1:], columns=numbers, namespace=namespace, user_key=user_key)
 
 
 def _check_code(descriptor: StateDescriptor) -> None:

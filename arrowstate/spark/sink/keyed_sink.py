@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
 from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
-from arrowstate.spark.columns import FrameColumns, check_states
+from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone, check_no_operator_state
 from arrowstate.spark.dead_letters import dead_letters_name
 from arrowstate.spark.failures import pickled
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import spark_type
-from arrowstate.spark.sink.changelog import check_follows_changes
-from arrowstate.spark.sink.columns import KINDS, StreamColumns, state_input
+from arrowstate.spark.sink.columns import StreamColumns
+from arrowstate.spark.sink.inputs import Inputs
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.source import FORMAT, register
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.telemetry.records import Listener
 from arrowstate_formats.documents import OperatorDocument
-from arrowstate_formats.schema_documents import FieldDocument, StateDocument
+from arrowstate_formats.schema_documents import StateDocument
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,6 +46,8 @@ def keyed_sink(
     max_parallelism: int | None = None,
     columns: Mapping[str, str | Sequence[str]] | None = None,
     sequence: str | Sequence[str] | None = None,
+    late_changes: Literal["ignore", "apply"] = "ignore",
+    tombstone_ttl: TimeToLive | None = None,
     operation: str | None = None,
     timestamp: str | None = None,
     on_error: Literal["fail", "dead_letter"] = "fail",
@@ -95,8 +96,18 @@ def keyed_sink(
         of the state, or of the fields, and for a map `<state>_key` (a field that is named as a key column is:
         `<state>_<field>`).
     sequence
-        The column, or columns, that order the rows of a key within a micro-batch: numbers, dates, timestamps or
-        strings, none null. Rows where they are equal have no order.
+        The column, or columns, that order the rows of a key: numbers, dates, timestamps or strings, none null. Rows
+        where they are equal have no order within a micro-batch, and that of micro-batches across them.
+    late_changes
+        What a row does to a value, or to the entry of a map, that has a row of a higher sequence already, from
+        whatever micro-batch and run: nothing with `ignore`, the default. The highest sequence is kept, of what is there
+        in a state `<state>_sequence` and of what was removed or cleared in `<state>_removed`, both with the key, the
+        namespace and the user key of the state; a store without them goes on, and its rows are older than all that
+        come. `apply` keeps no sequence, which then orders the rows of a micro-batch only; it is for streams whose
+        changes of a key come in their order. Other kinds of state count all rows.
+    tombstone_ttl
+        For how long the sequence of what was removed is kept, by either clock: a change that comes later than that
+        counts, however late it is. Forever by default. A value that expires is forgotten with its sequence.
     operation
         The string column that says what a row of a stream of changes does: `+I`, `-U`, `+U`, `-D` (Flink); `c`, `r`,
         `u`, `d` (Debezium); `insert`, `update_preimage`, `update_postimage`, `delete` (Spark, Delta). Value and map
@@ -197,8 +208,15 @@ def keyed_sink(
         max_parallelism=max_parallelism,
     )
     aside = dead_letters_name(uid, on_error, dead_letters)
-    inputs = _Inputs(
-        states, columns or {}, [sequence] if isinstance(sequence, str) else sequence, operation, timestamp, aside
+    inputs = Inputs(
+        states,
+        columns or {},
+        [sequence] if isinstance(sequence, str) else sequence,
+        operation,
+        timestamp,
+        aside,
+        late_changes,
+        tombstone_ttl,
     )
     # What does not depend on the store is refused before one is made.
     inputs.take(StreamColumns(stream), key_documents(asked.key), {})
@@ -206,7 +224,8 @@ def keyed_sink(
     check_alone([uid, *([] if aside is None else [aside])], opened.checkpoint, opened.url)
     operator = opened.operator
     check_no_operator_state(operator, opened.url)
-    stored = {} if operator is None else _stored_states(operator, states)
+    orders = [item for kept in inputs.orders(FrameColumns.of(stream)).values() for item in kept]
+    stored = {} if operator is None else _stored_states(operator, [*states, *orders])
     left_out = [] if operator is None else [state.name for state in operator.states if state.name not in stored]
     if left_out and not allow_non_restored_state:
         raise InvalidInputError(
@@ -232,65 +251,6 @@ def keyed_sink(
     rows = stream.select(*taken.taken).repartitionById(plan.parallelism, subtask)
     register(stream.sparkSession)
     return writer_of(rows.writeStream.format(FORMAT).options(**plan.to_options()), QueryStart(opened.url))
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What a caller says of the rows, checked as far as no column is needed."""
-
-    states: Sequence[StateDescriptor]
-    columns: Mapping[str, str | Sequence[str]]
-    sequence: Sequence[str] | None
-    operation: str | None
-    timestamp: str | None
-    dead_letters: str | None
-
-    def __post_init__(self) -> None:
-        check_states(self.states, KINDS, "a stream is folded into value, reducing, aggregating, list and map states")
-        names = [descriptor.name for descriptor in self.states]
-        if unknown := [name for name in self.columns if name not in names]:
-            raise InvalidInputError(
-                f"columns names the columns of states by the state, and there is no state {unknown[0]!r}; there is "
-                f"{', '.join(names)}"
-            )
-        if self.sequence is not None and not self.sequence:
-            raise InvalidInputError("sequence must name at least one column; leave it out if rows have no order")
-        if self.operation is not None:
-            for descriptor in self.states:
-                check_follows_changes(descriptor, self.sequence is not None)
-        by_event_time = [item.name for item in self.states if item.ttl and item.ttl.clock == "event_time"]
-        if by_event_time and self.timestamp is None:
-            raise InvalidInputError(
-                f"state {by_event_time[0]!r} expires by event time; name the column with the time of each row with "
-                "timestamp="
-            )
-        if self.timestamp is not None and not by_event_time:
-            raise InvalidInputError(
-                f"timestamp={self.timestamp!r} is for states that expire by event time, and none of "
-                f"{', '.join(names)} does; leave it out, or declare a TimeToLive with clock='event_time'"
-            )
-
-    def take(
-        self, columns: StreamColumns, key: Sequence[FieldDocument], stored: Mapping[str, StateDocument]
-    ) -> dict[str, Any]:
-        """Take the columns that the states need; return what a plan says of them."""
-        found: dict[str, Any] = {
-            "states": [
-                state_input(item, key, columns, stored.get(item.name), self.columns.get(item.name))
-                for item in self.states
-            ]
-        }
-        if self.sequence is not None:
-            found["sequence"] = columns.take_sequence(self.sequence)
-        if self.operation is not None:
-            found["operation"] = columns.take_operation(self.operation)
-        if self.timestamp is not None:
-            found["timestamp"], found["watermark_delay_ms"] = columns.take_timestamp(self.timestamp)
-        if any(item.ttl and item.ttl.clock == "processing_time" for item in self.states):
-            found["batch_time"] = columns.take_batch_time()
-        if self.dead_letters is not None:
-            found["dead_letters"] = columns.take_row(self.dead_letters)
-        return found
 
 
 def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]) -> dict[str, StateDocument]:

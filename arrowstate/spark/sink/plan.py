@@ -38,6 +38,9 @@ class StateInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     user_key: int | None = None
     """That of the user key of a map."""
 
+    order: list[StateDocument] = []
+    """The states that keep the sequences of its changes; none where late changes count."""
+
     @property
     def descriptor(self) -> StateDescriptor:
         return descriptor_of(self.state)

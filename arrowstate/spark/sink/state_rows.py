@@ -18,6 +18,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import columns_as, milliseconds, struct_values, typed
 from arrowstate.spark.sink.changelog import Changes
+from arrowstate.spark.sink.ordering import Order
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.state.base import KeyedState
 from arrowstate.state.kinds.aggregating import AggregatingState
@@ -76,6 +77,7 @@ class StateRows:
         self._backend = backend
         self._rows = rows
         self._keys = _keys(plan, rows)
+        self._sequence = [rows.column(number) for number in plan.sequence]
         self._changes = None if plan.operation is None else _changes(plan, rows)
         self._grouped: dict[Any, KeyBatch] = {}
         self.timestamps: pa.Array | None = None
@@ -83,25 +85,15 @@ class StateRows:
         if plan.timestamp is not None:
             self.timestamps = _times(rows.column(plan.timestamp), rows.schema.names[plan.timestamp])
 
-    def fold(self, state: KeyedState[Any], given: StateInput) -> None:
-        """Fold the rows into a state."""
+    def fold(self, state: KeyedState[Any], given: StateInput, order: Order | None = None) -> None:
+        """Fold the rows into a state, but for those that come late by its order."""
         descriptor = state.descriptor
         values = _values(descriptor, [self._rows.column(number) for number in given.columns])
         by_event_time = descriptor.ttl is not None and descriptor.ttl.clock == "event_time"
         timestamps = self.timestamps if by_event_time else None
         removed = None if self._changes is None else self._changes.removed
-        if isinstance(state, MapState):
-            assert given.user_key is not None
-            user_keys = typed(self._rows.column(given.user_key), descriptor.key_type, f"{descriptor.name}_key")
-            namespace = self._namespace(descriptor, given)
-            state.put_batch(
-                self._keys, user_keys, values, namespace=namespace, timestamps=timestamps, removed=removed
-            )  # fmt: skip
-            return
-        if isinstance(state, ValueState):
-            if removed is not None and removed.true_count:
-                values = values.take(pa.array(np.arange(len(values)), mask=removed.to_numpy(zero_copy_only=False)))
-            state.update_batch(self._group(state, given), values, timestamps=timestamps)
+        if isinstance(state, (ValueState, MapState)):
+            self._set(state, given, values, order)
             return
         # In a table a null is no value; what clears a state when it is added one by one is passed over.
         kept = values.is_valid() if values.null_count else None
@@ -125,6 +117,43 @@ class StateRows:
             self._changes.check_old_values(descriptor.name, self._keys)
         retracted = removed if kept is None or removed is None else removed.filter(kept)
         state.add_batch(grouped, values, timestamps=timestamps, retracted=retracted)
+
+    def _set(self, state: ValueState | MapState, given: StateInput, values: pa.Array, order: Order | None) -> None:
+        """Let the last row of each key, or of each entry, say what is there."""
+        descriptor = state.descriptor
+        removed = None if self._changes is None else self._changes.removed
+        namespace, timestamps, sequence = None, self.timestamps, self._sequence
+        where: tuple[Any, ...]
+        if isinstance(state, MapState):
+            assert given.user_key is not None
+            user_keys = typed(self._rows.column(given.user_key), state.descriptor.key_type, f"{descriptor.name}_key")
+            where, namespace = (self._keys, user_keys), self._namespace(descriptor, given)
+        else:
+            where = (self._group(state, given),)
+        if order is not None:
+            kept = order.in_time(sequence, removed, where, namespace)
+            if not kept.any():
+                return
+            if not kept.all():
+                rows = pa.array(kept)
+                where = tuple(each.of_rows(kept) if isinstance(each, KeyBatch) else each.filter(rows) for each in where)
+                values, sequence = values.filter(rows), [column.filter(rows) for column in sequence]
+                namespace, timestamps, removed = (
+                    None if each is None else each.filter(rows) for each in (namespace, timestamps, removed)
+                )
+        by_event_time = descriptor.ttl is not None and descriptor.ttl.clock == "event_time"
+        cleared = np.zeros(len(values), np.bool_) if removed is None else removed.to_numpy(zero_copy_only=False)
+        at = timestamps if by_event_time else None
+        into: Any = state
+        if isinstance(state, MapState):
+            into.put_batch(*where, values, namespace=namespace, timestamps=at, removed=removed)
+        else:
+            if cleared.any():
+                values = values.take(pa.array(np.arange(len(values)), mask=cleared))
+            cleared = values.is_null().to_numpy(zero_copy_only=False)
+            into.update_batch(*where, values, timestamps=at)
+        if order is not None:
+            order.note(sequence, cleared, where, namespace, timestamps)
 
     def _group(self, state: OneRowState[Any], given: StateInput) -> KeyBatch:
         namespace = self._namespace(state.descriptor, given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -12,11 +13,13 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
+from arrowstate.schema.layout import descriptor_of
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.outputs import write_output
+from arrowstate.spark.sink.ordering import Order
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.setting_aside import fold_apart, rows_that_fit
 from arrowstate.spark.sink.state_rows import StateRows, ordered
@@ -77,14 +80,14 @@ def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None, de
     """Fold all rows into all states, but for those that go to `dead`; a state without rows is declared all the same."""
     states = []
     for given in plan.states:
-        backend.migrate(given.state)
-        states.append((backend.state(given.descriptor), given))
+        state, *order = (_declared(backend, document) for document in (given.state, *given.order))
+        states.append((state, given, Order(*order) if order else None))
     reached: list[int] = []
 
     def fold(rows: pa.RecordBatch) -> None:
         prepared = StateRows(plan, backend, rows)
-        for state, given in states:
-            prepared.fold(state, given)
+        for state, given, order in states:
+            prepared.fold(state, given, order)
         if prepared.timestamps is not None:
             reached.append(pc.max(prepared.timestamps).as_py())
 
@@ -100,6 +103,11 @@ def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None, de
         backend.advance_watermark(max(reached) - plan.watermark_delay_ms)
 
 
+def _declared(backend: KeyedStateBackend, document: StateDocument) -> Any:
+    backend.migrate(document)
+    return backend.state(descriptor_of(document))
+
+
 def _clock(plan: SinkPlan, table: pa.Table | None) -> Callable[[], int]:
     """The processing time: that of the micro-batch, so that a repetition has the same."""
     if table is None or plan.batch_time is None:
@@ -111,7 +119,7 @@ def _clock(plan: SinkPlan, table: pa.Table | None) -> Callable[[], int]:
 def _has_states(operator: OperatorDocument, plan: SinkPlan) -> bool:
     """Whether a subtask without rows can be taken over as it is."""
     stored = {state.name: _columns(state) for state in operator.states}
-    declared = {item.state.name: _columns(item.state) for item in plan.states}
+    declared = {state.name: _columns(state) for item in plan.states for state in (item.state, *item.order)}
     # Every declared state is stored as it is declared, and none is left that is to go.
     return operator.key == plan.key and stored == stored | declared and stored.keys().isdisjoint(plan.dropped)
 
