@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from arrowstate.spark.pyspark_internals import context_of, has_file, of_kind, times_of_batch
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from arrowstate.spark.pyspark_internals import ROW_NUMBER, context_of, has_file, of_kind, times_of_batch
 
 
 def test_a_classic_session_has_its_context(spark: Any) -> None:
@@ -41,6 +44,17 @@ def test_the_jvm_finds_a_file_where_there_is_one(spark: Any, tmp_path: Any) -> N
 
     assert has_file(spark, f"file:{tmp_path}/there")
     assert not has_file(spark, f"file:{tmp_path}/elsewhere")
+
+
+def test_the_parquet_reader_numbers_the_rows_of_a_file(spark: Any, tmp_path: Any) -> None:
+    table = pa.table({"k": range(100, 1100)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=300)
+
+    frame = spark.read.schema(f"k long, {ROW_NUMBER} long").parquet(f"{tmp_path}/rows.parquet")
+
+    # The second row group and half of the third, chosen by a filter that is pushed down.
+    rows = frame.where("k between 400 and 850").select(ROW_NUMBER).toArrow()[0]
+    assert sorted(rows.to_pylist()) == [*range(300, 751)]
 
 
 def test_a_writer_and_its_query_may_be_of_a_subclass(stream: Any, make_rows: Any) -> None:

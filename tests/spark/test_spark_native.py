@@ -120,7 +120,7 @@ def test_dead_rows_and_small_runs_are_taken_care_of(spark: Any, store: Path, pla
 
     assert scan.native
     assert (
-        scan.reason == "4 Parquet files read by Spark, 918 dead rows left out by a join, 2 small runs from the "
+        scan.reason == "4 Parquet files read by Spark, 918 dead rows left out by their numbers, 2 small runs from the "
         "manifests"
     )
     assert same(scan.frame, by_data_source(spark, store))
@@ -235,16 +235,16 @@ def test_what_is_not_taken_on_trust_is_left_to_the_data_source(spark: Any, store
         plan(validate="most")
 
 
-def test_many_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arrowstate.spark.read.native._MOST_DEAD_ROWS", 900)
+def test_many_rows_beside_dead_ones_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arrowstate.spark.read.native._MOST_BITMAP_ROWS", 900)
 
     scan = plan()
 
-    assert scan.reason == "read by the data source: 918 rows of its files are dead or of other checkpoints, over 900"
+    assert scan.reason == "read by the data source: its files with dead rows have 4,545 rows, over 900"
 
 
 def test_many_files_with_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arrowstate.spark.read.native._MOST_JOINS", 3)
+    monkeypatch.setattr("arrowstate.spark.read.native._MOST_BITMAPS", 3)
 
     assert plan().reason == "read by the data source: 4 of its files have dead rows, over 3"
 
