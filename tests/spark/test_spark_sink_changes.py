@@ -27,6 +27,7 @@ DELTA = {"insert": "insert", "before": "update_preimage", "after": "update_posti
 DEBEZIUM = {"insert": "c", "before": None, "after": "u", "delete": "d"}
 CITY = arrowstate.ValueStateDescriptor("v", pa.int64())
 ORDERS = arrowstate.MapStateDescriptor("v", pa.int64(), pa.int64())
+MEAN = arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")
 TOTALS = arrowstate.ReducingStateDescriptor(
     "totals", pa.struct([("id", pa.int64()), ("v", pa.int64())]), reduce={"id": "count", "v": "sum"}
 )
@@ -251,8 +252,8 @@ def test_a_stream_of_changes_equals_its_table_over_a_restart_with_another_parall
     log, table = changes(7, 400, DELTA)
     first, second, third = in_batches(log, 7, count=3)
     arguments = {
-        "states": [arrowstate.MapStateDescriptor("orders", pa.int64(), pa.int64()), TOTALS],
-        "columns": {"orders": ["id", "v"]},
+        "states": [arrowstate.MapStateDescriptor("orders", pa.int64(), pa.int64()), TOTALS, MEAN],
+        "columns": {"orders": ["id", "v"], "mean": "v"},
         "operation": "op",
         "sequence": "seq",
     }
@@ -265,6 +266,9 @@ def test_a_stream_of_changes_equals_its_table_over_a_restart_with_another_parall
     entries = {(row["k"], row["orders_key"]): row["orders"] for row in rows_of(stream.store, "orders")}
     assert entries == {(k, number): v for number, (k, v) in table.items()}
     assert {row["k"]: (row["id"], row["v"]) for row in rows_of(stream.store, "totals")} == totals_of(table)
+    backend = arrowstate.open_store(stream.store).latest().restore("counter", parallelism=1, subtask=0)
+    expected = [v / n if n else None for n, v in (totals_of(table).get(key, (0, 0)) for key in range(6))]
+    assert backend.state(MEAN).get_batch(range(6)).to_pylist() == expected
 
 
 def test_an_unknown_operation_fails_the_query_which_goes_on_without_it(stream: Any) -> None:
@@ -289,6 +293,7 @@ def test_an_unknown_operation_fails_the_query_which_goes_on_without_it(stream: A
 SPACED = arrowstate.ReducingStateDescriptor(
     "totals", pa.int64(), reduce="sum", namespace=pa.schema([("nobody", pa.int64())])
 )
+PAIR = arrowstate.ValueStateDescriptor("pair", pa.struct([("v", pa.int64()), ("w", pa.int64())]))
 EXPIRING = arrowstate.ValueStateDescriptor("v", pa.int64(), ttl=arrowstate.TimeToLive(1, clock="event_time"))
 
 
@@ -297,8 +302,8 @@ EXPIRING = arrowstate.ValueStateDescriptor("v", pa.int64(), ttl=arrowstate.TimeT
     [
         ({"states": [arrowstate.ListStateDescriptor("v", pa.int64())]}, "of the kind list cannot take back a value"),
         (
-            {"states": [arrowstate.AggregatingStateDescriptor("v", pa.int64(), aggregate="mean")]},
-            "of the kind aggregating cannot take back a value",
+            {"states": [arrowstate.AggregatingStateDescriptor("v", pa.int64(), aggregate="variance")]},
+            "state 'v': variance cannot take back a value; of the aggregates mean can",
         ),
         (
             {"states": [arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="max")]},
@@ -327,9 +332,14 @@ EXPIRING = arrowstate.ValueStateDescriptor("v", pa.int64(), ttl=arrowstate.TimeT
         ({"states": [EXPIRING]}, "state 'v' expires by event time; name the column"),
         ({"states": [EXPIRING], "timestamp": "op"}, "timestamp column 'op' must be a timestamp, or a whole number"),
         ({"columns": {"w": "v"}}, "there is no state 'w'; there is v"),
-        ({"columns": {"v": ["v", "n"]}}, "state 'v' must name the columns for v, in this order; got 'v', 'n'"),
-        ({"states": [ORDERS], "columns": {"v": "n"}}, "must name the columns for v_key, v, in this order; got 'n'"),
+        ({"columns": {"v": ["v", "n"]}}, "state 'v' must name the columns for v, in this order, .* got 'v', 'n'"),
+        ({"states": [ORDERS], "columns": {"v": "n"}}, "must name the columns for v_key, v, in this order, .* got 'n'"),
         ({"states": [ORDERS]}, "has no column 'v_key'"),
+        (
+            {"states": [PAIR], "columns": {"pair": "parts"}},
+            "must name the columns for v, w, in this order, or a struct column with the fields of the value",
+        ),
+        ({"states": [PAIR], "columns": {"pair": "whole"}}, "struct column 'whole' has no column 'w'; it has v"),
         ({"operation": None, "states": [SPACED]}, "has no column 'nobody'"),
         (
             {"operation": None, "states": [arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce=min)]},
@@ -339,7 +349,7 @@ EXPIRING = arrowstate.ValueStateDescriptor("v", pa.int64(), ttl=arrowstate.TimeT
     ],
 )  # fmt: skip
 def test_what_a_sink_cannot_keep_is_refused_at_the_call(stream: Any, change: dict[str, Any], message: str) -> None:
-    stream.schema = "k long, v long, n long, op string, parts array<bigint>"
+    stream.schema = "k long, v long, n long, op string, parts array<bigint>, whole struct<v: bigint>"
     (stream.folder / "in").mkdir()
     arguments = {"states": [CITY], "operation": "op", "sequence": "n"} | change
 

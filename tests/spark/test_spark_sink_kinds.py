@@ -244,3 +244,39 @@ def test_keys_and_user_keys_may_be_times_in_any_zone_of_the_session(stream: Any)
     found = by_key(stream.store, "by_time", "by_time_key", "by_time")
     assert found == {times[1].as_py(): (times[1].as_py(), 2), times[0].as_py(): (times[0].as_py(), 3)}
     assert by_key(stream.store, "v", "v") == {times[1].as_py(): 2, times[0].as_py(): 4}
+
+
+def test_a_struct_column_is_the_value_of_a_struct_state(stream: Any) -> None:
+    place = pa.struct([("seen", pa.timestamp("us", tz="UTC")), ("Size", pa.int64())])
+    given = pa.struct([("size", pa.int32()), ("more", pa.string()), ("seen", pa.timestamp("us", tz="UTC"))])
+    values = [{"size": 1, "more": "a", "seen": 5}, None, {"size": 3, "more": "b", "seen": None}, {"size": 4}]
+    stream.schema = "k long, n long, place struct<size: int, more: string, seen: timestamp>"
+    stream.add(pa.table({"k": [1, 1, 2, 3], "n": [1, 2, 3, 4], "place": pa.array(values, given)}))
+    counts = pa.struct([("size", pa.int64()), ("more", pa.int64())])
+    states = [
+        arrowstate.ValueStateDescriptor("place", place),
+        arrowstate.MapStateDescriptor("places", pa.int64(), place),
+        arrowstate.ReducingStateDescriptor("sums", counts, reduce={"size": "sum", "more": "count"}),
+        arrowstate.ListStateDescriptor("wholes", pa.struct([("place", pa.struct([("size", pa.int32())]))])),
+    ]
+    frame = stream.frame().selectExpr("*", "named_struct('size', place.size) as narrow")
+
+    stream.run(
+        frame=frame,
+        states=states,
+        columns={"places": ["n", "place"], "sums": "place", "wholes": "narrow"},
+        sequence="n",
+    )
+
+    assert by_key(stream.store, "place", "Size") == {2: 3, 3: 4}
+    found = arrowstate.open_store(stream.store).latest().to_arrow("counter.places").to_pylist()
+    assert {(row["k"], row["places_key"]): (row["seen"] and row["seen"].microsecond, row["Size"]) for row in found} == {
+        (1, 1): (5, 1),
+        (1, 2): (None, None),
+        (2, 3): (None, 3),
+        (3, 4): (None, 4),
+    }
+    assert by_key(stream.store, "sums", "size", "more") == {1: (1, 1), 2: (3, 1), 3: (4, 0)}
+    # A struct that is the value of the one field is no struct with that field.
+    rows = arrowstate.open_store(stream.store).latest().to_arrow("counter.wholes")
+    assert [row["place"] for row in rows.to_pylist()] == [{"size": 1}, {"size": None}, {"size": 3}, {"size": 4}]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import (
+    AggregatingStateDescriptor,
     InvalidInputError,
     KeyedStateBackend,
     MapStateDescriptor,
@@ -152,3 +153,53 @@ def test_a_batch_sets_and_removes_entries_in_its_order(backend, seed):
 
         found = state.entries_batch(range(4)).to_pylist()
         assert {(k, u): v for k, entries in enumerate(found) for u, v in entries} == model
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float32(), pa.decimal128(9, 2)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_values_that_are_taken_back_in_any_order_leave_the_mean_of_the_others(seed, kind):
+    backend = KeyedStateBackend(key=USER, max_parallelism=128)
+    state = backend.state(AggregatingStateDescriptor("mean", kind, aggregate="mean"))
+    random = np.random.default_rng(seed)
+    rows = [(int(random.integers(0, 8)), int(random.integers(-9, 9)) * 0.5) for _ in range(120)]
+    away = [row for row in rows if random.random() < 0.6]
+    left = list(rows)
+    for row in away:
+        left.remove(row)
+    # Some are taken back before they come.
+    log = [(*row, False) for row in rows] + [(*row, True) for row in away]
+    log = [log[place] for place in random.permutation(len(log))]
+
+    for start in range(0, len(log), 17):
+        keys, values, retracted = zip(*log[start : start + 17], strict=True)
+        given = pa.array([int(value * 2) for value in values], pa.int64()) if kind == pa.int64() else pa.array(values)
+        state.add_batch(list(keys), given.cast(kind), retracted=list(retracted))
+
+    held = {key: [value for k, value in left if k == key] for key, _ in left}
+    scale = 2 if kind == pa.int64() else 1
+    expected = [sum(held[key]) / len(held[key]) * scale if key in held else None for key in range(8)]
+    assert state.get_batch(range(8)).to_pylist() == pytest.approx(expected)
+    assert len(state) == len(held)
+
+
+def test_a_mean_of_which_all_values_were_taken_back_is_gone_even_if_one_was_no_number(backend):
+    state = backend.state(AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean"))
+    state.add_batch([1, 1, 2, 3], [float("nan"), 2.0, float("inf"), 1.5])
+
+    state.add_batch([1, 1, 2, 3], [float("nan"), 2.0, float("inf"), 2.5], retracted=[True] * 4)
+
+    # As much was taken back of 3 as was added, but not the same.
+    assert state.get_batch([1, 2, 3]).to_pylist() == [None, None, None]
+    assert state.accumulators_batch([1, 2, 3]).to_pylist() == [None, None, {"count": 0, "sum": -1.0}]
+
+
+@pytest.mark.parametrize("aggregate", ["variance", "count_distinct"])
+def test_other_aggregates_refuse_to_take_values_back_and_stay_as_they_were(backend, aggregate):
+    state = backend.state(AggregatingStateDescriptor("a", pa.int64(), aggregate=aggregate))
+    state.add_batch([1, 1], [1, 3])
+    before = state.get_batch([1]).to_pylist()
+
+    with pytest.raises(InvalidInputError, match=f"state 'a': {aggregate} cannot take back a value; .* mean can"):
+        state.add_batch([1], [3], retracted=[True])
+
+    assert state.get_batch([1]).to_pylist() == before

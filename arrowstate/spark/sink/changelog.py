@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
@@ -54,7 +55,7 @@ class Changes:
         return cls(operations, pc.greater_equal(numbers, len(ADDED)))
 
     def check_old_values(self, state: str, keys: pa.RecordBatch) -> None:
-        """Refuse an update that does not come with the old row, which a state of sums and counts must take back."""
+        """Refuse an update that does not come with the old row, which sums, counts and means must take back."""
         alone = pc.equal(self.operations, WITHOUT_OLD_VALUE)
         if alone.true_count:
             raise InvalidInputError(
@@ -66,13 +67,13 @@ class Changes:
 
 def check_follows_changes(descriptor: StateDescriptor, sequence: bool) -> None:
     """Refuse a state that cannot follow a stream of changes, or not without their order."""
-    if isinstance(descriptor, ReducingStateDescriptor):
+    if isinstance(descriptor, (ReducingStateDescriptor, AggregatingStateDescriptor)):
         check_retractable(descriptor)
     elif not isinstance(descriptor, (ValueStateDescriptor, MapStateDescriptor)):
         raise InvalidInputError(
             f"state {descriptor.name!r}: a state of the kind {descriptor.kind} cannot take back a value, which a "
-            "stream with operation= asks for; a map state that holds the rows by their own key can, and so can sums "
-            "and counts"
+            "stream with operation= asks for; a map state that holds the rows by their own key can, and so can sums, "
+            "counts and means"
         )
     elif not sequence:
         raise InvalidInputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import functions as sf
@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     LongType,
     ShortType,
     StringType,
+    StructType,
     TimestampNTZType,
     TimestampType,
 )
@@ -56,6 +57,9 @@ KINDS = (
 )
 """The kinds of state that a stream is folded into."""
 
+Source: TypeAlias = str | tuple[str, str]
+"""A column, or a field of a struct column."""
+
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _ORDERED = (*_WHOLE, FloatType, DoubleType, DecimalType, DateType, TimestampType, TimestampNTZType, StringType)
@@ -70,28 +74,55 @@ class StreamColumns:
         self._names: set[str] = set()
         self.taken: list[Column] = []
 
-    def take(self, name: str, wanted: DataType) -> int:
+    def take(self, source: Source, wanted: DataType) -> int:
         """Take a column, widened to a type, and return its number."""
-        column = sf.col(quoted(name))
-        if self.found.type_of(name).simpleString() != wanted.simpleString():
+        name, column, given = self._find(source)
+        if given.simpleString() != wanted.simpleString():
             column = column.cast(wanted)
         return self._take(name, wanted.simpleString(), column)
 
-    def take_presence(self, name: str) -> int:
+    def take_presence(self, source: Source) -> int:
         """Take 1 where a column has a value and null where it has none, which is all that counting needs."""
-        self.found.type_of(name)
-        return self._take(name, "presence", sf.when(sf.col(quoted(name)).isNotNull(), sf.lit(1).cast("tinyint")))
+        name, column, _ = self._find(source)
+        return self._take(name, "presence", sf.when(column.isNotNull(), sf.lit(1).cast("tinyint")))
 
-    def take_values(self, name: str, field: pa.Field, where: str) -> int:
+    def take_values(self, source: Source, field: pa.Field, where: str) -> int:
         """Take a column in the type in which Spark holds the values of a field, after checking that they fit."""
-        given, wanted = self.found.type_of(name), spark_type(field.type)
+        _, _, given = self._find(source)
+        wanted = spark_type(field.type)
         if not widens(given, wanted):
             raise ValueTypeError(where, str(field.type), given.simpleString())
         try:
             to_type(pa.array([], arrow_type(wanted)), field.type)
         except (pa.ArrowException, TypeError) as error:
             raise ValueTypeError(where, str(field.type), f"{given.simpleString()} ({error})") from None
-        return self.take(name, wanted)
+        return self.take(source, wanted)
+
+    def sources(self, descriptor: StateDescriptor, fields: Sequence[pa.Field], chosen: Sequence[str]) -> list[Source]:
+        """Return where the fields of a struct type are: in columns of their own, or in one that has all of them.
+
+        `fields` are those of the layout, and `chosen` what a caller named for them, if anything.
+        """
+        names: list[Source] = [*(chosen or (field.name for field in fields))]
+        inner = list(descriptor.type) if pa.types.is_struct(descriptor.type) else []
+        if not inner or len(chosen) > 1 or (not chosen and all(self.found.find(field.name) for field in fields)):
+            return names
+        column = self.found.find(chosen[0] if chosen else descriptor.name)
+        if column is None or not isinstance(column.dataType, StructType):
+            return names
+        if chosen and len(inner) == 1 and widens(column.dataType, spark_type(inner[0].type)):
+            return names
+        return [(column.name, part.name) for part in inner]
+
+    def _find(self, source: Source) -> tuple[str, Column, DataType]:
+        """Return a column, or the field of a struct column, with its name and its type."""
+        if isinstance(source, str):
+            return source, sf.col(quoted(source)), self.found.type_of(source)
+        name, part = source
+        fields = self.found.type_of(name)
+        assert isinstance(fields, StructType), "other columns have no fields"
+        kind = FrameColumns(fields, f"struct column {name!r}").type_of(part)
+        return f"{quoted(name)}.{quoted(part)}", sf.col(quoted(name)).getField(part), kind
 
     def take_sequence(self, sequence: Sequence[str]) -> list[int]:
         """Take the columns that order rows."""
@@ -166,8 +197,13 @@ def state_input(
     layout = StateLayout.of(key_schema_of(key), descriptor)
     # What an aggregating state stores is not what it is given.
     values = StateLayout(layout.key, layout.name, descriptor.type, layout.namespace, layout.user_key_type).value_fields
-    named = [*(layout.entry_fields[-1:] if isinstance(descriptor, MapStateDescriptor) else ()), *values]
-    sources = [field.name for field in named] if chosen is None else _chosen(descriptor.name, named, chosen)
+    keys = list(layout.entry_fields[-1:]) if isinstance(descriptor, MapStateDescriptor) else []
+    given = [chosen] if isinstance(chosen, str) else list(chosen or ())
+    sources = columns.sources(descriptor, values, given[len(keys) :])
+    sources = [*(given[: len(keys)] or [field.name for field in keys]), *sources]
+    named = [*keys, *values]
+    if len(sources) != len(named) or (chosen is not None and len(given) <= len(keys)):
+        raise _misnamed(descriptor.name, named, given)
     namespace = [
         columns.take_values(field.name, field, f"{descriptor.name}.{field.name}") for field in layout.namespace_fields
     ]
@@ -208,11 +244,8 @@ def _check_code(descriptor: StateDescriptor) -> None:
         )
 
 
-def _chosen(state: str, named: Sequence[pa.Field], chosen: str | Sequence[str]) -> list[str]:
-    names = [chosen] if isinstance(chosen, str) else list(chosen)
-    if len(names) != len(named):
-        raise InvalidInputError(
-            f"columns of state {state!r} must name the columns for {', '.join(field.name for field in named)}, in this "
-            f"order; got {', '.join(map(repr, names)) or 'none'}"
-        )
-    return names
+def _misnamed(state: str, named: Sequence[pa.Field], given: Sequence[str]) -> InvalidInputError:
+    return InvalidInputError(
+        f"columns of state {state!r} must name the columns for {', '.join(field.name for field in named)}, in this "
+        f"order, or a struct column with the fields of the value; got {', '.join(map(repr, given)) or 'none'}"
+    )

@@ -91,10 +91,11 @@ def keyed_sink(
         The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
         parallelism above 85.
     columns
-        By the name of a state, the columns of its values: one for a plain type, for a struct one per field; for a map
-        the column of its user keys first. By default columns with the names that the table of the state has: the name
-        of the state, or of the fields, and for a map `<state>_key` (a field that is named as a key column is:
-        `<state>_<field>`).
+        By the name of a state, the columns of its values: one for a plain type, for a struct one per field, or one
+        struct column with these fields; for a map the column of its user keys first. By default columns with the names
+        that the table of the state has: the name of the state, or of the fields, and for a map `<state>_key` (a field
+        that is named as a key column is: `<state>_<field>`), or for a struct the struct column with the name of the
+        state.
     sequence
         The column, or columns, that order the rows of a key: numbers, dates, timestamps or strings, none null. Rows
         where they are equal have no order within a micro-batch, and that of micro-batches across them.
@@ -112,11 +113,11 @@ def keyed_sink(
         The string column that says what a row of a stream of changes does: `+I`, `-U`, `+U`, `-D` (Flink); `c`, `r`,
         `u`, `d` (Debezium); `insert`, `update_preimage`, `update_postimage`, `delete` (Spark, Delta). Value and map
         states then need a `sequence` of the changes, such as a commit version or the offset in a log: inserts and
-        post-images set, deletes and pre-images remove, and where the sequence is equal removals come first. Sums and
-        counts take back the values of deletes and pre-images, which must bring them, in any order; a key of which
-        all counts and sums are back at zero is removed, if the state counts. No other state is allowed. `u` brings no
-        old row: sums and counts cannot take it, and neither a key nor a user key may change by it. They cannot take a
-        value that is none of these either.
+        post-images set, deletes and pre-images remove, and where the sequence is equal removals come first. Sums,
+        counts and means take back the values of deletes and pre-images, which must bring them, in any order; a key of
+        which all counts and sums are back at zero is removed, if the state counts, as a mean does. No other state is
+        allowed. `u` brings no old row: sums, counts and means cannot take it, and neither a key nor a user key may
+        change by it. A row with any other value does not fit.
     timestamp
         The column with the event time of each row, a timestamp or whole milliseconds, for states that expire by event
         time; none may be null. Their time is the highest timestamp of the micro-batches before, less the delay of

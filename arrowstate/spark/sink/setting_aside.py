@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
-from arrowstate.schema.descriptors import ReducingStateDescriptor
+from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from arrowstate.spark.dead_letters import DeadLetters, tried
 from arrowstate.spark.sink.changelog import ADDED, REMOVED, WITHOUT_OLD_VALUE
 from arrowstate.spark.sink.plan import SinkPlan
@@ -98,7 +98,8 @@ def _wrong_operations(plan: SinkPlan, table: pa.Table, number: int) -> Iterator[
         return f"column {name!r} holds {rows.column(number)[row].as_py()!r}, which is no operation"
 
     yield ~known, "InvalidInputError", unknown
-    summed = [item.state.name for item in plan.states if isinstance(item.descriptor, ReducingStateDescriptor)]
+    folded = (ReducingStateDescriptor, AggregatingStateDescriptor)
+    summed = [item.state.name for item in plan.states if isinstance(item.descriptor, folded)]
     if summed:
         alone = pc.fill_null(pc.equal(column, WITHOUT_OLD_VALUE), False).to_numpy()
         reason = f"state {summed[0]!r} takes old values back, and the operation {WITHOUT_OLD_VALUE!r} brings none"

@@ -110,9 +110,6 @@ class StateRows:
         grouped = self._group(state, given)
         if kept is not None:
             grouped = grouped.of_rows(kept.to_numpy(zero_copy_only=False))
-        if isinstance(state, AggregatingState):
-            state.add_batch(grouped, values, timestamps=timestamps)
-            return
         if self._changes is not None:
             self._changes.check_old_values(descriptor.name, self._keys)
         retracted = removed if kept is None or removed is None else removed.filter(kept)

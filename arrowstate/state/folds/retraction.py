@@ -1,7 +1,7 @@
 """Taking values back from a reducing state: which reducers can, and values as the amounts they add.
 
 A sum and a count are groups: what was added is taken back by adding its opposite, in any order. So values that are
-added and values that are taken back become one column of amounts, which is summed.
+added and values that are taken back become one column of amounts, which is summed. A mean is a count and a sum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, ValueOverflowError
-from arrowstate.schema.descriptors import ReducingStateDescriptor
+from arrowstate.schema.aggregates import Mean
+from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from arrowstate.schema.keys import value_array
 
 __all__ = ["amounts", "check_retractable", "row_flags", "without_empty"]
@@ -22,14 +23,22 @@ __all__ = ["amounts", "check_retractable", "row_flags", "without_empty"]
 _RETRACTABLE = ("sum", "count")
 
 
-def check_retractable(descriptor: ReducingStateDescriptor) -> None:
+def check_retractable(descriptor: ReducingStateDescriptor | AggregatingStateDescriptor) -> None:
     """Refuse a state that cannot take a value back.
 
     Raises
     ------
     InvalidInputError
-        If a reducer is neither `sum` nor `count`, or a sum is of a type without negative numbers.
+        If a reducer is neither `sum` nor `count`, a sum is of a type without negative numbers, or an aggregate is not
+        `mean`.
     """
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        if not isinstance(descriptor.declared, Mean):
+            raise InvalidInputError(
+                f"state {descriptor.name!r}: {descriptor.declared.name} cannot take back a value; of the aggregates "
+                "mean can, and a map state that holds the rows by their own key can drop one"
+            )
+        return
     for path, reduce, kind in _fields(descriptor):
         if reduce not in _RETRACTABLE:
             raise InvalidInputError(

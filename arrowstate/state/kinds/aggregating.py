@@ -13,6 +13,8 @@ from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.plain import column_of
 from arrowstate.state.folds.aggregates import aggregate_of
+from arrowstate.state.folds.aggregates.numbers import MeanAggregate
+from arrowstate.state.folds.retraction import check_retractable, row_flags
 from arrowstate.state.kinds.merging import MergePlan, MergingState
 from arrowstate.state.kinds.one_row import OneRowState, after_last_null, of_rows
 from arrowstate.state.transaction import atomic
@@ -43,7 +45,15 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
     _plumbing = frozenset({"accumulators_batch", "added", "merged", "results"})
 
     @atomic
-    def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
+    def add_batch(
+        self,
+        keys: Any,
+        values: Any,
+        *,
+        namespace: Any = None,
+        timestamps: Any = None,
+        retracted: Any = None,
+    ) -> None:
         """Add each value to its key's accumulator, in the order of the batch.
 
         Parameters
@@ -56,17 +66,26 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
             For a state with namespaces: one per row as columns, or one plain value for all rows.
         timestamps
             For a state that expires by event time: the time of each row, in milliseconds.
+        retracted
+            For a mean: which values are taken back instead of added, one a row, without nulls. A key of which all were
+            is removed. Sums are float64: whole numbers up to 2^53 come back exactly, infinities and NaN not at all.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
             If a key or value does not fit; the state is unchanged then, as it is if the aggregate raises.
+        InvalidInputError
+            If the aggregate cannot take values back; the state is unchanged then.
         StorageFullError
             If the disk has no room for spilled runs; the state is unchanged then.
         """
         self.flush()
         batch = self._keys(keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
+        flags = None
+        if retracted is not None:
+            check_retractable(self.descriptor)
+            flags = row_flags(retracted, batch.row_count, self.descriptor.name, "retracted")
         updated = self._expiry.times(batch.row_count, timestamps)
         self._expiry.settle()
         found = left = self._expiry.find(batch)
@@ -74,7 +93,9 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
             left = found.without(cleared)
-        accumulators = self.added(self._read(left), given.take(pa.array(order)), np.diff(starts))
+        rows = pa.array(order)
+        flags = None if flags is None else flags.take(rows)
+        accumulators = self.added(self._read(left), given.take(rows), np.diff(starts), flags)
         times = self._latest(left, self._youngest(updated, order, starts))
         self._replace(found, batch, accumulators, times)
 
@@ -138,8 +159,10 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
             others = _put(others, both, merged)
         return _put(accumulators, numbers, others)
 
-    def added(self, old: pa.StructArray, values: pa.Array, counts: Ints) -> pa.StructArray:
-        """Return one accumulator per key with its values added; where a key gets none, what it had."""
+    def added(
+        self, old: pa.StructArray, values: pa.Array, counts: Ints, retracted: pa.BooleanArray | None = None
+    ) -> pa.StructArray:
+        """Return one accumulator per key with its values added or taken back; where a key gets none, what it had."""
         aggregate = aggregate_of(self.descriptor.declared, self.descriptor.type)
         touched = np.flatnonzero(counts)
         if not touched.size:
@@ -150,7 +173,11 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
             created = self._checked(aggregate.create(fresh.size), fresh.size, "create")
             accumulators = _put(accumulators, fresh, created)
         groups = pa.array(np.repeat(np.arange(touched.size, dtype=np.int64), counts[touched]))
-        added = self._checked(aggregate.add(accumulators, groups, values), touched.size, "add")
+        if retracted is None:
+            added = self._checked(aggregate.add(accumulators, groups, values), touched.size, "add")
+        else:
+            assert isinstance(aggregate, MeanAggregate), "no other takes values back"
+            added = aggregate.with_amounts(accumulators, groups, values, retracted)
         return added if touched.size == len(old) else _put(old, touched, added)
 
     def results(self, accumulators: pa.StructArray) -> pa.Array:

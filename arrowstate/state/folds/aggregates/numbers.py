@@ -31,15 +31,37 @@ class MeanAggregate(BuiltInAggregate):
         added = reduce_column("sum", numbers, np.arange(len(numbers)), starts, sums, sums.type, self.name)
         return self._struct([counts.to_numpy() + np.diff(starts), added])
 
+    def with_amounts(
+        self, accumulators: pa.StructArray, groups: pa.Int64Array, values: pa.Array, retracted: pa.BooleanArray
+    ) -> pa.StructArray:
+        """Return the accumulators with values added or taken back; null where nothing is left of one.
+
+        Where values were taken back before they came, the count and the sum wait for them below zero.
+        """
+        starts = borders(groups, len(accumulators))
+        away = retracted.to_numpy(zero_copy_only=False)
+        numbers = floats(values)
+        total, ones = pa.array(np.where(away, -numbers, numbers)), pa.array(np.where(away, -1, 1))
+        order = np.arange(len(numbers))
+        counts, sums = (
+            reduce_column("sum", amounts, order, starts, old, old.type, self.name).to_numpy()
+            for amounts, old in zip((ones, total), accumulators.flatten(), strict=True)
+        )
+        # No value that comes later makes a number again of a sum that is none.
+        empty = (counts == 0) & ((sums == 0) | ~np.isfinite(sums))
+        return pa.StructArray.from_arrays(
+            [pa.array(counts), pa.array(sums)], fields=list(accumulators.type), mask=pa.array(empty)
+        )
+
     def merge(self, left: pa.StructArray, right: pa.StructArray) -> pa.StructArray:
         """Return the accumulators of all values of both."""
         (count, total), (other_count, other_total) = _columns(left), _columns(right)
         return self._struct([count + other_count, total + other_total])
 
     def result(self, accumulators: pa.StructArray) -> pa.Array:
-        """Return the means."""
+        """Return the means; null where as much was taken back as was added."""
         counts, sums = _columns(accumulators)
-        return pa.array(sums / counts)
+        return pa.array(sums / np.maximum(counts, 1), mask=counts < 1)
 
 
 class VarianceAggregate(BuiltInAggregate):
