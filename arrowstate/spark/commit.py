@@ -28,9 +28,8 @@ from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.outputs import appended
 from arrowstate.spark.sink.plan import SinkPlan
-from arrowstate.spark.task import SubtaskResult, TaskPlan
+from arrowstate.spark.task import SubtaskResult
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
 from arrowstate.telemetry.records import Listener, OperationRecord, PartRecord, Recording, recorded
 from arrowstate_formats.documents import (
     LogEntryDocument,
@@ -115,7 +114,7 @@ def commit_micro_batch(
     started_at_ms = min([result.metrics.started_at_ms for result in results if result.metrics is not None] + [now])
     # If all found the batch in the store, there is nothing to commit; if only some did, another run has.
     operators = [] if held else [operator_of(plan.uid, plan.max_parallelism, results)]
-    storage = open_storage(plan.store)
+    storage = plan.open()
     table, firsts, paths = plan.dead_letters_table, dict[str, int](), list[str]()
     if table is not None and not held:
         base = max((result.base for result in results if result.base is not None), default=None)
@@ -291,12 +290,12 @@ def append_checkpoint(
     return None
 
 
-def abort_micro_batch(plan: TaskPlan, results: Sequence[SubtaskResult | None]) -> None:
+def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:
     """Delete what the tasks of a failed micro-batch wrote, unless the commit may have been tried."""
     if None not in results:
         # All tasks were done, so the commit failed, and perhaps only its answer was lost.
         return
-    storage = open_storage(plan.store)
+    storage = plan.open()
     for result in results:
         if result is not None:
             delete_quietly(storage, result.paths)

@@ -151,6 +151,9 @@ def register(spark: SparkSession) -> None:
     validate
         `full` takes nothing on trust that was not written by this package, see `open_store`; `checksums` by default.
         Change feeds take it too.
+    storageOptions
+        What `open_store` takes as `storage_options`, as a JSON object, for every kind of read; without it the
+        environment of each process counts. Spark's plans and logs do not print it.
     table
         In the place of a state: `arrowstate.checkpoints` or `arrowstate.subtasks`, the history of the store as
         `Snapshot.sql` documents it.

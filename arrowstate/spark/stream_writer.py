@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ class QueryStart:
     """What a writer needs to start a query."""
 
     store: str
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     function: Callable[[Mapping[str, str]], Callable[[Any, int], None]] | None = None
     """Returns, given the options of the writer, what `foreachBatch` calls; None for a data source."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,3 +93,76 @@ def test_a_bucket_that_cannot_be_reached_is_named(stream: Any, make_rows: Any, b
 
     with pytest.raises(arrowstate.errors.StorageError, match="there is no such bucket .in s3://no-such-bucket/store"):
         stream.run(store="s3://no-such-bucket/store")
+
+
+@pytest.fixture
+def options(spark: Any, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """What is needed to reach a bucket, which no environment has."""
+    from object_servers import S3_OPTIONS, s3_server
+
+    with s3_server() as endpoint:
+        yield {
+            **S3_OPTIONS,
+            "secret": "hush-hush-4711",
+            "client_kwargs": {"region_name": "us-east-1"},
+            "endpoint_url": endpoint,
+            "cache_dir": str(tmp_path / "cache"),
+        }
+
+
+@pytest.mark.long
+def test_storage_options_reach_the_workers_and_stand_nowhere(
+    stream: Any, make_rows: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    from arrowstate.spark import plan_read, progress, register, stateful
+
+    caplog.set_level("DEBUG", "arrowstate")
+    bucket, spark = f"s3://bucket/{uuid.uuid4().hex}/store", stream.spark
+    with pytest.raises(arrowstate.InvalidInputError, match="the storage option 'secret' is a object") as refused:
+        stream.add(make_rows(0, 50))
+        stream.start(store=bucket, storage_options=options | {"secret": object()})
+    stream.run(store=bucket, storage_options=options, on_error="dead_letter")
+    stream.add(make_rows(1, 50))
+    query = stream.run(store=bucket, parallelism=3, storage_options=options, on_error="dead_letter")
+    operator = stateful(
+        stream.frame(),
+        key=["k"],
+        operator=Fold(),
+        uid="fold",
+        store=f"{bucket}-2",
+        parallelism=1,
+        storage_options=options,
+    )
+    writer = operator.write_stream().option("checkpointLocation", str(stream.folder / "spark-2"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+    register(spark)
+
+    def read(**chosen: str) -> Any:
+        return spark.read.format("arrowstate").options(storageOptions=json.dumps(options), **chosen).load(bucket)
+
+    table = read(operator="counter")
+    history = read(table="arrowstate.checkpoints")
+    letters = read(output="counter_dead_letters")
+    changes = read(operator="counter", readChangeFeed="true")
+    scan = plan_read(spark, bucket, operator="counter", storage_options=options)
+    found = {row.k: (row.n, row.v) for row in table.collect()}
+    assert found == stream.expected() == {row.k: (row.n, row.v) for row in scan.frame.collect()}
+    assert (history.count(), letters.count()) == (2, 0)
+    assert changes.where("_change_type = 'insert'").count() == len(found)
+    assert sum(row["rows"] for row in progress(bucket, storage_options=options).to_pylist()) == 100
+    assert query.lastProgress.observedMetrics["arrowstate"].rows == 50
+    # Spark, our own texts and logs, its checkpoint and the store do not have the secret.
+    plans = [frame._jdf.queryExecution().toString() for frame in (table, history, letters, changes, scan.frame)]
+    sink = query._jsq.explainInternal(True)
+    said = [*plans, sink, query.lastProgress.json, repr(operator.operators), caplog.text, str(refused.value)]
+    assert "counter" in said[0] or "arrowstate" in said[0]
+    assert [text for text in said if "hush" in text] == []
+    files = [path for path in stream.folder.rglob("*") if path.is_file()]
+    assert [path for path in files if b"hush" in path.read_bytes()] == []
+    storage = arrowstate.open_store(bucket, storage_options=options).storage
+    assert [name for name in storage.list("") if b"hush" in bytes(storage.read(name))] == []
+    for wrong in ('{"secret": "hush', '["hush"]'):
+        with pytest.raises(Exception, match="'storageOptions' must be a JSON object") as error:
+            spark.read.format("arrowstate").option("storageOptions", wrong).option("operator", "counter").load(bucket)
+        assert "hush" not in str(error.value)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -292,3 +293,21 @@ def test_importing_arrowstate_does_not_import_pyspark() -> None:
 
     assert done.stdout == "False\n"
     assert Path(arrowstate.__file__).is_file()
+
+
+def test_storage_options_go_with_a_plan_and_stand_in_no_text_of_it(sink: Any) -> None:
+    from dataclasses import replace
+
+    from arrowstate.spark.places import StorePlace, storage_options_of
+    from arrowstate.spark.sink.plan import SinkPlan
+
+    secret = {"key": "a", "secret": "hush-hush", "client_kwargs": {"n": [1, None, True]}}
+    plan = msgspec.structs.replace(sink.plan, storage_options=secret)
+
+    options = plan.to_options()
+
+    assert SinkPlan.from_options(options).storage_options == secret
+    assert [name for name, text in options.items() if "hush" in text] == ["storageOptions"]
+    place = replace(StorePlace("memory://x"), options=storage_options_of(options))
+    assert "hush" not in repr(plan) + str(plan) + repr(place)
+    assert SinkPlan.from_options(sink.plan.to_options()).storage_options is None

@@ -54,7 +54,7 @@ class OperatorPlan:
     output: OutputTable | None
     order_by: tuple[str, ...] = ()
     timestamp: str | None = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     is_read: bool = True
     """Whether anything takes what it emits: a table, a function or another operator."""
     dead_letters: OutputTable | None = None

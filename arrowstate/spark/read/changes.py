@@ -30,6 +30,7 @@ from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.spark.read.options import (
+    StorePlace,
     await_checkpoint,
     check_options,
     choose_columns,
@@ -42,7 +43,6 @@ from arrowstate.spark.read.options import (
 )
 from arrowstate.spark.read.states import check_schema, split_key_groups
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
-from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument, pack, unpack
 from arrowstate_formats.key_groups import KeyGroupRange
 
@@ -69,7 +69,7 @@ class ChangePartition(InputPartition):
 class ChangePlan:
     """What to read, settled when the feed is loaded."""
 
-    store: str
+    store: StorePlace
     entry: bytes
     """What the log entry that gave the schema says of the state; it may be collected while a stream goes on."""
     operator: str
@@ -129,7 +129,7 @@ class ChangePlan:
         kept = replace(operator, states=[state.document], subtasks=[], operator_states=[])
         assert entry.checkpoint_id is not None, "a fence is never read"
         return cls(
-            store=storage.url,
+            store=StorePlace.of(storage, options),
             entry=pack(replace(entry, operators=[kept], statistics=[], properties={})),
             operator=uid,
             state=state.layout.name,
@@ -169,7 +169,7 @@ class ChangePlan:
             return _NOTHING
         if self.starting == "latest":
             return _or_nothing(newest_checkpoint_id(log))
-        storage = open_storage(self.store)
+        storage = self.store.open()
         return _or_nothing(find_checkpoint(storage, self.starting).checkpoint_id)
 
     def partitions(self, steps: Sequence[Step]) -> list[InputPartition]:
@@ -179,7 +179,7 @@ class ChangePlan:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition in the form that Spark wants, in the order of the checkpoints."""
         assert isinstance(partition, ChangePartition)
-        storage = readable(open_storage(self.store), self.validate)
+        storage = readable(self.store.open(), self.validate)
         log = CommitLog(storage)
         state = StateReader(storage, unpack(self.entry, LogEntryDocument), self.operator, self.state)
         target = schema_for_spark(self.schema)
@@ -201,7 +201,7 @@ class ChangeReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition per range of key groups."""
         plan = self.plan
-        log = CommitLog(open_storage(plan.store))
+        log = CommitLog(plan.store.open())
         start = plan.starting_id(log)
         if start > plan.newest:
             raise InvalidInputError(f"the feed starts after checkpoint {start} and ends before, at {plan.newest}")
@@ -266,7 +266,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _log(self) -> CommitLog:
-        return CommitLog(open_storage(self.plan.store))
+        return CommitLog(self.plan.store.open())
 
 
 def _known(checkpoint_id: int) -> int | None:

@@ -8,11 +8,11 @@ Parquet, have another schema, or are too many with dead rows, the data source of
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from arrowstate.query.files import QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
 from arrowstate.snapshot.validation import Validation
+from arrowstate.spark.places import STORAGE_OPTIONS, storage_options_text
 from arrowstate.spark.pyspark_internals import ROW_NUMBER, context_of, has_file
 from arrowstate.spark.read.plans import Plan, plan_from_options
 from arrowstate.spark.read.states import ReadPlan
@@ -30,7 +31,6 @@ from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.spark.source import FORMAT, register
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
 from arrowstate.table.segment import HASH_COLUMN
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.statistics import has_floats
@@ -102,6 +102,7 @@ def read_state(
     columns: Sequence[str] | None = None,
     key_groups: KeyGroupRange | None = None,
     validate: Validation = "checksums",
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
     """Return the rows of a state, read by Spark's own Parquet reader where it can; see `plan_read` for which it is.
 
@@ -127,6 +128,9 @@ def read_state(
         Only the keys of these key groups.
     validate
         "full" takes nothing on trust, see `open_store`: the rows are then read by the data source.
+    storage_options
+        As for `arrowstate.open_store`, of values that JSON has. Spark's own reader does not know them: it reads a
+        bucket with what the session has of it, or else the data source does.
 
     Raises
     ------
@@ -152,6 +156,7 @@ def read_state(
         columns=columns,
         key_groups=key_groups,
         validate=validate,
+        storage_options=storage_options,
     ).frame
 
 
@@ -166,6 +171,7 @@ def plan_read(
     columns: Sequence[str] | None = None,
     key_groups: KeyGroupRange | None = None,
     validate: Validation = "checksums",
+    storage_options: Mapping[str, Any] | None = None,
 ) -> StateScan:
     """Return how a state is read, and why so; arguments and errors are those of `read_state`.
 
@@ -184,6 +190,7 @@ def plan_read(
         "columns": None if columns is None else json.dumps(list(columns)),
         "keyGroups": None if key_groups is None else f"{key_groups.start}-{key_groups.end}",
         "validate": None if validate == "checksums" else validate,
+        STORAGE_OPTIONS: storage_options_text(storage_options),
     }
     options = {name: str(value) for name, value in given.items() if value is not None}
     plan = plan_from_options({**options, "path": str(store)})
@@ -203,7 +210,7 @@ def _by_data_source(spark: SparkSession, plan: Plan, options: dict[str, str]) ->
     # The checkpoint that was looked at, not the one that is the newest by now.
     settled = {name: value for name, value in options.items() if name != "asOf"}
     settled["checkpoint"] = str(plan.checkpoint_id)  # type: ignore[attr-defined]
-    return spark.read.format(FORMAT).options(**settled).load(plan.store)  # type: ignore[attr-defined]
+    return spark.read.format(FORMAT).options(**settled).load(plan.store.url)  # type: ignore[attr-defined]
 
 
 class _Native:
@@ -212,7 +219,7 @@ class _Native:
     def __init__(self, spark: SparkSession, plan: ReadPlan) -> None:
         self.spark = spark
         self.plan = plan
-        self.storage = open_storage(plan.store)
+        self.storage = plan.store.open()
         self.state = plan.open()
         self.names = plan.schema.names
         needed = [HASH_COLUMN] if KEY_GROUP_COLUMN in self.names or self._bounds is not None else []

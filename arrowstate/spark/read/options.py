@@ -18,12 +18,13 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
 from arrowstate.log.pins import read_pins
 from arrowstate.snapshot.validation import Validation
+from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_of
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 
 __all__ = [
+    "StorePlace",
     "await_checkpoint",
     "check_options",
     "choice",
@@ -55,6 +56,7 @@ def check_options(options: Mapping[str, str], known: Iterable[str], what: str) -
         If there is such an option.
     """
     names = list(known)
+    names.append(STORAGE_OPTIONS)
     taken = {name.lower() for name in (*names, "path")}
     unknown = sorted(option for option in options if option.lower() not in taken)
     if unknown:
@@ -168,11 +170,12 @@ def open_read_storage(options: Mapping[str, str]) -> Storage:
     Raises
     ------
     InvalidInputError
-        If the option is missing.
+        If the option is missing, or the storage takes no such `storageOptions`.
     StoreNotFoundError
         If there is no store.
     """
-    storage = open_storage(required(options, "path", ".load('/data/store')"))
+    path = required(options, "path", ".load('/data/store')")
+    storage = StorePlace(path, storage_options_of(options)).open()
     open_store_document(storage)
     return storage
 

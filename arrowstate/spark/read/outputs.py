@@ -22,6 +22,7 @@ from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.spark.micro_batches import BATCH_SUFFIX
 from arrowstate.spark.outputs import STATE, output_rows
 from arrowstate.spark.read.options import (
+    StorePlace,
     await_checkpoint,
     check_options,
     choice,
@@ -34,7 +35,6 @@ from arrowstate.spark.read.options import (
 from arrowstate.spark.read.states import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorPartDocument, OperatorStateDocument
 
@@ -60,7 +60,7 @@ class RowsPartition(InputPartition):
 class OutputPlan:
     """Which output table to read, settled when it is loaded."""
 
-    store: str
+    store: StorePlace
     checkpoint_id: int
     """The checkpoint of a table; a stream goes on with those that come."""
     output: str
@@ -92,7 +92,7 @@ class OutputPlan:
         starting = options.get("startingPosition")
         assert entry.checkpoint_id is not None, "a fence is never read"
         return cls(
-            store=storage.url,
+            store=StorePlace.of(storage, options),
             checkpoint_id=entry.checkpoint_id,
             output=name,
             schema=spark_schema(pa.schema([columns.field(column) for column in chosen])),
@@ -130,7 +130,7 @@ class OutputReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return ranges of rows that begin and end with a part."""
-        storage = open_storage(self.plan.store)
+        storage = self.plan.store.open()
         parts = _find(storage, self._entry(storage), self.plan.output).parts
         # Spark makes a partition of its own where it is given none.
         return _ranges(parts, 0, sum(part.rows for part in parts)) or [RowsPartition(0, 0)]
@@ -138,7 +138,7 @@ class OutputReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield rows in their order."""
         assert isinstance(partition, RowsPartition)
-        storage = open_storage(self.plan.store)
+        storage = self.plan.store.open()
         yield from _rows(storage, _find(storage, self._entry(storage), self.plan.output), self.plan, partition)
 
     def _entry(self, storage: Storage) -> LogEntryDocument:
@@ -172,7 +172,7 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends."""
         if self._target is None or start["row"] > self._target:
-            document = self._newest(open_storage(self.plan.store))
+            document = self._newest(self.plan.store.open())
             _check_rows(document, self.plan, start["row"])
         row = sum(part.rows for part in document.parts) if self._target is None else self._target
         if isinstance(limit, ReadMaxRows):
@@ -183,21 +183,21 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return ranges of the rows of a micro-batch that begin and end with a part."""
         if start == end:
             return []
-        document = self._newest(open_storage(self.plan.store))
+        document = self._newest(self.plan.store.open())
         _check_rows(document, self.plan, end["row"])
         return _ranges(document.parts, end["after"], end["row"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield rows in their order, from the files in which the newest checkpoint has them."""
         assert isinstance(partition, RowsPartition)
-        storage = open_storage(self.plan.store)
+        storage = self.plan.store.open()
         yield from _rows(storage, self._newest(storage), self.plan, partition)
 
     def _newest(self, storage: Storage) -> OperatorStateDocument:
         return _find(storage, find_checkpoint(storage), self.plan.output)
 
     def _newest_row(self) -> int:
-        return sum(part.rows for part in self._newest(open_storage(self.plan.store)).parts)
+        return sum(part.rows for part in self._newest(self.plan.store.open()).parts)
 
 
 def _find(storage: Storage, entry: LogEntryDocument, name: str) -> OperatorStateDocument:

@@ -19,6 +19,7 @@ from arrowstate.query.state import StateReader
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.spark.read.options import (
+    StorePlace,
     check_options,
     column_names,
     key_group_option,
@@ -29,7 +30,6 @@ from arrowstate.spark.read.options import (
     whole_number,
 )
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
-from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
 
@@ -55,7 +55,7 @@ _WHY_NO_FILTERS = (
 class ReadPlan:
     """What to read, settled when the table is loaded."""
 
-    store: str
+    store: StorePlace
     checkpoint_id: int
     operator: str
     state: str
@@ -93,7 +93,7 @@ class ReadPlan:
         columns = state.check_columns(column_names(options))
         groups = key_group_option(options, operator.max_parallelism)
         return cls(
-            store=storage.url,
+            store=StorePlace.of(storage, options),
             checkpoint_id=entry.checkpoint_id,
             operator=operator.uid,
             state=state.layout.name,
@@ -105,7 +105,7 @@ class ReadPlan:
 
     def open(self) -> StateReader:
         """Open the state of the checkpoint that was settled on."""
-        storage = readable(open_storage(self.store), self.validate)
+        storage = readable(self.store.open(), self.validate)
         return StateReader(storage, CommitLog(storage).checkpoint(self.checkpoint_id), self.operator, self.state)
 
     def reader(self, schema: StructType) -> DataSourceReader:

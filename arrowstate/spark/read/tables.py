@@ -18,10 +18,9 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.duckdb.history import HISTORY_TABLES, history_table
 from arrowstate.query.duckdb.operator_state import OperatorStateRows
 from arrowstate.snapshot.operator import find_operator_state
-from arrowstate.spark.read.options import check_options, choose_columns, open_checkpoint, open_read_storage
+from arrowstate.spark.read.options import StorePlace, check_options, choose_columns, open_checkpoint, open_read_storage
 from arrowstate.spark.read.states import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
-from arrowstate.storage.registry import open_storage
 
 __all__ = ["HistoryPlan", "HistoryReader", "OperatorStatePlan", "OperatorStateTableReader", "PartPartition"]
 
@@ -45,7 +44,7 @@ class PartPartition(InputPartition):
 class OperatorStatePlan:
     """Which operator state to read, settled when the table is loaded."""
 
-    store: str
+    store: StorePlace
     checkpoint_id: int
     operator: str
     state: str
@@ -67,7 +66,7 @@ class OperatorStatePlan:
         names = choose_columns(options, columns.names, f"operator state {state!r}")
         assert entry.checkpoint_id is not None, "a fence is never read"
         return cls(
-            store=storage.url,
+            store=StorePlace.of(storage, options),
             checkpoint_id=entry.checkpoint_id,
             operator=options["operator"],
             state=state,
@@ -92,7 +91,7 @@ class OperatorStateTableReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the subtasks that had some of it."""
-        storage = open_storage(self.plan.store)
+        storage = self.plan.store.open()
         entry = CommitLog(storage).checkpoint(self.plan.checkpoint_id)
         parts = find_operator_state(storage, entry, self.plan.operator, self.plan.state).parts
         # Spark makes a partition of its own where it is given none.
@@ -102,7 +101,7 @@ class OperatorStateTableReader(DataSourceReader):
         """Yield the rows of a subtask."""
         assert isinstance(partition, PartPartition)
         plan = self.plan
-        storage = open_storage(plan.store)
+        storage = plan.store.open()
         entry = CommitLog(storage).checkpoint(plan.checkpoint_id)
         document = find_operator_state(storage, entry, plan.operator, plan.state)
         target = schema_for_spark(plan.schema)
@@ -115,7 +114,7 @@ class OperatorStateTableReader(DataSourceReader):
 class HistoryPlan:
     """Which table of the history to read; its rows are those of the log when a query reads it."""
 
-    store: str
+    store: StorePlace
     table: str
     schema: StructType
 
@@ -140,7 +139,7 @@ class HistoryPlan:
         columns = HISTORY_TABLES[table][0]
         names = choose_columns(options, columns.names, f"the table {table}")
         schema = spark_schema(pa.schema([columns.field(name) for name in names]))
-        return cls(open_read_storage(options).url, table, schema)
+        return cls(StorePlace.of(open_read_storage(options), options), table, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads it."""
@@ -161,6 +160,6 @@ class HistoryReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield the rows, oldest checkpoint first."""
         target = schema_for_spark(self.plan.schema)
-        table = history_table(open_storage(self.plan.store), self.plan.table)
+        table = history_table(self.plan.store.open(), self.plan.table)
         for batch in table.select(target.names).to_batches():
             yield batch_for_spark(batch, target, self.plan.table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql import functions as sf
 
@@ -17,6 +17,7 @@ from arrowstate.spark.commit import check_alone, check_no_operator_state
 from arrowstate.spark.dead_letters import dead_letters_name
 from arrowstate.spark.failures import pickled
 from arrowstate.spark.opening import Asked
+from arrowstate.spark.places import storage_options_text
 from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import spark_type
 from arrowstate.spark.sink.columns import StreamColumns
@@ -54,6 +55,7 @@ def keyed_sink(
     dead_letters: str | None = None,
     allow_non_restored_state: bool = False,
     on_checkpoint: Listener | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DataStreamWriter:
     """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
 
@@ -140,6 +142,10 @@ def keyed_sink(
         `arrowstate.telemetry.OperationRecord`. Spark commits in a process beside the driver, so the function is
         pickled, and what it does it does there. What it raises is logged, and changes nothing.
 
+    storage_options
+        As for `arrowstate.open_store`, of values that JSON has; what is left out comes from the environment of each
+        process. They go to Spark's workers in options of the writer, which Spark's plans and logs do not print.
+
     Returns
     -------
     DataStreamWriter
@@ -221,7 +227,8 @@ def keyed_sink(
     )
     # What does not depend on the store is refused before one is made.
     inputs.take(StreamColumns(stream), key_documents(asked.key), {})
-    opened = asked.open()
+    storage_options_text(storage_options)
+    opened = asked.open(storage_options)
     check_alone([uid, *([] if aside is None else [aside])], opened.checkpoint, opened.url)
     operator = opened.operator
     check_no_operator_state(operator, opened.url)
@@ -244,6 +251,7 @@ def keyed_sink(
         max_parallelism=opened.max_parallelism,
         dropped=left_out,
         on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
+        storage_options=None if storage_options is None else dict(storage_options),
         **inputs.take(taken, opened.key, stored),
     )
     if plan.dead_letters_table is not None and opened.checkpoint is not None:
@@ -251,7 +259,9 @@ def keyed_sink(
     subtask = sf.expr(subtask_expression(opened.key_schema.names, plan.parallelism, plan.max_parallelism))
     rows = stream.select(*taken.taken).repartitionById(plan.parallelism, subtask)
     register(stream.sparkSession)
-    return writer_of(rows.writeStream.format(FORMAT).options(**plan.to_options()), QueryStart(opened.url))
+    return writer_of(
+        rows.writeStream.format(FORMAT).options(**plan.to_options()), QueryStart(opened.url, storage_options)
+    )
 
 
 def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]) -> dict[str, StateDocument]:

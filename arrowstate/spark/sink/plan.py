@@ -17,7 +17,10 @@ from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import descriptor_of, key_schema_of
 from arrowstate.spark.dead_letters import dead_letter_table
 from arrowstate.spark.outputs import OutputTable
+from arrowstate.spark.places import STORAGE_OPTIONS, storage_options_of, storage_options_text
 from arrowstate.spark.schemas import arrow_type, spark_type
+from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import pack, unpack
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
@@ -84,6 +87,15 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """None if a row that does not fit fails the query."""
     on_checkpoint: bytes | None = None
     """The function that is told of each checkpoint, pickled."""
+    storage_options: dict[str, Any] | None = None
+    """As for `open_store`; no text shows them."""
+
+    def __repr__(self) -> str:
+        return f"<SinkPlan of {self.uid} in {self.store}>"
+
+    def open(self) -> Storage:
+        """Open the storage of the store."""
+        return open_storage(self.store, storage_options=self.storage_options)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -102,12 +114,14 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def to_options(self) -> dict[str, str]:
         """Return the options of the Spark writer; those beside the plan are for readers of a query plan."""
+        apart = storage_options_text(self.storage_options)
         return {
             "store": self.store,
             "uid": self.uid,
             "parallelism": str(self.parallelism),
             "maxParallelism": str(self.max_parallelism),
-            _OPTION: pack(self).decode(),
+            _OPTION: pack(msgspec.structs.replace(self, storage_options=None)).decode(),
+            **({} if apart is None else {STORAGE_OPTIONS: apart}),
         }
 
     @classmethod
@@ -122,4 +136,4 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         text = options.get(_OPTION)
         if text is None:
             raise InvalidInputError("a stream is written to a store by arrowstate.spark.keyed_sink(stream, ...)")
-        return unpack(text, cls)
+        return msgspec.structs.replace(unpack(text, cls), storage_options=storage_options_of(options))

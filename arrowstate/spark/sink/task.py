@@ -24,7 +24,6 @@ from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.setting_aside import fold_apart, rows_that_fit
 from arrowstate.spark.sink.state_rows import StateRows, ordered
 from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
-from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.schema_documents import StateDocument
 
@@ -48,7 +47,7 @@ def fold_micro_batch(
         If a file cannot be written; nothing is left in the store.
     """
     meter = TaskMeter(now_ms)
-    storage = open_storage(plan.store)
+    storage = plan.open()
     store_id = open_store_document(storage).store_id
     stored = stored_state(CommitLog(storage).history())
     task = Subtask(plan, subtask, batch, storage, store_id, stored.checkpoint, meter)
