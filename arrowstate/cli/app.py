@@ -15,7 +15,7 @@ from typing import get_args
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.cli import check, compact, gc, listing, savepoint, sql, verify, warm
 from arrowstate.errors import ArrowStateError, StoreNotFoundError
-from arrowstate.maintenance.collection_plan import DEFAULT_GRACE_MS
+from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
 from arrowstate.snapshot.validation import Validation
 from arrowstate_formats.run_files import RunFormat
 

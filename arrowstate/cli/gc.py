@@ -9,7 +9,7 @@ from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, say, time_text
 from arrowstate.maintenance.collection import CollectionReport
-from arrowstate.maintenance.collection_plan import CollectionPlan
+from arrowstate.maintenance.planned import CollectionPlan
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.store import open_store
 
@@ -46,6 +46,7 @@ def _as_json(plan: CollectionPlan, report: CollectionReport | None) -> dict[str,
         "applied": report is not None,
         "kept": [{"checkpoint_id": item.checkpoint_id, "reasons": item.reasons} for item in plan.kept],
         "dropped": plan.dropped,
+        "further": plan.further,
         "bytes": plan.bytes,
         "unknown_sizes": plan.unknown_sizes,
         "deletions": [
@@ -57,6 +58,7 @@ def _as_json(plan: CollectionPlan, report: CollectionReport | None) -> dict[str,
         ],
         "foreign": plan.foreign,
         "deleted": None if report is None else report.deleted,
+        "deleted_count": None if report is None else report.deleted_count,
         "spared": None if report is None else report.spared,
     }
 
@@ -67,7 +69,8 @@ def _print(url: str, plan: CollectionPlan, report: CollectionReport | None) -> N
         ["kept", "because"],
         [(item.checkpoint_id, "; ".join(item.reasons) or "it stands between others") for item in plan.kept],
     )
-    say(f"  checkpoints dropped   {', '.join(map(str, plan.dropped)) or 'none'}")
+    further = f" and {plan.further} besides, in further portions" if plan.further else ""
+    say(f"  checkpoints dropped   {', '.join(map(str, plan.dropped)) or 'none'}{further}")
     counts = Counter(deletion.kind for deletion in plan.deletions)
     what = ", ".join(f"{count} of kind {kind}" for kind, count in counts.items())
     unknown = f" and {plan.unknown_sizes} files of unknown size" if plan.unknown_sizes else ""
@@ -88,4 +91,4 @@ def _print(url: str, plan: CollectionPlan, report: CollectionReport | None) -> N
             say(f"  and {len(plan.deletions) - _SHOWN} more; --json lists all")
         say("nothing was changed; --apply does it")
         return
-    say(f"{len(report.deleted)} files deleted, {len(report.spared)} spared because they are needed again")
+    say(f"{report.deleted_count} files deleted, {len(report.spared)} spared because they are needed again")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from arrowstate.errors import CorruptDataError, MissingFileError, StorageError
-from arrowstate.storage.base import Outcome, Storage
+from arrowstate.storage.base import Outcome, Storage, listed_pages
 from arrowstate_formats.documents import BoundaryDocument, decode, encode
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "boundaries_in",
     "condemned_paths",
     "highest_boundary",
+    "missing_paths",
     "number_of",
     "path_of",
     "put_boundary",
@@ -112,8 +114,8 @@ def read_boundary(storage: Storage, boundary: Boundary) -> BoundaryDocument | No
     return document
 
 
-def read_boundaries(storage: Storage) -> dict[Boundary, BoundaryDocument]:
-    """Return every document of `gc/`, ascending, as they were at one moment.
+def read_boundaries(storage: Storage, *, without: Collection[Boundary] = ()) -> dict[Boundary, BoundaryDocument]:
+    """Return every document of `gc/` but those `without`, ascending, as they were at one moment.
 
     One that goes in the middle of it said something that the document in its place, which the listing lacks, says now.
 
@@ -124,7 +126,7 @@ def read_boundaries(storage: Storage) -> dict[Boundary, BoundaryDocument]:
     """
     listed = None
     while True:
-        found = boundaries(storage)
+        found = [boundary for boundary in boundaries(storage) if boundary not in without]
         documents = {boundary: read_boundary(storage, boundary) for boundary in found}
         there = {boundary: document for boundary, document in documents.items() if document is not None}
         # The same listing again is of a storage that lists what has gone.
@@ -189,13 +191,13 @@ class NewReferences:
             # Those of the parent too: what was spared once is written anew, so that no checkpoint stays in doubt.
             lost = condemned & {*self.everything(), *self.written, *self.reused}
         # Looked at last: the document of a collection that is done is gone, and so are its files.
-        return sorted(lost | _missing(storage, at_risk))
+        return sorted(lost | missing_paths(storage, at_risk))
 
 
-def _missing(storage: Storage, paths: set[str]) -> set[str]:
+def missing_paths(storage: Storage, paths: set[str]) -> set[str]:
     """Return those of the paths where there is no file."""
     # Sorted, so that a program makes the same calls whenever it does the same.
     if len(paths) > _MOST_LOOKS:
         folders = sorted({f"{path.split('/')[0]}/" for path in paths})
-        return paths.difference(*(storage.list(folder) for folder in folders))
+        return paths.difference(*chain.from_iterable(listed_pages(storage, folder) for folder in folders))
     return {path for path in sorted(paths) if not storage.exists(path)}

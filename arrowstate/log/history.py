@@ -8,18 +8,26 @@ need not have seen. Specification: formats/spec/collection.md.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
 
 from arrowstate.errors import CorruptDataError, MissingFileError
 from arrowstate.log.boundary import Boundary, boundaries, highest_boundary, number_of, path_of
 from arrowstate.log.entries import FIRST, FOLDER, HINT_PATH, CommittedEntry, hinted_number, lost_entry
 from arrowstate.log.pins import read_pins
-from arrowstate.storage.base import Storage
+from arrowstate.storage.base import Storage, listed_pages
+from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.documents import LogEntryDocument, decode
 from arrowstate_formats.run_files import checksum
 
-__all__ = ["History", "LogEntries", "check_parent", "refuse_loss", "warn_of_loss"]
+__all__ = ["History", "LogEntries", "check_parent", "ranges_of", "refuse_loss", "warn_of_loss"]
+
+_WINDOW = 512
+_WINDOW_BYTES = 4 << 20
+"""How many entries, and about how many bytes of them, are read at a time."""
 
 
 def warn_of_loss(error: CorruptDataError) -> None:
@@ -145,6 +153,21 @@ class LogEntries:
         found = (number_of(path) for path in self._storage.list(FOLDER))
         return sorted(number for number in found if number is not None)
 
+    def ranges(self) -> list[range]:
+        """Return the numbers of all entries, ascending, as the stretches without a gap that they form."""
+        paths = chain.from_iterable(listed_pages(self._storage, FOLDER))
+        return ranges_of(number for number in map(number_of, paths) if number is not None)
+
+    def many(self, numbers: Iterable[int]) -> Iterator[tuple[int, CommittedEntry | None]]:
+        """Yield each of the numbers with its entry, None if there is none; several are read at a time, few are held."""
+        left = iter(numbers)
+        at_once = 1
+        while window := list(islice(left, at_once)):
+            found = in_parallel(self._storage, self.get, window, name="entries", small=True)
+            yield from zip(window, found, strict=True)
+            largest = max((entry.bytes for entry in found if entry is not None), default=0)
+            at_once = max(1, min(_WINDOW, _WINDOW_BYTES // max(largest, 1)))
+
     def boundary(self) -> int:
         """Return the lowest number of the log: entries below it have been collected."""
         return highest_boundary(boundaries(self._storage))
@@ -198,6 +221,22 @@ class LogEntries:
         return entry.document.kind == "savepoint" or any(
             pin.entry == entry.as_parent for pin in read_pins(self._storage)
         )
+
+
+def ranges_of(numbers: Iterable[int]) -> list[range]:
+    """Return the stretches without a gap that numbers form.
+
+    Examples
+    --------
+    >>> ranges_of([7, 1, 2, 3])
+    [range(1, 4), range(7, 8)]
+    """
+    ascending = np.unique(np.fromiter(numbers, np.int64))
+    ends = np.flatnonzero(np.diff(ascending) > 1)
+    if not ascending.size:
+        return []
+    firsts, lasts = ascending[[0, *(ends + 1)]], ascending[[*ends, -1]]
+    return [range(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
 
 
 def check_parent(following: CommittedEntry, entry: CommittedEntry) -> None:

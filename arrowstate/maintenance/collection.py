@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 from msgspec.structs import replace
 
+from arrowstate.errors import CorruptDataError
 from arrowstate.log.boundary import (
     Boundary,
+    missing_paths,
     number_of,
     put_boundary,
     read_boundaries,
 )
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.log.entries import (
-    path_of,
-)
-from arrowstate.maintenance.collection_plan import NEVER_NEEDED, CollectionPlan, all_taken, files_at_risk, settled_look
-from arrowstate.maintenance.roots import mark, read_roots
+from arrowstate.log.entries import CommittedEntry, path_of
+from arrowstate.maintenance.collection_plan import all_taken, files_at_risk, plan_collection, settled_look
+from arrowstate.maintenance.planned import DEFAULT_PORTIONS, NEVER_NEEDED, CollectionPlan, Portions
+from arrowstate.maintenance.portions import collect_portions, delete_entries
+from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.maintenance.roots import chained, mark, read_roots
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage.base import Storage, many_deletions
+from arrowstate.storage.parallel import delete_all
 from arrowstate_formats.documents import BoundaryDocument
 
 __all__ = ["CollectionReport", "apply_collection"]
@@ -29,21 +34,36 @@ __all__ = ["CollectionReport", "apply_collection"]
 
 _logger = logging.getLogger("arrowstate.maintenance")
 
+_FEW_TAKEN = 30_000
+"""Of so many files that went in portions one document says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class CollectionReport:
     """What applying a plan did."""
 
     deleted: tuple[str, ...]
-    "In order; a file that another collection deleted first is among them."
+    """In order; a file that another collection deleted first is among them. Where a plan had further portions, these
+    are the files of the first one, and what was deleted after all of them."""
     spared: tuple[str, ...]
     "Files of the plan that had become referred to, or pinned, since it was made."
     boundary: int
     "Entries below it are no longer part of the log."
+    deleted_count: int = 0
+    "How many files were deleted in all portions."
+    deleted_bytes: int = 0
+    "How many bytes they had, as far as documents tell."
 
 
 def apply_collection(
-    storage: Storage, plan: CollectionPlan, *, now_ms: int, new_id: Callable[[], str]
+    storage: Storage,
+    plan: CollectionPlan,
+    *,
+    now_ms: int,
+    new_id: Callable[[], str],
+    portions: Portions | None = None,
+    without: frozenset[Boundary] = frozenset(),
+    superseded: frozenset[Boundary] = frozenset(),
 ) -> CollectionReport:
     """Do what a plan says, except to what has become referred to since.
 
@@ -60,6 +80,12 @@ def apply_collection(
         Milliseconds since 1970. Decides which leases have ended.
     new_id
         Returns a fresh, unique name at each call.
+    portions
+        How much goes at a time, as for `plan_collection`.
+    without
+        Documents in `gc/` that are left alone, and not read, as for `plan_collection`.
+    superseded
+        Documents in `gc/` of collections that are known to be done, and that the plan was made by.
 
     Raises
     ------
@@ -68,6 +94,8 @@ def apply_collection(
     StorageError
         If a file cannot be deleted; those before it are. The next collection goes on.
     """
+    if plan.further:
+        return _apply_in_portions(storage, plan, portions, now_ms, new_id)
     deleted = []
     # Durably, before anything goes that a lease which came back would be missing.
     with many_deletions(storage):
@@ -75,7 +103,7 @@ def apply_collection(
             if deletion.kind in NEVER_NEEDED:
                 (storage.delete if deletion.kind == "lease" else storage.delete_unfinished)(deletion.path)
                 deleted.append(deletion.path)
-    others = read_boundaries(storage)
+    others = read_boundaries(storage, without=without)
     doomed = [deletion for deletion in plan.deletions if deletion.kind not in NEVER_NEEDED]
     waiting = {item.path: item.first_seen_ms for item in plan.waiting}
     swept = plan.head if any(deletion.orphan for deletion in doomed) else 0
@@ -97,20 +125,18 @@ def apply_collection(
     if doomed:
         # Durable before the roots are read again: who commits or pins after this reading finds it.
         said = put_boundary(storage, statement)
-        held = settled_look(lambda: _held(storage, statement, now_ms))
-        with many_deletions(storage):
-            for deletion in doomed:
-                if deletion.path in held:
-                    spared.append(deletion.path)
-                else:
-                    storage.delete(deletion.path)
-                    deleted.append(deletion.path)
+        held = settled_look(lambda: _held(storage, statement, now_ms, without))
+        spared += [deletion.path for deletion in doomed if deletion.path in held]
+        for kind, of_kind in groupby(doomed, key=lambda deletion: deletion.kind):
+            paths = [deletion.path for deletion in of_kind if deletion.path not in held]
+            (delete_entries if kind == "log entry" else delete_all)(storage, paths)
+            deleted += paths
     gone = set(deleted)
     # A collection that died deleted some of what its document condemns, and nobody else will say so.
     done = {
         other: document
         for other, document in others.items()
-        if all(path in gone or not storage.exists(path) for path in document.condemned)
+        if len(missing_paths(storage, left := set(document.condemned) - gone)) == len(left)
     }
     went = [path for path in statement.condemned if path in gone]
     went += [path for document in done.values() for path in document.condemned]
@@ -120,25 +146,77 @@ def apply_collection(
     newest = max([plan.head, *CommitLog(storage).numbers()[-1:]]) if went else 0
     taken = {**statement.taken, **dict.fromkeys(went, newest)}
     last = replace(statement, collection_id=new_id(), condemned=[], taken=taken)
-    _leave_one(storage, last, done, said)
+    _leave_one(storage, last, done, said, superseded)
     fields = {"store": storage.url, "deleted": len(deleted), "spared": len(spared), "boundary": statement.boundary}
     _logger.info("%(store)s: %(deleted)d files collected, %(spared)d spared", fields, extra=fields)
-    return CollectionReport(tuple(deleted), tuple(spared), statement.boundary)
+    sizes = {deletion.path: deletion.bytes or 0 for deletion in plan.deletions}
+    freed = sum(sizes[path] for path in deleted)
+    return CollectionReport(tuple(deleted), tuple(spared), statement.boundary, len(deleted), freed)
 
 
-def _held(storage: Storage, own: BoundaryDocument, now_ms: int) -> set[str]:
+def _apply_in_portions(
+    storage: Storage, plan: CollectionPlan, portions: Portions | None, now_ms: int, new_id: Callable[[], str]
+) -> CollectionReport:
+    """Delete the checkpoints of a plan in portions, and then what else there is to delete."""
+    done = collect_portions(storage, plan, portions or DEFAULT_PORTIONS, now_ms=now_ms, new_id=new_id)
+
+    def rest(without: frozenset[Boundary]) -> CollectionReport:
+        left = plan_collection(
+            storage,
+            RetentionPolicy(),
+            now_ms=now_ms,
+            grace_ms=plan.grace_ms,
+            portions=portions,
+            up_to=plan.boundary,
+            without=without,
+        )
+        return apply_collection(
+            storage,
+            left,
+            now_ms=now_ms,
+            new_id=new_id,
+            portions=portions,
+            without=without,
+            superseded=left.statements & done.left,
+        )
+
+    try:
+        # What was taken has been said. Much of it needs not be in memory; a later collection has it go.
+        last = rest(frozenset(done.left) if done.deleted > _FEW_TAKEN else frozenset())
+    except CorruptDataError:
+        # A commit that came too late may lack some of it, which is no damage.
+        last = rest(frozenset())
+    return CollectionReport(
+        (*done.first, *last.deleted),
+        (*done.spared, *last.spared),
+        last.boundary,
+        done.deleted + last.deleted_count,
+        done.bytes + last.deleted_bytes,
+    )
+
+
+def _held(storage: Storage, own: BoundaryDocument, now_ms: int, without: Collection[Boundary]) -> set[str]:
     """Return every file that must not be deleted now: all roots, read and marked anew, and their log entries."""
     roots = read_roots(storage, now_ms=now_ms, floor=own.boundary)
-    pinned = {pin.entry.number for pin in roots.held}
-    kept = [
-        entry
-        for number, entry in roots.entries.items()
-        if number >= roots.floor or number in pinned or entry.document.kind == "savepoint"
-    ]
+    entries = chained(roots.entries(chain.from_iterable(roots.numbers)), roots.floor)
+    pinned = roots.pinned
+    numbers: list[int] = []
+
+    def kept() -> Iterator[CommittedEntry]:
+        for entry in entries:
+            number = entry.document.number
+            if number >= roots.floor or number in pinned or entry.document.kind == "savepoint":
+                numbers.append(number)
+                yield entry
+
     # Nothing has gone yet by the own document.
-    statements = [other for other in read_boundaries(storage).values() if other.collection_id != own.collection_id]
-    marked = mark(storage, ReferenceReader(storage), kept, files_at_risk(statements))
-    return {*marked, *(path_of(entry.document.number) for entry in kept)}
+    statements = [
+        other
+        for other in read_boundaries(storage, without=without).values()
+        if other.collection_id != own.collection_id
+    ]
+    marked = mark(storage, ReferenceReader(storage), kept(), files_at_risk(statements))
+    return {*marked, *map(path_of, numbers)}
 
 
 def _leave_one(
@@ -146,6 +224,7 @@ def _leave_one(
     last: BoundaryDocument,
     done: dict[Boundary, BoundaryDocument],
     said: Boundary | None,
+    superseded: Collection[Boundary],
 ) -> None:
     """Leave one document that says how far the store was collected, and take away those that it stands for (`done`).
 
@@ -162,7 +241,8 @@ def _leave_one(
         storage.delete(said.path)
     for boundary in done:
         # Two collections that took each other's document for the older one would leave none.
-        if boundary < own and boundary.swept <= own.swept:
+        is_older = boundary < own and boundary.swept <= own.swept
+        if is_older or (boundary in superseded and boundary != own):
             storage.delete(boundary.path)
 
 

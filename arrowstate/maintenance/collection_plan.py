@@ -2,135 +2,56 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from itertools import chain, islice
+from typing import TypeVar
 
-from arrowstate.errors import CorruptDataError, InvalidInputError
-from arrowstate.log.boundary import (
-    Boundary,
-    boundaries_in,
-    highest_boundary,
-    number_of,
-    read_boundaries,
+from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError
+from arrowstate.log.boundary import Boundary, highest_boundary, read_boundaries
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry, hinted_number, open_store_document, path_of
+from arrowstate.maintenance.planned import (
+    DEFAULT_PORTIONS,
+    ORDER,
+    CollectionPlan,
+    Deletion,
+    Kept,
+    Kind,
+    Portions,
+    Waiting,
 )
-from arrowstate.log.entries import (
-    HINT_PATH,
-    STORE_PATH,
-    CommittedEntry,
-    open_store_document,
-    path_of,
-)
-from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER
-from arrowstate.maintenance.retention import RetentionPolicy, retain
-from arrowstate.maintenance.roots import mark, read_roots
+from arrowstate.maintenance.retention import RetentionChoice, RetentionPolicy
+from arrowstate.maintenance.roots import Roots, chained, entries_ahead, mark, read_roots
+from arrowstate.maintenance.stored_files import MANIFEST, StoredFiles
 from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument
+from arrowstate.storage.base import Storage, listed_pages
+from arrowstate_formats.documents import BoundaryDocument
 from arrowstate_formats.integers import check_integer
 
-__all__ = [
-    "DEFAULT_GRACE_MS",
-    "NEVER_NEEDED",
-    "CollectionPlan",
-    "Deletion",
-    "Kept",
-    "Waiting",
-    "all_taken",
-    "check_grace",
-    "files_at_risk",
-    "plan_collection",
-    "settled_look",
-]
+__all__ = ["all_taken", "check_grace", "files_at_risk", "plan_collection", "settled_look"]
 
 
-DEFAULT_GRACE_MS = 24 * 3600 * 1000
-"""Longer than any checkpoint should take from its first file to its commit."""
+_logger = logging.getLogger("arrowstate.maintenance")
 SHORTEST_GRACE_MS = 60_000
 """A shorter grace period takes an explicit word."""
 
-_DATA = re.compile(r"data/[^/]+/[^/]+/[^/]+\.(arrow|parquet|lance|directory|roaring)")
-_MANIFEST = re.compile(r"manifests/[^/]+\.json")
 
 _Looked = TypeVar("_Looked")
-Kind = Literal["data", "manifest", "log entry", "lease", "unfinished"]
-_ORDER: tuple[Kind, ...] = ("lease", "unfinished", "data", "manifest", "log entry")
-NEVER_NEEDED = ("lease", "unfinished")
-"""Nothing refers to these files, and their names are never used again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """A file that a collection deletes."""
-
-    path: str
-    kind: Kind
-    reason: str
-    bytes: int | None
-    "None where no document tells."
-    orphan: bool = False
-    "Whether nothing is known to have referred to it."
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A file that nothing refers to and that waits for its grace period to end."""
-
-    path: str
-    first_seen_ms: int
-    "When a collection saw it first, in milliseconds since 1970; for a file not seen before the time of the plan."
-    until_ms: int
-    "From when on a collection deletes it."
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A checkpoint or savepoint that is kept."""
-
-    entry_number: int
-    "The number of its entry in the log, which is not its id."
-    checkpoint_id: int
-    reasons: tuple[str, ...]
-    "Empty where it stands between others that are kept."
-
-
-@dataclass(frozen=True, slots=True)
-class CollectionPlan:
-    """What a collection would do; nothing is changed until it is applied."""
-
-    head: int
-    "The number of the newest log entry when it was made; 0 in a store without entries."
-    boundary: int
-    "Log entries from this number on are kept; the number of an entry is no id of a checkpoint."
-    kept: tuple[Kept, ...]
-    "By number."
-    dropped: tuple[int, ...]
-    "Ids of the checkpoints that go, ascending."
-    deletions: tuple[Deletion, ...]
-    "In the order in which they are deleted."
-    waiting: tuple[Waiting, ...]
-    "By path."
-    foreign: tuple[str, ...]
-    "Files of no shape that the format knows, and files of unfinished savepoints; they are never deleted."
-    taken: Mapping[str, int] = field(default_factory=dict)
-    """Files that collections took and that an entry may refer to all the same, without having been acknowledged; by the
-    number of an entry that was there when they went."""
-    statements: frozenset[Boundary] = frozenset()
-    "The documents in `gc/` that it was made by; what others say has `taken` left out without a look at it."
-
-    @property
-    def bytes(self) -> int:
-        """The bytes that would be freed, as far as documents tell."""
-        return sum(deletion.bytes or 0 for deletion in self.deletions)
-
-    @property
-    def unknown_sizes(self) -> int:
-        """How many of the files have a size that no document tells."""
-        return sum(deletion.bytes is None for deletion in self.deletions)
-
-
-def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: int) -> CollectionPlan:
+def plan_collection(
+    storage: Storage,
+    policy: RetentionPolicy,
+    *,
+    now_ms: int,
+    grace_ms: int,
+    portions: Portions | None = None,
+    up_to: int | None = None,
+    without: frozenset[Boundary] = frozenset(),
+) -> CollectionPlan:
     """Find out what a collection would delete. Nothing is written.
 
     Parameters
@@ -146,6 +67,12 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
         How long a file that nothing is known to have referred to waits from when a collection first saw it, at least 0.
         It should be longer than any checkpoint takes from its first file to its commit. As long the checkpoint that the
         newest compaction repeats is kept beside it; so it should also be longer than the time between checkpoints.
+    portions
+        How much goes at a time, `DEFAULT_PORTIONS` by default.
+    up_to
+        The number of a log entry that is kept with all after it, whatever the policy says.
+    without
+        Documents in `gc/` that are left alone, and not read.
 
     Raises
     ------
@@ -161,7 +88,19 @@ def plan_collection(storage: Storage, policy: RetentionPolicy, *, now_ms: int, g
     """
     grace_ms = _grace(grace_ms)
     open_store_document(storage)
-    return settled_look(lambda: _plan(storage, policy, now_ms=now_ms, grace_ms=grace_ms))
+    portions = portions or DEFAULT_PORTIONS
+    holds_all = _droppable(storage, policy, now_ms, up_to) <= portions.entries
+    look = _Look(storage, policy, now_ms, grace_ms, portions, up_to, without)
+    plan = settled_look(lambda: look.plan(holds_all=holds_all))
+    if plan is None:
+        # Less goes than was to be expected.
+        plan = settled_look(lambda: look.plan(holds_all=True))
+    assert plan is not None, "all files were held"
+    if plan.foreign:
+        fields = {"store": storage.url, "files": len(plan.foreign), "example": plan.foreign[0]}
+        text = "%(store)s: %(files)d files are of no kind that is known, and are left alone; %(example)s is one"
+        _logger.info(text, fields, extra=fields)
+    return plan
 
 
 def _grace(grace_ms: int) -> int:
@@ -194,96 +133,210 @@ def settled_look(look: Callable[[], _Looked]) -> _Looked:
             seen = str(error)
 
 
-def _plan(storage: Storage, policy: RetentionPolicy, *, now_ms: int, grace_ms: int) -> CollectionPlan:
-    """Plan a collection; CorruptDataError where another one came in between, too."""
-    # Before any root is read: what is written from here on is not considered at all.
-    unfinished = storage.list_unfinished()
-    listed = storage.list("")
-    files = _Files.of(listed)
-    roots = read_roots(storage, now_ms=now_ms, floor=highest_boundary(boundaries_in(listed)))
-    entries = roots.entries
-    # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
-    read = read_boundaries(storage)
-    statements = read.values()
-    seen = _first_seen(statements, now_ms)
-    taken = all_taken(statements)
-    risked = files_at_risk(statements)
-    if not entries:
-        # All files of a store that has no entry yet are of attempts.
-        waiting, deletions = _unreferenced(files, unfinished, {}, {}, seen, now_ms=now_ms, grace_ms=grace_ms)
-        return CollectionPlan(0, 0, (), (), _in_order(deletions), waiting, files.foreign)
-    reader = ReferenceReader(storage)
-    pins = [(pin.entry.number, pin.holder) for pin in roots.held]
-    documents = [entry.document for entry in entries.values()]
-    in_doubt = _in_doubt(reader, (entry for entry in documents if entry.number >= roots.floor), risked)
-    retention = retain(documents, pins, policy, now_ms=now_ms, floor=roots.floor, in_doubt=in_doubt, grace_ms=grace_ms)
-    marked = mark(storage, reader, [entries[number] for number in retention.kept], risked)
-    _check_whole(storage, {path: found for path, found in marked.items() if path not in risked})
-    known = _of_dropped(reader, [entries[number] for number in retention.dropped])
-    waiting, deletions = _unreferenced(files, unfinished, marked, known, seen, now_ms=now_ms, grace_ms=grace_ms)
-    for number in retention.dropped:
-        reason = "older than what is kept, and nothing holds it"
-        deletions.append(Deletion(path_of(number), "log entry", reason, entries[number].bytes))
-    for pin in roots.ended:
-        deletions.append(Deletion(pin.path, "lease", f"ended at {pin.expires_at_ms}", None))
-    return CollectionPlan(
-        head=max(entries),
-        boundary=retention.boundary,
-        kept=tuple(
-            Kept(number, checkpoint_id, reasons)
-            for number, reasons in retention.kept.items()
-            if (checkpoint_id := entries[number].document.checkpoint_id) is not None
-        ),
-        dropped=tuple(
-            document.checkpoint_id
-            for document in (entries[number].document for number in retention.dropped)
-            if document.checkpoint_id is not None
-        ),
-        deletions=_in_order(deletions),
-        waiting=waiting,
-        foreign=files.foreign,
-        # Whoever was committing when they went had looked for them before, so only the next entry can refer to them.
-        taken={path: number for path, number in taken.items() if number >= max(entries) or path in marked},
-        statements=frozenset(read),
-    )
+def _droppable(storage: Storage, policy: RetentionPolicy, now_ms: int, up_to: int | None) -> int:
+    """Return about how many entries a policy drops, by the hint, the boundary and a few times; nothing rests on it."""
+    if up_to is not None:
+        return 0
+    log = CommitLog(storage)
+    low = max(log.boundary(), 1)
+    high = (hinted_number(storage) or 0) + 1 - policy.count
+    if policy.age_ms is None:
+        return high - low
+    first, last = low, high
+    while first < last:
+        middle = (first + last) // 2
+        with suppress(ArrowStateError):
+            entry = log.get(middle)
+            if entry is not None and entry.document.committed_at_ms <= now_ms - policy.age_ms:
+                first = middle + 1
+                continue
+        last = middle
+    return first - low
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """All files of a store at one moment, told apart by their paths."""
+class _Look:
+    """What a plan is made by; parameters as for `plan_collection`."""
 
-    own: tuple[str, ...]
-    "Data and manifests; sorted."
-    foreign: tuple[str, ...]
-    "Never deleted: of no shape that the format knows, or of savepoints that were not finished."
+    storage: Storage
+    policy: RetentionPolicy
+    now_ms: int
+    grace_ms: int
+    portions: Portions
+    up_to: int | None
+    without: frozenset[Boundary]
+
+    def plan(self, *, holds_all: bool) -> CollectionPlan | None:
+        """Plan a collection; CorruptDataError where another one came in between, too.
+
+        `holds_all` is whether the paths of all files may be in memory; None if they must be and may not.
+        """
+        storage = self.storage
+        # Before any root is read: what is written from here on is not considered at all.
+        unfinished = storage.list_unfinished()
+        files = StoredFiles.of(storage, holds_own=holds_all)
+        roots = read_roots(storage, now_ms=self.now_ms, floor=highest_boundary(files.statements))
+        # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
+        read = read_boundaries(storage, without=self.without)
+        seen = _first_seen(read.values(), self.now_ms)
+        taken = all_taken(read.values())
+        risked = files_at_risk(read.values())
+        if not roots.numbers:
+            # All files of a store that has no entry yet are of attempts.
+            return self._of_empty(files, unfinished, seen)
+        reader = ReferenceReader(storage)
+        boundary, reasons = self._retention(roots, reader if roots.known else ReferenceReader(storage), read.values())
+        kept: list[Kept] = []
+        marked = mark(storage, reader, _noting_kept(roots, boundary, reasons, kept), risked)
+        _check_whole(storage, {path: found for path, found in marked.items() if path not in risked})
+        dropped = _Dropped.of(roots, _dropped(roots, boundary, reasons), reader, self.portions)
+        leases = [Deletion(pin.path, "lease", f"ended at {pin.expires_at_ms}", None) for pin in roots.ended]
+        waiting: tuple[Waiting, ...] = ()
+        if dropped.further:
+            deletions = [item for item in dropped.of_files() if item.path not in marked]
+        elif holds_all:
+            waiting, deletions = self._unreferenced(files, unfinished, marked, dropped.files, seen)
+        else:
+            return None
+        return CollectionPlan(
+            head=roots.newest,
+            boundary=boundary,
+            kept=tuple(kept),
+            dropped=tuple(dropped.checkpoint_ids),
+            deletions=_in_order([*leases, *deletions, *dropped.entries]),
+            waiting=waiting,
+            foreign=files.foreign,
+            further=dropped.further,
+            grace_ms=self.grace_ms,
+            # Whoever was committing when they went had looked before, so only the next entry can refer to them.
+            taken={path: number for path, number in taken.items() if number >= roots.newest or path in marked},
+            statements=frozenset(read),
+        )
+
+    def _of_empty(self, files: StoredFiles, unfinished: list[str], seen: dict[str, int]) -> CollectionPlan | None:
+        if not files.holds_own:
+            return None
+        waiting, deletions = self._unreferenced(files, unfinished, {}, {}, seen)
+        return CollectionPlan(0, 0, (), (), _in_order(deletions), waiting, files.foreign, grace_ms=self.grace_ms)
+
+    def _retention(
+        self, roots: Roots, reader: ReferenceReader, statements: Collection[BoundaryDocument]
+    ) -> tuple[int, dict[int, tuple[str, ...]]]:
+        """Return the boundary and why entries are kept; the whole log is read for it, and few of it held."""
+        risked = files_at_risk(statements)
+        # An entry that refers to what went before it was made is the next one after that, see the specification.
+        last = max((number for statement in statements for number in statement.taken.values()), default=0) + 1
+        if any(statement.condemned for statement in statements):
+            last = roots.newest
+        choice = RetentionChoice(self.policy, now_ms=self.now_ms, floor=roots.floor, grace_ms=self.grace_ms)
+        for entry in chained(roots.entries(chain.from_iterable(roots.numbers)), roots.floor):
+            may_lack = bool(risked) and roots.floor <= entry.document.number <= last
+            # What cannot be read is found when it is marked.
+            in_doubt = may_lack and not risked.isdisjoint(reader.files(entry.document.operators, unreadable=[]))
+            choice.add(entry.document, in_doubt=in_doubt)
+        boundary, reasons = choice.made([(pin.entry.number, pin.holder) for pin in roots.held])
+        return (boundary if self.up_to is None else min(boundary, max(self.up_to, roots.floor))), reasons
+
+    def _unreferenced(
+        self,
+        files: StoredFiles,
+        unfinished: list[str],
+        marked: Mapping[str, tuple[int, int]],
+        known: Mapping[str, tuple[int | None, str]],
+        seen: Mapping[str, int],
+    ) -> tuple[tuple[Waiting, ...], list[Deletion]]:
+        """Tell the files that go from those that wait."""
+        waiting: list[Waiting] = []
+        orphans: list[Deletion] = []
+        attributed: dict[str, Deletion] = {}
+        kinds: dict[str, Kind] = dict.fromkeys(unfinished, "unfinished")
+        kinds |= {path: _kind(path) for path in files.own}
+        for path, kind in kinds.items():
+            if path in marked:
+                continue
+            if path in known:
+                size, reason = known[path]
+                attributed[path] = Deletion(path, kind, reason, size)
+                continue
+            first = seen.get(path, self.now_ms)
+            if self.now_ms - first >= self.grace_ms:
+                reason = "nothing refers to it" if kind != "unfinished" else "it was not finished"
+                orphans.append(Deletion(path, kind, f"{reason}, first seen at {first}", None, orphan=True))
+            else:
+                waiting.append(Waiting(path, first, first + self.grace_ms))
+        oldest_first = [attributed[path] for path in known if path in attributed]
+        return tuple(waiting), [*orphans, *oldest_first]
+
+
+def _kind(path: str) -> Kind:
+    return "manifest" if MANIFEST.fullmatch(path) else "data"
+
+
+def _noting_kept(
+    roots: Roots, boundary: int, reasons: Mapping[int, tuple[str, ...]], kept: list[Kept]
+) -> Iterator[CommittedEntry]:
+    """Yield the entries that are kept, and note the checkpoints among them."""
+    numbers = (number for part in roots.numbers for number in part if number >= boundary or number in reasons)
+    for entry in roots.entries(numbers):
+        number, checkpoint_id = entry.document.number, entry.document.checkpoint_id
+        if checkpoint_id is not None:
+            kept.append(Kept(number, checkpoint_id, reasons.get(number, ())))
+        yield entry
+
+
+def _dropped(roots: Roots, boundary: int, reasons: Collection[int]) -> list[range]:
+    """Return the numbers of the entries that go."""
+    below = [range(part.start, min(part.stop, boundary)) for part in roots.numbers if part.start < boundary]
+    ends = sorted(number for number in reasons if number < boundary)
+    found = []
+    for part in below:
+        start = part.start
+        for number in [*(number for number in ends if number in part), part.stop]:
+            if number > start:
+                found.append(range(start, number))
+            start = number + 1
+    return found
+
+
+@dataclass(slots=True)
+class _Dropped:
+    """The entries that go, as many of the first as are one portion."""
+
+    entries: list[Deletion] = field(default_factory=list)
+    checkpoint_ids: list[int] = field(default_factory=list)
+    files: dict[str, tuple[int | None, str]] = field(default_factory=dict)
+    "Bytes and reason of the files that they refer to, oldest entry first."
+    further: int = 0
+    "How many entries there are besides."
 
     @classmethod
-    def of(cls, listed: list[str]) -> _Files:
-        """Tell files apart, and refuse a store with one that might be a root of an unknown kind."""
-        # Savepoints, and any other store that somebody keeps in a folder of this one.
-        stores = tuple(path.removesuffix(STORE_PATH) for path in listed if path.endswith(f"/{STORE_PATH}"))
-        own, foreign = [], []
-        for path in listed:
-            if (
-                path.startswith(stores)
-                or path in (STORE_PATH, HINT_PATH)
-                or path.startswith((LEASE_FOLDER, TAG_FOLDER))
-            ):
-                continue
-            if _DATA.fullmatch(path) or _MANIFEST.fullmatch(path):
-                own.append(path)
-            elif path.startswith(("data/", "manifests/", "savepoints/")):
-                foreign.append(path)
-            elif path.startswith("log/"):
-                if number_of(path) is None:
-                    foreign.append(path)
-            elif Boundary.of(path) is None:
-                raise CorruptDataError(
-                    path,
-                    "this version does not know what it is, and it might say what is still needed; "
-                    "nothing is collected: move it out of the store, or use a newer arrowstate",
-                )
-        return cls(tuple(own), tuple(foreign))
+    def of(cls, roots: Roots, numbers: list[range], reader: ReferenceReader, portions: Portions) -> _Dropped:
+        found, total = cls(), sum(map(len, numbers))
+        portion = islice(chain.from_iterable(numbers), portions.entries)
+        for count, entry in enumerate(entries_ahead(reader, roots.entries(portion)), 1):
+            found._add(entry, reader)
+            if len(found.files) >= portions.files:
+                found.further = total - count
+                return found
+        found.further = max(total - portions.entries, 0)
+        return found
+
+    def _add(self, entry: CommittedEntry, reader: ReferenceReader) -> None:
+        document = entry.document
+        what = "a fence"
+        if document.checkpoint_id is not None:
+            what = f"checkpoint {document.checkpoint_id}"
+            self.checkpoint_ids.append(document.checkpoint_id)
+        # A manifest may be gone since an earlier collection was interrupted; the data went before it.
+        for path, size in reader.files(document.operators, unreadable=[]).items():
+            self.files.setdefault(path, (size, f"of {what}, which is dropped"))
+        reason = "older than what is kept, and nothing holds it"
+        self.entries.append(Deletion(path_of(document.number), "log entry", reason, entry.bytes))
+
+    def of_files(self) -> Iterator[Deletion]:
+        """Yield the deletions of the files."""
+        for path, (size, reason) in self.files.items():
+            yield Deletion(path, _kind(path), reason, size)
 
 
 def all_taken(statements: Iterable[BoundaryDocument]) -> dict[str, int]:
@@ -300,79 +353,24 @@ def files_at_risk(statements: Iterable[BoundaryDocument]) -> set[str]:
     return {path for statement in statements for path in (*statement.condemned, *statement.taken)}
 
 
-def _in_doubt(reader: ReferenceReader, log: Iterable[LogEntryDocument], risked: set[str]) -> set[int]:
-    """Return the entries that refer to files which a collection took, or may delete.
-
-    Such an entry was made too late for that collection to see it, and was not acknowledged; or it was seen, and the
-    collection died before it could say so. An older checkpoint must not go for its sake.
-    """
-    if not risked:
-        return set()
-    # What cannot be read is found when it is marked.
-    return {entry.number for entry in log if not risked.isdisjoint(reader.files(entry.operators, unreadable=[]))}
-
-
 def _check_whole(storage: Storage, marked: dict[str, tuple[int, int]]) -> None:
     """Refuse to go on where a checkpoint that is kept lacks a file: an older one may be needed in its place."""
     # Listed anew: of a collection that is done since the statements were read, all files are gone.
-    there = {path for folder in ("data/", "manifests/") for path in storage.list(folder)}
-    for path, (_, number) in sorted(marked.items()):
-        if path not in there:
-            raise CorruptDataError(
-                path,
-                f"it is missing, and {path_of(number)}, which is kept, refers to it; nothing is collected until "
-                "newer checkpoints have taken its place, `diagnose` says which checkpoints are whole",
-            )
-
-
-def _of_dropped(reader: ReferenceReader, entries: Iterable[CommittedEntry]) -> dict[str, tuple[int | None, str]]:
-    """Return (bytes, reason) of the files that dropped entries refer to, oldest entry first."""
-    known: dict[str, tuple[int | None, str]] = {}
-    for entry in entries:
-        document = entry.document
-        what = "a fence" if document.checkpoint_id is None else f"checkpoint {document.checkpoint_id}"
-        # A manifest may be gone since an earlier collection was interrupted; the data went before it.
-        for path, size in reader.files(document.operators, unreadable=[]).items():
-            known.setdefault(path, (size, f"of {what}, which is dropped"))
-    return known
+    missing = set(marked)
+    for folder in ("data/", "manifests/"):
+        for page in listed_pages(storage, folder):
+            missing.difference_update(page)
+    for path in sorted(missing):
+        raise CorruptDataError(
+            path,
+            f"it is missing, and {path_of(marked[path][1])}, which is kept, refers to it; nothing is collected until "
+            "newer checkpoints have taken its place, `diagnose` says which checkpoints are whole",
+        )
 
 
 def _in_order(deletions: list[Deletion]) -> tuple[Deletion, ...]:
     """Sort by kind, and leave data in the order of the checkpoints that it was of, log entries by number."""
-    return tuple(sorted(deletions, key=lambda deletion: _ORDER.index(deletion.kind)))
-
-
-def _unreferenced(
-    files: _Files,
-    unfinished: list[str],
-    marked: dict[str, tuple[int, int]],
-    known: dict[str, tuple[int | None, str]],
-    seen: dict[str, int],
-    *,
-    now_ms: int,
-    grace_ms: int,
-) -> tuple[tuple[Waiting, ...], list[Deletion]]:
-    """Tell the files that go from those that wait."""
-    waiting: list[Waiting] = []
-    orphans: list[Deletion] = []
-    attributed: dict[str, Deletion] = {}
-    kinds: dict[str, Kind] = dict.fromkeys(unfinished, "unfinished")
-    kinds |= {path: "manifest" if _MANIFEST.fullmatch(path) else "data" for path in files.own}
-    for path, kind in kinds.items():
-        if path in marked:
-            continue
-        if path in known:
-            size, reason = known[path]
-            attributed[path] = Deletion(path, kind, reason, size)
-            continue
-        first = seen.get(path, now_ms)
-        if now_ms - first >= grace_ms:
-            reason = "nothing refers to it" if kind != "unfinished" else "it was not finished"
-            orphans.append(Deletion(path, kind, f"{reason}, first seen at {first}", None, orphan=True))
-        else:
-            waiting.append(Waiting(path, first, first + grace_ms))
-    oldest_first = [attributed[path] for path in known if path in attributed]
-    return tuple(waiting), [*orphans, *oldest_first]
+    return tuple(sorted(deletions, key=lambda deletion: ORDER.index(deletion.kind)))
 
 
 def _first_seen(statements: Iterable[BoundaryDocument], now_ms: int) -> dict[str, int]:

@@ -7,14 +7,14 @@ which belong to whoever made them. A clock decides only how long a checkpoint is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["Retention", "RetentionPolicy", "retain"]
+__all__ = ["Retention", "RetentionChoice", "RetentionPolicy", "retain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,41 +102,91 @@ def retain(
     (3, ("tag 'gold'",), (2,))
     """
     documents = list(entries)
-    log = [document for document in documents if document.number >= floor]
-    reasons: dict[int, list[str]] = {}
-
-    def keep(number: int, reason: str) -> None:
-        reasons.setdefault(number, []).append(reason)
-
-    checkpoints = [document for document in log if document.kind in ("checkpoint", "compaction")]
-    certain = [document for document in checkpoints if document.number not in in_doubt]
-    # A compaction holds what the checkpoint before it does: the two are one, and the later one needs fewer files.
-    pairs = list(zip_longest(certain, certain[1:]))
-    counted = [document for document, following in pairs if following is None or following.kind != "compaction"]
-    if in_doubt and len(counted) < policy.count:
-        keep(log[0].number, "a newer checkpoint is in doubt")
-    for document in counted[-policy.count :]:
-        keep(document.number, f"one of the newest {policy.count}")
-    for document, following in reversed(pairs):
-        if following is None:
-            continue
-        if following.kind != "compaction" or following.committed_at_ms <= now_ms - grace_ms:
-            break
-        keep(document.number, f"its compaction is younger than {grace_ms} ms, its writer may go on from it")
-    for document in checkpoints:
-        if policy.age_ms is not None and document.committed_at_ms > now_ms - policy.age_ms:
-            keep(document.number, f"younger than {policy.age_ms} ms")
-    keep(log[-1].number, "the newest entry")
-    boundary = max(floor, min(reasons))
+    choice = RetentionChoice(policy, now_ms=now_ms, floor=floor, grace_ms=grace_ms)
     for document in documents:
-        if document.kind == "savepoint":
-            keep(document.number, "a savepoint")
-    for number, holder in pins:
-        keep(number, holder)
+        choice.add(document, in_doubt=document.number in in_doubt)
+    boundary, reasons = choice.made(pins)
     kept = {
-        document.number: tuple(reasons.get(document.number, ()))
+        document.number: reasons.get(document.number, ())
         for document in documents
         if document.number >= boundary or document.number in reasons
     }
     dropped = tuple(document.number for document in documents if document.number not in kept)
     return Retention(boundary, kept, dropped)
+
+
+class RetentionChoice:
+    """Decides which entries of a log are kept, which are told one after the other; what is dropped is not held.
+
+    Parameters as for `retain`.
+    """
+
+    def __init__(self, policy: RetentionPolicy, *, now_ms: int, floor: int, grace_ms: int) -> None:
+        self._policy = policy
+        self._now_ms = now_ms
+        self._floor = floor
+        self._grace_ms = grace_ms
+        self._first: int | None = None
+        self._last: int | None = None
+        self._certain: int | None = None
+        "The last checkpoint that is not in doubt."
+        self._counted: deque[int] = deque(maxlen=policy.count)
+        self._repeated: list[int] = []
+        "The checkpoints that the last compactions repeat, as long as these are young."
+        self._young: list[int] = []
+        self._savepoints: list[int] = []
+        self._is_doubtful = False
+
+    def add(self, document: LogEntryDocument, *, in_doubt: bool = False) -> None:
+        """Take note of an entry, whose number is above those before; `in_doubt` as for `retain`."""
+        if document.kind == "savepoint":
+            self._savepoints.append(document.number)
+        if document.number < self._floor:
+            return
+        self._first = document.number if self._first is None else self._first
+        self._last = document.number
+        self._is_doubtful |= in_doubt
+        if document.kind not in ("checkpoint", "compaction"):
+            return
+        if self._policy.age_ms is not None and document.committed_at_ms > self._now_ms - self._policy.age_ms:
+            self._young.append(document.number)
+        if in_doubt:
+            return
+        # A compaction holds what the checkpoint before it does: the two are one, and the later one needs fewer files.
+        before, self._certain = self._certain, document.number
+        if before is None:
+            return
+        if document.kind != "compaction":
+            self._counted.append(before)
+            self._repeated.clear()
+        elif document.committed_at_ms <= self._now_ms - self._grace_ms:
+            self._repeated.clear()
+        else:
+            self._repeated.append(before)
+
+    def made(self, pins: Iterable[tuple[int, str]]) -> tuple[int, dict[int, tuple[str, ...]]]:
+        """Return the boundary, and why entries are kept, by number; those from the boundary on without a reason are."""
+        policy = self._policy
+        reasons: dict[int, list[str]] = {}
+
+        def keep(number: int, reason: str) -> None:
+            reasons.setdefault(number, []).append(reason)
+
+        assert self._first is not None, "there is an entry from the floor on"
+        assert self._last is not None, "there is an entry from the floor on"
+        counted = [*self._counted, *([] if self._certain is None else [self._certain])][-policy.count :]
+        if self._is_doubtful and len(counted) < policy.count:
+            keep(self._first, "a newer checkpoint is in doubt")
+        for number in counted:
+            keep(number, f"one of the newest {policy.count}")
+        for number in reversed(self._repeated):
+            keep(number, f"its compaction is younger than {self._grace_ms} ms, its writer may go on from it")
+        for number in self._young:
+            keep(number, f"younger than {policy.age_ms} ms")
+        keep(self._last, "the newest entry")
+        boundary = max(self._floor, min(reasons))
+        for number in self._savepoints:
+            keep(number, "a savepoint")
+        for number, holder in pins:
+            keep(number, holder)
+        return boundary, {number: tuple(reasons[number]) for number in reasons}

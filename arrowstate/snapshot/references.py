@@ -62,6 +62,11 @@ class ReferenceReader:
         self._lists: dict[tuple[str, str], list[SubtaskDocument]] = {}
         "Read ahead, until their files are asked for."
 
+    def forget_beyond(self, documents: int) -> None:
+        """Forget what was read if it is more than so many manifests and lists; they are read again where needed."""
+        if len(self._known) > documents:
+            self._known.clear()
+
     def files(self, operators: Iterable[OperatorDocument], unreadable: list[Exception] | None = None) -> dict[str, int]:
         """Return every file that these operators need, manifests too, with their sizes in bytes.
 

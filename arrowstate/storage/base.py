@@ -9,6 +9,7 @@ from any number of processes, exactly one wins.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import BinaryIO, Protocol, cast, runtime_checkable
 
@@ -25,6 +26,7 @@ __all__ = [
     "check_prefix",
     "check_range",
     "is_ours",
+    "listed_pages",
     "many_deletions",
 ]
 
@@ -170,6 +172,18 @@ def many_deletions(storage: Storage) -> AbstractContextManager[None]:
     """
     block = getattr(storage, "many_deletions", nullcontext)
     return cast("AbstractContextManager[None]", block())
+
+
+def listed_pages(storage: Storage, prefix: str) -> Iterator[list[str]]:
+    """Yield the paths of all files that begin with `prefix`, as `list` returns them, in pages and in no order.
+
+    A storage that need not have all of them in memory for that has a method `list_pages`; of another the page is one.
+    """
+    pages = getattr(storage, "list_pages", None)
+    if pages is None:
+        yield storage.list(prefix)
+    else:
+        yield from pages(prefix)
 
 
 def check_commit(data: bytes, commit_id: str) -> None:

@@ -38,7 +38,7 @@ UPLOADS_AT_ONCE = 4
 
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 30
-_CONNECTIONS = 64
+_CONNECTIONS = 80
 """More than `in_parallel` makes requests at a time; the default of botocore is 10."""
 
 

@@ -48,6 +48,7 @@ _REFUSED = NO_ROOM | NO_LINKS | {errno.EACCES, errno.EROFS, errno.ENOENT, errno.
 """Errors of a link that say for sure that nothing was done."""
 
 
+_PAGE = 1000
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.tmp")
 _TAKEN = "its unfinished file is gone: a collection takes those for left behind that are older than its grace period"
 
@@ -203,6 +204,32 @@ class LocalStorage:
         folder, _, _ = check_prefix(prefix).rpartition("/")
         found = self._walk(folder, lambda name: not name.startswith("."))
         return sorted(path for path in found if path.startswith(prefix))
+
+    def list_pages(self, prefix: str) -> Iterator[list[str]]:  # type: ignore[valid-type]
+        """Yield what `list` returns in pages and in no order; only one of them is in memory."""
+        folder, _, _ = check_prefix(prefix).rpartition("/")
+        left, page = [folder], []
+        while left:
+            parent = left.pop()
+            try:
+                entries = os.scandir(self._inside(self._root / parent, parent))
+            except OSError as error:
+                if isinstance(error, FileNotFoundError | NotADirectoryError):
+                    continue
+                raise translate(parent, error, self.url) from error
+            with storage_errors(parent, self.url), entries:
+                for entry in entries:
+                    path = f"{parent}/{entry.name}" if parent else entry.name
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir():
+                        left += [] if entry.is_symlink() else [path]
+                    elif path.startswith(prefix):
+                        page.append(path)
+                    if len(page) == _PAGE:
+                        yield page
+                        page = []
+        yield page
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
@@ -44,13 +44,12 @@ from arrowstate.storage.clients import (
     unfinished_uploads,
     upload_options,
 )
+from arrowstate.storage.many_objects import DELETED_TOGETHER, delete_together, listed_keys
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.retries import Retries, RetryBudget, RetryClock
 
 __all__ = ["ObjectStorage"]
 
-_AT_ONCE = 4
-_REQUESTS_AT_ONCE = 32
 _SINGLE_REQUEST_BYTES = 2 * PART_BYTES
 _NOT_IN_KEYS = frozenset("?#")
 """Clients take what follows for a version of the object."""
@@ -92,6 +91,11 @@ class ObjectStorage:
         If the URL has no bucket, or the options do not fit.
     """
 
+    files_at_once = 4
+    """How many files, or ranges of one file, `in_parallel` reads or writes at the same time."""
+    requests_at_once = 64
+    """The same for requests of next to nothing, such as deletions."""
+
     def __init__(
         self,
         url: str,
@@ -122,16 +126,6 @@ class ObjectStorage:
     def url(self) -> str:
         """The URL without slashes at its end and without secrets."""
         return self._url
-
-    @property
-    def files_at_once(self) -> int:
-        """How many files, or ranges of one file, `in_parallel` reads or writes at the same time."""
-        return _AT_ONCE
-
-    @property
-    def requests_at_once(self) -> int:
-        """How many requests for next to nothing, such as deletions, `in_parallel` makes at the same time."""
-        return _REQUESTS_AT_ONCE
 
     @property
     def options(self) -> dict[str, Any]:
@@ -245,10 +239,19 @@ class ObjectStorage:
         """See `Storage.list`."""
         folder, _, rest = check_prefix(prefix).rpartition("/")
         top = (self._root + folder).rstrip("/")
-
         keys = self._call(prefix, lambda: _or_none(partial(self._fs.find, top, prefix=rest)))
         paths = [key.removeprefix(self._root) for key in keys if key.startswith(self._root)]
         return sorted(path for path in paths if path.startswith(prefix) and _may_be_named(path))
+
+    def list_pages(self, prefix: str) -> Iterator[list[str]]:  # type: ignore[valid-type]
+        """Yield what `list` returns in pages; on S3 only one of them is in memory."""
+        if self._protocol != "s3":
+            yield self.list(prefix)
+            return
+        bucket, _, top = (self._root + check_prefix(prefix)).partition("/")
+        for keys in listed_keys(lambda request: self._call(prefix, request), self._fs, bucket, top):
+            paths = [f"{bucket}/{key}".removeprefix(self._root) for key in keys]
+            yield [path for path in paths if _may_be_named(path)]
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
@@ -263,6 +266,17 @@ class ObjectStorage:
         key = self._key(path)
         with suppress(MissingFileError):
             self._call(path, lambda: self._fs.rm_file(key))
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete files, durably, with few requests; nothing happens where there is none."""
+        left = paths
+        if self._protocol == "s3":
+            bucket, _, _ = self._root.partition("/")
+            keys = {self._key(path).removeprefix(f"{bucket}/"): path for path in paths}
+            groups = [[*keys][start : start + DELETED_TOGETHER] for start in range(0, len(keys), DELETED_TOGETHER)]
+            delete = partial(delete_together, lambda request: self._call("", request), self._fs, bucket)
+            left = [keys[key] for group in in_parallel(self, delete, groups, name="deletions") for key in group]
+        in_parallel(self, self.delete, left, name="deletions", small=True)
 
     @property
     def _fs(self) -> Any:

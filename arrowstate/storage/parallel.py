@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from arrowstate.storage.base import Storage
+from arrowstate.storage.base import Storage, many_deletions
 
-__all__ = ["in_parallel"]
+__all__ = ["delete_all", "in_parallel"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -67,6 +67,25 @@ def in_parallel(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def delete_all(storage: Storage, paths: Sequence[str]) -> None:
+    """Delete files, all of them durably gone when it returns; nothing happens where there is none.
+
+    They go in no order, so none of them may have to go before another. A storage that deletes many with one request has
+    a method `delete_many`.
+
+    Raises
+    ------
+    StorageError
+        If one cannot be deleted; others are.
+    """
+    together = getattr(storage, "delete_many", None)
+    if together is not None:
+        together(paths)
+        return
+    with many_deletions(storage):
+        in_parallel(storage, storage.delete, paths, name="deletions", small=True)
 
 
 def _at_once(storage: Storage, *, writes: bool, small: bool) -> int:

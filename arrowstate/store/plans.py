@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance.collection import CollectionReport, apply_collection
-from arrowstate.maintenance.collection_plan import CollectionPlan
 from arrowstate.maintenance.compaction import StoreCompactionPlan, apply_store_compaction
 from arrowstate.maintenance.leases import CheckpointLease
+from arrowstate.maintenance.planned import CollectionPlan
 from arrowstate.store.reading import ReadableStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import recorded
@@ -72,8 +72,9 @@ class Collection:
         self._store = store
 
     def __repr__(self) -> str:
+        further = f" and {self.plan.further} checkpoints besides" if self.plan.further else ""
         return (
-            f"<Collection {self._store.url}: {len(self.plan.deletions)} files to delete, "
+            f"<Collection {self._store.url}: {len(self.plan.deletions)} files to delete{further}, "
             f"{len(self.plan.waiting)} waiting, checkpoints {[item.checkpoint_id for item in self.plan.kept]} kept>"
         )
 
@@ -83,9 +84,8 @@ class Collection:
         now_ms = store.clock_ms()
         with recorded("collection", store.url, now_ms) as recording:
             report = apply_collection(store.storage, self.plan, now_ms=now_ms, new_id=store.new_id)
-            deleted = frozenset(report.deleted)
-            recording.files_deleted = len(deleted)
-            recording.bytes_deleted = sum(item.bytes or 0 for item in self.plan.deletions if item.path in deleted)
+            recording.files_deleted = report.deleted_count
+            recording.bytes_deleted = report.deleted_bytes
         return report
 
 

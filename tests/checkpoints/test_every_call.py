@@ -23,6 +23,7 @@ from arrowstate.maintenance.collection import apply_collection
 from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
 from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, CheckpointLease
+from arrowstate.maintenance.planned import Portions
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.storage import clear_memory_storage, open_storage
@@ -86,9 +87,10 @@ class World:
         # Renewed by hand: its thread ends at once.
         return CheckpointLease(storage, entry, holder="a reader", wait=lambda _: True, **times)
 
-    def collect(self, storage, count=2):
-        plan = plan_collection(storage, RetentionPolicy(count=count), now_ms=self.now_ms, grace_ms=GRACE_MS)
-        return apply_collection(storage, plan, now_ms=self.now_ms, new_id=self.new_id)
+    def collect(self, storage, count=2, portions=None):
+        policy = RetentionPolicy(count=count)
+        plan = plan_collection(storage, policy, now_ms=self.now_ms, grace_ms=GRACE_MS, portions=portions)
+        return apply_collection(storage, plan, now_ms=self.now_ms, new_id=self.new_id, portions=portions)
 
 
 def fill(world):
@@ -209,6 +211,10 @@ def collecting(world, process):
     return lambda: world.collect(process.storage)
 
 
+def collecting_in_portions(world, process):
+    return lambda: world.collect(process.storage, portions=Portions(entries=1, files=2))
+
+
 def saving(world, process, folder="savepoints/one"):
     url = f"{world.storage.url}/{folder}"
     target = process.connect(open_storage(url, create=True))
@@ -276,6 +282,7 @@ OPERATIONS = {
     "fence": opening,
     "restore": restoring,
     "collect": collecting,
+    "collect-portions": collecting_in_portions,
     "compact": compacting,
     "savepoint": saving,
     "tag": tagging,

@@ -39,9 +39,11 @@ from arrowstate.log.boundary import boundaries, put_boundary, read_boundary
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store, path_of
 from arrowstate.log.pins import put_tag
+from arrowstate.maintenance import collection, collection_plan
 from arrowstate.maintenance.collection import apply_collection
 from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.leases import CheckpointLease
+from arrowstate.maintenance.planned import Portions
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.references import ReferenceReader
@@ -171,6 +173,32 @@ def world(request, tmp_path):
         clear_memory_storage(url)
 
 
+WHOLE = "whole"
+PORTIONS = "portions"
+
+
+@pytest.fixture(params=[WHOLE, PORTIONS], autouse=True)
+def size(request, monkeypatch):
+    """Collections go on in one step, and in portions of two checkpoints or three files.
+
+    A test that is about the steps of one of them, or what a plan says of all files, says so by `at_once`.
+    """
+    if request.param == PORTIONS:
+        if request.function in AT_ONCE:
+            pytest.skip("of a collection in one step")
+        for module in (collection, collection_plan):
+            monkeypatch.setattr(module, "DEFAULT_PORTIONS", Portions(entries=2, files=3))
+
+
+AT_ONCE = []
+
+
+def at_once(test):
+    """Say that a test is of a collection in one step."""
+    AT_ONCE.append(test)
+    return test
+
+
 @pytest.fixture
 def filled(world):
     """Checkpoints 2, 3 and 4, each with files of its own."""
@@ -195,6 +223,7 @@ def test_what_only_dropped_checkpoints_need_is_deleted_and_nothing_else(filled):
         filled.store.snapshot(1)
 
 
+@at_once
 def test_a_plan_changes_nothing_and_says_why_and_how_much(filled):
     before = {path: filled.storage.read(path) for path in filled.files()}
 
@@ -264,6 +293,7 @@ def test_a_plan_that_is_applied_twice_does_no_harm(filled):
     assert len(filled.files("gc/")) == 1
 
 
+@at_once
 def test_data_goes_before_manifests_and_these_before_log_entries_oldest_first(world, monkeypatch):
     monkeypatch.setattr("arrowstate.snapshot.writing.INLINE_BYTES", 100)
     writer = world.store.writer()
@@ -563,6 +593,7 @@ def test_a_checkpoint_whose_unfinished_file_a_collection_deletes_fails_and_the_n
     assert on_disk.storage.list_unfinished() == []
 
 
+@at_once
 def test_a_plan_alone_does_not_begin_the_grace_period(filled):
     path = orphan(filled)
     filled.store.collect(NEWEST, grace_ms=GRACE, allow_short_grace=True)
@@ -637,6 +668,7 @@ def test_a_commit_whose_entry_is_there_when_the_roots_are_read_again_is_acknowle
     assert total(again) == expected(200)
 
 
+@at_once
 def test_a_commit_that_finds_its_files_condemned_is_not_acknowledged_though_they_may_be_spared(filled):
     store, hooked = filled.process()
     late = Late(store.writer(), filled.store.snapshot(1).restore("op"), hooked)
@@ -878,6 +910,7 @@ def test_what_is_restored_from_a_checkpoint_that_loses_its_files_is_not_committe
     assert total(writer.checkpoint({"op": [backend]})) == expected(200)
 
 
+@at_once
 def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(filled):
     """It died after it had read the roots again, and what it condemned is referred to by an acknowledged checkpoint."""
     plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
@@ -1189,8 +1222,11 @@ def test_what_cannot_be_read_or_is_unknown_ends_the_collection(world, monkeypatc
     assert before <= world.files()
 
 
-def test_what_nobody_knows_is_named_and_never_deleted(filled):
+def test_what_nobody_knows_is_named_and_never_deleted(filled, caplog):
+    caplog.set_level("INFO", "arrowstate.maintenance")
     strange = [
+        "README.md",
+        "_SUCCESS",
         "data/notes.txt",
         "data/op/total/x.orc",
         "data/op/total/deep/x.arrow",
@@ -1209,6 +1245,7 @@ def test_what_nobody_knows_is_named_and_never_deleted(filled):
     filled.collect_orphans()
 
     assert plan.foreign == tuple(sorted(strange))
+    assert "8 files are of no kind that is known, and are left alone; README.md is one" in caplog.text
     assert {*strange, *savepoint} <= filled.files()
     place = f"{filled.storage.url}/savepoints/kept"
     assert total(StateStore(open_storage(place), "x").latest()) == expected(200)
@@ -1249,6 +1286,7 @@ def test_a_reader_that_is_overtaken_by_a_collection_looks_again(filled):
     assert store.latest().checkpoint_id == 5
 
 
+@at_once
 def test_a_statement_that_is_out_stays_until_none_of_its_files_is_there(filled):
     _, hooked = filled.process()
     plan = plan_collection(hooked, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)

@@ -420,3 +420,19 @@ def test_a_slow_commit_whose_unfinished_file_was_deleted_fails_and_is_not_unknow
 
     assert not isinstance(caught.value, CommitUnknownError)
     assert local.list("") == []
+
+
+def test_pages_of_a_listing_follow_what_a_listing_does(tmp_path, monkeypatch):
+    storage = open_storage(tmp_path / "store", create=True)
+    (tmp_path / "store/data/deep").mkdir(parents=True)
+    (tmp_path / "store/.hidden").mkdir()
+    for path in ("data/a", "data/b", "data/deep/c", "data/.d.tmp", ".hidden/e", "f"):
+        (tmp_path / "store" / path).write_bytes(b"x")
+    (tmp_path / "store/data/loop").symlink_to(tmp_path / "store/data")
+    (tmp_path / "store/data/link").symlink_to(tmp_path / "store/f")
+    monkeypatch.setattr(local_module, "_PAGE", 2)
+
+    for prefix in ("", "data/", "data/d", "nothing/", "f/"):
+        pages = list(storage.list_pages(prefix))
+        assert sorted(path for page in pages for path in page) == storage.list(prefix)
+        assert max(map(len, pages)) <= 2

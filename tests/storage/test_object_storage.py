@@ -501,6 +501,67 @@ def test_a_long_listing_has_every_page(s3, monkeypatch):
     assert len(pages) > 3
 
 
+def test_pages_of_a_listing_have_every_file_once(s3, monkeypatch):
+    call = s3.storage._fs.call_s3
+    for number in range(20):
+        s3.storage.put_hint(f"log/{number:03}", b"")
+    monkeypatch.setattr(s3.storage._fs, "call_s3", lambda *what, **named: call(*what, **named, MaxKeys=7))
+    s3.fail(REFUSE, "GET", "continuation", times=2)
+
+    pages = list(s3.storage.list_pages("log/"))
+
+    assert [len(page) for page in pages] == [7, 7, 6]
+    assert sorted(path for page in pages for path in page) == [f"log/{number:03}" for number in range(20)]
+
+
+def test_pages_of_a_listing_are_what_a_listing_is(remote):
+    for path in ("data/a/b", "data/c", "log/1", "_latest"):
+        remote.storage.put_hint(path, b"")
+
+    for prefix in ("", "data/", "data/a/b", "nothing/"):
+        pages = remote.storage.list_pages(prefix)
+        assert sorted(path for page in pages for path in page) == remote.storage.list(prefix)
+
+
+def test_many_files_are_deleted_and_of_those_that_are_gone_nothing_is_said(remote):
+    for number in range(5):
+        remote.storage.put_hint(f"data/{number}", b"")
+    remote.proxy.requests.clear()
+
+    remote.storage.delete_many(["data/0", "data/1", "data/gone", "data/3"])
+
+    assert remote.direct.list("data/") == ["data/2", "data/4"]
+    if remote.kind == "s3":
+        assert len(remote.requests("POST")) == len(remote.proxy.requests) == 1
+    remote.storage.delete_many([])
+
+
+@pytest.mark.parametrize("kind", [REFUSE, DROP, LOSE])
+def test_a_request_that_deletes_many_files_is_repeated(s3, kind):
+    s3.storage.put_hint("data/a", b"")
+    s3.fail(kind, "POST")
+
+    s3.storage.delete_many(["data/a", "data/b"])
+
+    assert s3.direct.list("data/") == []
+    assert len(s3.requests("POST")) == 2
+
+
+def test_a_service_that_does_not_delete_many_files_at_once_deletes_one_by_one(s3):
+    for name in "ab":
+        s3.storage.put_hint(f"data/{name}", b"")
+    s3.fail(FORBID, "POST")
+
+    s3.storage.delete_many(["data/a", "data/b"])
+
+    assert s3.direct.list("data/") == []
+    s3.storage.put_hint("data/c", b"")
+    s3.fail(FORBID, "POST")
+    s3.fail(FORBID, "DELETE")
+    with pytest.raises(StorageError, match="data/c"):
+        s3.storage.delete_many(["data/c"])
+
+
 @pytest.mark.parametrize("path", ["a?versionId=1", "a#1"])
 def test_names_that_clients_take_for_versions_are_refused(s3, path):
     with pytest.raises(CorruptDataError):

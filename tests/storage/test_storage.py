@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from arrowstate.errors import CorruptDataError, StorageError
 from arrowstate.storage import ObjectStorage, Outcome, Storage, clear_memory_storage, open_storage
+from arrowstate.storage.base import listed_pages
+from arrowstate.storage.parallel import delete_all
 from arrowstate.testing import StorageSuite
 
 
@@ -36,6 +38,24 @@ def test_a_folder_of_a_storage_is_a_storage(storage, beside):
     assert storage.list("savepoints/") == ["savepoints/first/a"]
     storage.delete("savepoints/first/a")
     assert inner.list("") == []
+
+
+def test_pages_of_a_listing_are_what_a_listing_is(storage):
+    for path in ("data/a/b", "data/a/c", "data/d", "log/1"):
+        write(storage, path, b"x")
+
+    for prefix in ("", "data/", "data/a/", "data/a/b", "lo", "nothing/"):
+        pages = listed_pages(storage, prefix)
+        assert sorted(path for page in pages for path in page) == storage.list(prefix)
+
+
+def test_what_is_deleted_together_is_gone_and_the_rest_is_there(storage):
+    for name in "abc":
+        write(storage, f"data/{name}", b"x")
+
+    delete_all(storage, ["data/a", "data/nothing", "data/c"])
+
+    assert storage.list("") == ["data/b"]
 
 
 NAMES = st.sampled_from(["a", "b", "f/a", "f/b", "f/g/a"])

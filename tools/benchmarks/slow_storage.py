@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from arrowstate.storage.base import Outcome, Storage
+from arrowstate.storage.base import Outcome, Storage, listed_pages, many_deletions
 
 __all__ = ["SlowStorage"]
 
@@ -28,17 +28,21 @@ class SlowStorage:
         What is wrapped.
     seconds
         How long each request waits, 0 or more; a listing does for each page of 1,000 names.
+    deletes_together
+        Whether it deletes 1,000 files with a request, as S3 does and others do not.
     """
 
     files_at_once = 4
     requests_at_once = 64
 
-    def __init__(self, storage: Storage, seconds: float = 0.0) -> None:
+    def __init__(self, storage: Storage, seconds: float = 0.0, *, deletes_together: bool = False) -> None:
         self._storage = storage
         self._seconds = seconds
         self._lock = threading.Lock()
         self.requests: Counter[str] = Counter()
         self.bytes_read = 0
+        if deletes_together:
+            self.delete_many = self._delete_many
 
     def reset(self) -> None:
         """Count from 0 again."""
@@ -95,8 +99,20 @@ class SlowStorage:
         self._request("list", max(1, -(-len(found) // _KEYS_PER_PAGE)))
         return found
 
+    def list_pages(self, prefix: str) -> Iterator[list[str]]:  # type: ignore[valid-type]
+        for page in listed_pages(self._storage, prefix):
+            self._request("list")
+            yield page
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
+
+    def _delete_many(self, paths: Sequence[str]) -> None:
+        for start in range(0, len(paths), _KEYS_PER_PAGE):
+            self._request("delete_many")
+            with many_deletions(self._storage):
+                for path in paths[start : start + _KEYS_PER_PAGE]:
+                    self._storage.delete(path)
 
     def _request(self, verb: str, times: int = 1) -> None:
         with self._lock:

@@ -309,10 +309,12 @@ def _collect(process: Process) -> None:
         process.actor.wait(draw.choice((5, 20, 50)))
         try:
             process.open()
-            plan = plan_collection(process.storage, policy, now_ms=process.actor.clock_ms(), grace_ms=process.grace_ms)
+            now_ms, portions = process.actor.clock_ms(), process.portions
+            plan = plan_collection(process.storage, policy, now_ms=now_ms, grace_ms=process.grace_ms, portions=portions)
             process.actor.wait(draw.choice((0, 0, 10, 40)))
             for _ in range(draw.choice((1, 1, 2))):
-                apply_collection(process.storage, plan, now_ms=process.actor.clock_ms(), new_id=process.actor.new_id)
+                now_ms, new_id = process.actor.clock_ms(), process.actor.new_id
+                apply_collection(process.storage, plan, now_ms=now_ms, new_id=new_id, portions=portions)
         except CorruptDataError as error:
             # A tag that was removed came back with a request that was late; it is to be removed again. Or a lease that
             # holds nothing stands in the way until it ends.

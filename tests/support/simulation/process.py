@@ -15,6 +15,7 @@ from arrowstate.errors import (
     StorageError,
 )
 from arrowstate.log.entries import open_store_document
+from arrowstate.maintenance.planned import Portions
 from arrowstate.storage.base import Storage
 from arrowstate.store import StateStore
 from simulation.oracle import Oracle
@@ -41,6 +42,8 @@ class Process:
     "How long files of an attempt wait for its commit."
     nominal_grace_ms: int | None
     "How long they should wait; None where clocks are wrong, and nothing is certain."
+    portions: Portions | None = None
+    "How much its collections delete at a time."
     tokens: int = 0
     _began: tuple[int, int, int] = field(default=(0, 0, 0))
 

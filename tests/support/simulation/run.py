@@ -17,6 +17,7 @@ from arrowstate.log.entries import create_store
 from arrowstate.maintenance.collection import apply_collection
 from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.leases import CheckpointLease
+from arrowstate.maintenance.planned import Portions
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.memory import MemoryStorage, clear_memory_storage
@@ -67,6 +68,8 @@ class Profile:
     "Probability per step that the clock of an actor jumps."
     restart: bool
     "Whether a new process takes the place of one that crashed."
+    portions: bool
+    "Whether collectors go on in portions of few files."
 
     @classmethod
     def draw(cls, draw: random.Random) -> Profile:
@@ -86,6 +89,7 @@ class Profile:
             zombie_rate=draw.choice((0.0, 0.1, 0.3)),
             jump_rate=draw.choice((0.0, 0.02)),
             restart=draw.random() < 0.8,
+            portions=draw.random() < 0.4,
         )
 
 
@@ -193,6 +197,7 @@ class _Run:
             now_ms=lambda: self.scheduler.now_ms,
             grace_ms=0 if self.without == "grace" else self.profile.grace_ms,
             nominal_grace_ms=self.profile.grace_ms if self.oracle.trust_clocks else None,
+            portions=Portions(entries=2, files=3) if self.profile.portions else None,
         )
 
     def _oversleep(self, actor: Actor) -> None:

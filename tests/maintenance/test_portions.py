@@ -1,0 +1,243 @@
+"""Collections in portions: what they have in memory, which requests overlap, and what nobody may do beside them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import tracemalloc
+
+import pytest
+
+import arrowstate
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
+from arrowstate.log import history
+from arrowstate.log.boundary import boundaries, highest_boundary, read_boundary
+from arrowstate.log.entries import path_of
+from arrowstate.maintenance import collection, collection_plan, roots
+from arrowstate.maintenance.planned import Portions
+from arrowstate.storage import open_storage
+from arrowstate.store import StateStore
+from arrowstate.testing.faults import Call, Crashed, Fault, FaultyStorage
+from benchmarks.collect import NEWEST, fill
+from benchmarks.slow_storage import SlowStorage
+
+
+@pytest.fixture(autouse=True)
+def portions(monkeypatch):
+    """Portions of 50 checkpoints, whose files are more than half of 50."""
+    for module in (collection, collection_plan):
+        monkeypatch.setattr(module, "DEFAULT_PORTIONS", Portions(entries=50, files=60))
+    monkeypatch.setattr(roots, "_HELD_ENTRIES", 50)
+    monkeypatch.setattr(history, "_WINDOW", 50)
+    monkeypatch.setattr(roots, "_MOST_KNOWN", 50)
+    monkeypatch.setattr(collection, "_FEW_TAKEN", 100)
+
+
+def ids(store):
+    return [snapshot.checkpoint_id for snapshot in store.checkpoints()]
+
+
+@pytest.fixture
+def filled(tmp_path):
+    return fill(tmp_path, 200)
+
+
+def hooked(store, act, verb, prefix):
+    """The store of a process for which something happens once, before a call."""
+    done = []
+
+    def choose(call: Call) -> None:
+        if not done and (call.verb, call.path.startswith(prefix)) == (verb, True):
+            done.append(call)
+            act()
+
+    return StateStore(FaultyStorage(store.storage, choose), store.store_id)
+
+
+def test_what_goes_is_deleted_in_portions_and_counted(filled):
+    collected = filled.collect(NEWEST)
+    report = collected.apply()
+
+    assert (collected.plan.dropped, collected.plan.further) == (tuple(range(1, 32)), 159)
+    assert "and 159 checkpoints besides" in repr(collected)
+    # Of the first portion: the entry of the fence, and of each checkpoint that and two files; the first has one.
+    assert len(report.deleted) == len(collected.plan.deletions) == 1 + 3 * 31 - 1
+    assert report.deleted_count == 191 + 189 + 190
+    assert ids(filled) == list(range(191, 201))
+    assert filled.verify(deep=True).problems == []
+    assert filled.collect(NEWEST).plan.deletions == ()
+
+
+def test_what_a_collection_has_in_memory_does_not_grow_with_the_checkpoints_that_go(tmp_path):
+    peaks = []
+    for checkpoints in (200, 1000):
+        (tmp_path / str(checkpoints)).mkdir()
+        store = fill(tmp_path / str(checkpoints), checkpoints)
+        # What other tests have left in memory has no say in when garbage goes.
+        gc.collect()
+        gc.freeze()
+        tracemalloc.start()
+        store.collect(NEWEST).apply()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        gc.unfreeze()
+        assert ids(store) == list(range(checkpoints - 9, checkpoints + 1))
+
+    assert peaks[1] < 1.3 * peaks[0]
+
+
+def test_requests_are_made_at_the_same_time(filled):
+    storage = SlowStorage(filled.storage)
+    lock, running, most = threading.Lock(), 0, {"read": 0, "delete": 0}
+    at_once = threading.Semaphore(0)
+
+    def counted(verb):
+        real = getattr(filled.storage, verb)
+
+        def call(*arguments):
+            nonlocal running
+            with lock:
+                running += 1
+                most[verb] = max(most[verb], running)
+            at_once.acquire(timeout=0.02)
+            with lock:
+                running -= 1
+            return real(*arguments)
+
+        return call
+
+    for verb in most:
+        setattr(storage, verb, counted(verb))
+    StateStore(storage, filled.store_id).collect(NEWEST).apply()
+
+    assert most["read"] > 16
+    assert most["delete"] > 16
+
+
+def test_a_checkpoint_that_goes_with_a_later_portion_cannot_be_held_once_the_first_one_goes(filled):
+    refused = []
+
+    def hold():
+        for pin in (lambda: filled.lease(150), lambda: filled.tag("late", 150)):
+            with pytest.raises(CheckpointNotFoundError):
+                pin()
+            refused.append(pin)
+
+    hooked(filled, hold, "delete", "data/").collect(NEWEST).apply()
+
+    assert len(refused) == 2
+    assert filled.tags() == {}
+    assert filled.verify().problems == []
+
+
+def test_a_checkpoint_that_is_held_before_its_entry_is_condemned_is_spared_and_may_be_held_anew(filled):
+    held = []
+
+    def hold():
+        held.append(filled.lease(150))
+
+    def renew():
+        held[0].renew()
+
+    store = hooked(filled, hold, "put_if_absent", "gc/")
+    renewing = hooked(store, renew, "delete", "data/")
+    report = renewing.collect(NEWEST).apply()
+
+    with held[0]:
+        assert path_of(151) in report.spared
+        assert ids(filled) == [150, *range(191, 201)]
+        assert filled.snapshot(150).verify(deep=True).ok
+    assert filled.verify().problems == []
+
+
+def test_a_commit_that_refers_to_files_of_a_later_portion_saves_them(filled):
+    states = []
+
+    def go_back():
+        states.append(filled.snapshot(200).restore("job"))
+        backend = states[0]
+        with filled.writer() as writer:
+            writer.checkpoint({"job": [backend]})
+
+    hooked(filled, go_back, "delete", "data/").collect(NEWEST).apply()
+
+    assert filled.latest().checkpoint_id == 201
+    assert filled.latest().verify(deep=True).ok
+    assert filled.verify().problems == []
+
+
+def test_the_boundary_stands_while_portions_go_and_after_a_death_at_any_of_them(tmp_path):
+    boundary = 0
+    for at in (1, 3, 60, 200, 400):
+        (tmp_path / str(at)).mkdir()
+        store = fill(tmp_path / str(at), 150)
+        deletions = 0
+
+        def die(call, at=at):
+            nonlocal deletions
+            deletions += call.verb == "delete"
+            return Fault.CRASH_AFTER if deletions == at else None
+
+        dying = StateStore(FaultyStorage(store.storage, die), store.store_id)
+        with pytest.raises(Crashed):
+            dying.collect(NEWEST).apply()
+
+        boundary = highest_boundary(boundaries(store.storage))
+        assert boundary == 142
+        assert ids(store) == list(range(141, 151))
+        store.collect(NEWEST).apply()
+        assert highest_boundary(boundaries(store.storage)) == boundary
+        assert len(store.storage.list("log/")) == 10
+        store.collect(arrowstate.RetentionPolicy(count=5)).apply()
+        assert not any(statement.condemns for statement in boundaries(store.storage))
+        assert store.verify(deep=True).problems == []
+
+
+def test_a_damaged_entry_among_those_that_go_ends_the_collection_before_anything_does(filled):
+    there = filled.storage.list("")
+    path = path_of(120)
+    data = bytearray(filled.storage.read(path))
+    data[len(data) // 2] ^= 1
+    filled.storage.delete(path)
+    with filled.storage.write_file(path) as file:
+        file.write(bytes(data))
+
+    with pytest.raises(CorruptDataError, match=path):
+        filled.collect(NEWEST)
+
+    assert filled.storage.list("") == there
+
+
+def test_what_was_taken_is_said_until_the_log_has_gone_on(filled):
+    filled.collect(NEWEST).apply()
+
+    said = [read_boundary(filled.storage, boundary) for boundary in boundaries(filled.storage)]
+    taken = [path for document in said for path in document.taken]
+    assert (len(taken), len(set(taken))) == (189 + 190, 189 + 190)
+    assert all(number == 201 for document in said for number in document.taken.values())
+
+    filled.writer()
+    filled.collect(arrowstate.RetentionPolicy(count=3)).apply()
+    (last,) = boundaries(filled.storage)
+    assert len(read_boundary(filled.storage, last).taken) == 2 * 7
+
+
+def test_collections_in_portions_at_the_same_time_leave_what_one_would(filled):
+    def other():
+        filled.collect(NEWEST).apply()
+
+    hooked(filled, other, "delete", "manifests/").collect(NEWEST).apply()
+
+    assert ids(filled) == list(range(191, 201))
+    assert filled.verify(deep=True).problems == []
+    assert open_storage(filled.url).list("data/") == sorted(
+        path
+        for snapshot in filled.checkpoints()
+        for path in [snapshot.entry.operators[0].subtasks[0].manifest.path]
+        for path in [run_of(filled, path)]
+    )
+
+
+def run_of(store, manifest):
+    data = store.storage.read(manifest).decode()
+    return next(part for part in data.split('"') if part.startswith("data/"))
