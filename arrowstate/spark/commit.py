@@ -66,6 +66,8 @@ class BatchWork:
     "The event time, in milliseconds, up to which everything had come; None to keep that of the store."
     outputs: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, int] = field(default_factory=dict)
+    next_timer: int | None = None
+    "The earliest processing time, in milliseconds, at which a timer is due."
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class BatchWork:
             watermark=watermark,
             outputs=outputs or {},
             metrics=BatchMetrics.of(tasks, duration_ms).to_properties(),
+            next_timer=min((item.next_timer for item in results if item.next_timer is not None), default=None),
         )
 
 
@@ -232,7 +235,7 @@ def _commit(
         if committed:
             return None
         assert newest is not None, "the fence of this run is in the log"
-        record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics)
+        record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics, work.next_timer)
         entry = append_checkpoint(
             storage,
             log,

@@ -49,6 +49,8 @@ class BatchRecord:
     """By uid of an output, the row of it that is the first of this micro-batch."""
     metrics: Mapping[str, int] = field(default_factory=dict)
     """What the micro-batch took; see `BatchMetrics` in `metrics`."""
+    next_timer: int | None = None
+    """The earliest processing time, in milliseconds since 1970, at which a timer is due; None if there is none."""
 
     @classmethod
     def of(cls, entry: LogEntryDocument) -> BatchRecord | None:
@@ -63,6 +65,7 @@ class BatchRecord:
                 found["batch_id"],
                 found.get("outputs", {}),
                 found.get("metrics", {}),
+                found.get("next_timer"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptDataError(path_of(entry.number), f"the property {_PROPERTY!r} is {found!r}") from error

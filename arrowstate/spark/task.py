@@ -78,6 +78,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """The files written for it."""
     statistics: SubtaskStatisticsDocument | None = None
     """What writing took; None if nothing had to be written."""
+    next_timer: int | None = None
+    """The earliest processing time, in milliseconds, at which a timer of the subtask is due; None if there is none."""
     metrics: TaskMetrics | None = None
     """What the task took; None if the store held the micro-batch already."""
     output: OperatorPartDocument | None = None
@@ -178,6 +180,7 @@ class Subtask:
         format: RunFormat = "arrow",
         emit: Callable[[list[str]], Emitted] = lambda _: (None, None),
         output_rows: int = 0,
+        next_timer: int | None = None,
     ) -> SubtaskResult:
         """Write what is new of the state, which takes effect with the commit; nothing is left if that fails.
 
@@ -205,6 +208,7 @@ class Subtask:
             subtask=written.document,
             paths=paths,
             statistics=statistics,
+            next_timer=next_timer,
             metrics=self.meter.written(written.document, statistics, **counts),
             output=output,
             dead=dead,

@@ -20,6 +20,8 @@ from arrowstate.spark.operators.declaring import (
     with_readers,
 )
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
+from arrowstate.spark.places import StorePlace
+from arrowstate.spark.read.idle import and_idle
 from arrowstate.spark.source import ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.spark.workers import own_python
@@ -122,7 +124,11 @@ class StatefulStream:
         )
 
     def foreach_batch(
-        self, function: Callable[[DataFrame, int], object], *, on_checkpoint: Listener | None = None
+        self,
+        function: Callable[[DataFrame, int], object],
+        *,
+        fire_when_idle: bool = False,
+        on_checkpoint: Listener | None = None,
     ) -> DataStreamWriter:
         """Return a writer of the query that calls a function with the rows of each micro-batch, after its commit.
 
@@ -131,7 +137,7 @@ class StatefulStream:
         function
             Gets a DataFrame and the id of the micro-batch. If Spark repeats a micro-batch, because the function or the
             driver failed, it gets the same rows again: what it does must bear that.
-        on_checkpoint
+        fire_when_idle, on_checkpoint
             As for `write_stream` of this module.
 
         Returns
@@ -144,11 +150,13 @@ class StatefulStream:
                 "foreach_batch takes the rows that an operator emitted; call it on what stateful returned, and change "
                 "the rows inside the function"
             )
-        return write_stream(self, foreach_batch={self.uid: function}, on_checkpoint=on_checkpoint)
+        return write_stream(
+            self, foreach_batch={self.uid: function}, fire_when_idle=fire_when_idle, on_checkpoint=on_checkpoint
+        )
 
-    def write_stream(self, *, on_checkpoint: Listener | None = None) -> DataStreamWriter:
+    def write_stream(self, *, fire_when_idle: bool = False, on_checkpoint: Listener | None = None) -> DataStreamWriter:
         """Return a writer of the query; see `write_stream` of this module."""
-        return write_stream(self, on_checkpoint=on_checkpoint)
+        return write_stream(self, fire_when_idle=fire_when_idle, on_checkpoint=on_checkpoint)
 
     def columns(self) -> StructType:
         """Return the columns of the rows.
@@ -167,6 +175,7 @@ def write_stream(
     *streams: StatefulStream,
     foreach_batch: Mapping[str, Callable[[DataFrame, int], object]] | None = None,
     allow_non_restored_state: bool = False,
+    fire_when_idle: bool = False,
     on_checkpoint: Listener | None = None,
 ) -> DataStreamWriter:
     """Return a writer of one query with several stateful operators: one log entry per micro-batch for all of them.
@@ -179,6 +188,11 @@ def write_stream(
         By operator uid, functions as for `StatefulStream.foreach_batch`, called in this order.
     allow_non_restored_state
         Let state go that the store has of operators which this query does not have; dead letters stay.
+    fire_when_idle
+        Let timers fire, and windows of event time end, while no row comes: Spark runs a micro-batch when a timer is due
+        by processing time, and one more after each micro-batch with rows, when the watermark has advanced by them.
+        Without it both wait for the next row. The store is looked at every 250 ms. It adds a source to the query, so a
+        query is started again with what it was started with.
     on_checkpoint
         Called once for each micro-batch that was committed, or could not be, with an
         `arrowstate.telemetry.OperationRecord`, before the functions of `foreach_batch`; in the driver, which on Spark
@@ -255,7 +269,10 @@ def write_stream(
             check_picklable(plan.uid, plan.operator)
         return StatefulQuery(clock_of(session, options, new_id()), operators, functions, dropped, on_checkpoint)
 
-    return writer_of(first.source.writeStream, QueryStart(first.store, plans[0].storage_options, function))
+    source = (
+        and_idle(first.source, StorePlace(first.store, plans[0].storage_options)) if fire_when_idle else first.source
+    )
+    return writer_of(source.writeStream, QueryStart(first.store, plans[0].storage_options, function))
 
 
 def _all_operators(streams: Sequence[StatefulStream]) -> tuple[QueryOperator, ...]:

@@ -27,6 +27,7 @@ from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.operators.setting_aside import process_apart
 from arrowstate.spark.outputs import OutputTable, write_output
 from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
+from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import BroadcastState, ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -106,7 +107,21 @@ def run_subtask(
         )
         return output, aside
 
-    return task.written(backend.freeze, rows=table.num_rows, new_id=new_id, emit=emit, output_rows=emitted.num_rows)
+    return task.written(
+        backend.freeze,
+        rows=table.num_rows,
+        new_id=new_id,
+        emit=emit,
+        output_rows=emitted.num_rows,
+        next_timer=_next_timer(backend),
+    )
+
+
+def _next_timer(backend: KeyedStateBackend) -> int | None:
+    """Return the earliest processing time at which a timer is due."""
+    timers = [state for state in backend.states.values() if isinstance(state, TimerState)]
+    times = [state.next_timestamp() for state in timers if state.descriptor.clock == "processing_time"]
+    return min((time for time in times if time is not None), default=None)
 
 
 def _process(

@@ -14,6 +14,8 @@ from pyspark.sql.types import StructType
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.spark.read.changes import ChangePlan
+from arrowstate.spark.read.idle import OPTION as IDLE_OPTION
+from arrowstate.spark.read.idle import IdlePlan
 from arrowstate.spark.read.options import flag, open_checkpoint
 from arrowstate.spark.read.outputs import OutputPlan
 from arrowstate.spark.read.states import ReadPlan
@@ -49,6 +51,8 @@ def plan_from_options(options: Mapping[str, str]) -> Plan:
     NotFoundError
         If there is no such store, checkpoint, operator, state or output table; the message lists those there are.
     """
+    if flag(options, IDLE_OPTION):
+        return IdlePlan.from_options(options)
     if options.get("table") is not None:
         return HistoryPlan.from_options(options)
     if options.get("output") is not None:
