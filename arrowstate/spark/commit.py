@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,11 @@ from arrowstate.log.boundary import Boundary, NewReferences
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import CommittedEntry, next_checkpoint, next_fence
 from arrowstate.log.history import History
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted
 from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.spark.collecting import Collector, collector_of
 from arrowstate.spark.dead_letters import is_dead_letters
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BATCH_SUFFIX, BatchRecord, MicroBatch, is_committed, stored_state
@@ -134,6 +136,7 @@ def commit_micro_batch(
         clock_ms=clock_ms,
         started_at_ms=started_at_ms,
         on_checkpoint=None if plan.on_checkpoint is None else partial(_call_pickled, plan.on_checkpoint),
+        collector=None if plan.retention is None else collector_of(plan.place, RetentionPolicy(*plan.retention)),
     )
 
 
@@ -151,6 +154,7 @@ def commit_batch(
     clock_ms: Callable[[], int],
     started_at_ms: int | None = None,
     on_checkpoint: Listener | None = None,
+    collector: Collector | None = None,
 ) -> LogEntryDocument | None:
     """Commit a micro-batch of a query: one entry for all of its operators; None if the store held the batch already.
 
@@ -164,6 +168,8 @@ def commit_batch(
         Whether there is something to commit; False where tasks found the batch in the store.
     on_checkpoint
         Called with the record of the checkpoint when that was committed or could not be; not where the store held it.
+    collector
+        Is told of the commit, and says what it did since the last one.
 
     Raises
     ------
@@ -180,6 +186,8 @@ def commit_batch(
     """
     now = clock_ms()
     started_at_ms = now if started_at_ms is None else started_at_ms
+    if collector is not None:
+        work = replace(work, metrics={**work.metrics, **collector.take_figures()})
     before_us = max(now - started_at_ms, 0) * 1000
     with recorded("checkpoint", storage.url, started_at_ms, listener=on_checkpoint, before_us=before_us) as recording:
         _describe(recording, work)
@@ -187,6 +195,8 @@ def commit_batch(
             entry = _commit(storage, uids, work, is_complete, new_id, clock_ms, started_at_ms)
         recording.is_void = entry is None
         recording.checkpoint_id = None if entry is None else entry.checkpoint_id
+    if collector is not None:
+        collector.wake()
     return entry
 
 

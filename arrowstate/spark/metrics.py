@@ -105,6 +105,10 @@ class BatchMetrics:
     """How long the slowest subtask took to freeze and to write its state, in milliseconds."""
     duration_ms: int
     """From its start in the driver, or in a sink from its first task, to its commit, in milliseconds."""
+    files_collected: int = 0
+    """How many files a retention has deleted since the micro-batch before."""
+    collections_failed: int = 0
+    """How many of its collections have failed since then."""
 
     @classmethod
     def of(cls, tasks: Iterable[TaskMetrics], duration_ms: int) -> BatchMetrics:

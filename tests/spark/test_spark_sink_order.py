@@ -102,6 +102,7 @@ SEQUENCES: dict[str, tuple[list[pa.DataType], Any]] = {
 }
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", SEQUENCES)
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_in_any_order_of_micro_batches_leave_what_their_sequence_says(

@@ -23,11 +23,13 @@ from arrowstate.log.entries import create_store
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.spark.collecting import Collector, collector_of
 from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
 from arrowstate.spark.operators.task import OperatorPlan, Step, run_subtask
 from arrowstate.spark.outputs import appended, frame_of, rows_state
+from arrowstate.spark.places import StorePlace
 from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.task import SubtaskResult
 from arrowstate.state.operator_list import BroadcastState
@@ -179,6 +181,7 @@ class StatefulQuery:
             clock_ms=now_ms,
             started_at_ms=started_at_ms,
             on_checkpoint=self._on_checkpoint,
+            collector=self._collector(),
         )
         if entry is None:
             # An earlier run, whose driver is lost and which is not done yet, has committed the same micro-batch.
@@ -188,6 +191,10 @@ class StatefulQuery:
         # What broadcast states were written is part of the store now.
         self._broadcast_paths = []
         self._hand_on(frame, batch_id, entry, BatchRecord.of(entry))
+
+    def _collector(self) -> Collector | None:
+        retention = next((item.plan.retention for item in self._operators if item.plan.retention is not None), None)
+        return None if retention is None else collector_of(StorePlace(self._store, self._options), retention)
 
     @property
     def _uids(self) -> list[str]:

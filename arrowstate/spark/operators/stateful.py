@@ -10,7 +10,9 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.spark.collecting import check_retention
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.spark.opening import Asked
@@ -42,6 +44,7 @@ def stateful(
     broadcast: Mapping[BroadcastStateDescriptor, DataFrame] | None = None,
     on_error: Literal["fail", "dead_letter"] = "fail",
     dead_letters: str | None = None,
+    retention: RetentionPolicy | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> StatefulStream:
     """Run a function with keyed state over a stream, each micro-batch exactly once.
@@ -100,6 +103,11 @@ def stateful(
     dead_letters
         The name of that output table, by default the uid with `_dead_letters`. Its columns are `reason`, `error` (the
         class), `batch_id`, `key` and `row`, the latter structs of the key columns and of all columns.
+    retention
+        Which checkpoints stay: the store is collected beside the query, as `Store.collect` does it with its grace
+        period of a day, after commits and one collection at a time. No commit waits for it, and a collection that
+        fails is logged as a warning; `files_collected` and `collections_failed` in the progress say what became of it.
+        By default nothing is collected. Operators of one query name the same, or one of them does.
     storage_options
         As for `arrowstate.open_store`.
 
@@ -165,6 +173,7 @@ def stateful(
         columns.field(name)
     check_broadcasts(broadcast or {})
     given = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
+    check_retention(retention)
     dead_name = dead_letters_name(uid, on_error, dead_letters)
     opened = asked.open(storage_options)
     if before is not None and before.store != opened.url:
@@ -191,6 +200,7 @@ def stateful(
         timestamp=timestamp,
         storage_options=storage_options,
         dead_letters=dead,
+        retention=retention,
     )
     node = QueryOperator(
         plan,

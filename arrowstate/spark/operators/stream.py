@@ -253,6 +253,12 @@ def write_stream(
             )
     operators = tuple(with_readers(item, operators, functions) for item in operators)
     plans = [item.plan for item in operators]
+    policies = {plan.retention for plan in plans if plan.retention is not None}
+    if len(policies) > 1:
+        raise InvalidInputError(
+            "the operators of a query share one store, which has one retention; got "
+            f"{' and '.join(sorted(map(repr, policies)))}"
+        )
     uids = uids_of(plans)
     storage = open_store(first.store, storage_options=plans[0].storage_options).storage
     checkpoint = CommitLog(storage).latest_checkpoint()

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
 from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
@@ -60,6 +61,8 @@ class OperatorPlan:
     """Whether anything takes what it emits: a table, a function or another operator."""
     dead_letters: OutputTable | None = None
     """Where rows go that it cannot take; None if they fail the query."""
+    retention: RetentionPolicy | None = None
+    """How the store is collected beside the query."""
 
     @property
     def stored_output(self) -> OutputTable | None:

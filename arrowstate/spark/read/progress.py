@@ -55,8 +55,9 @@ def progress(
         A row per micro-batch, in their order: `batch_id` int64; `query_id` and `run_id` string; `checkpoint_id` int64;
         `started_at` and `committed_at` timestamp[ms, UTC]; and int64, null in entries of older versions: `rows`,
         `output_rows`, `dead_rows` (set aside as dead letters), `state_rows`, `state_bytes`, `bytes_written`,
-        `cache_hits`, `cache_misses`, `checkpoint_ms` (to freeze and to write the state, in the slowest subtask) and
-        `duration_ms` (from the start of the micro-batch to its commit).
+        `cache_hits`, `cache_misses`, `checkpoint_ms` (to freeze and to write the state, in the slowest subtask),
+        `duration_ms` (from the start of the micro-batch to its commit), `files_collected` and `collections_failed` (by
+        a `retention` since the micro-batch before).
 
     Raises
     ------

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
 from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
+from arrowstate.spark.collecting import check_retention
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone, check_no_operator_state
 from arrowstate.spark.dead_letters import dead_letters_name
@@ -55,6 +57,7 @@ def keyed_sink(
     dead_letters: str | None = None,
     allow_non_restored_state: bool = False,
     on_checkpoint: Listener | None = None,
+    retention: RetentionPolicy | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DataStreamWriter:
     """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
@@ -142,6 +145,11 @@ def keyed_sink(
         `arrowstate.telemetry.OperationRecord`. Spark commits in a process beside the driver, so the function is
         pickled, and what it does it does there. What it raises is logged, and changes nothing.
 
+    retention
+        Which checkpoints stay: the store is collected beside the query, as `Store.collect` does it with its grace
+        period of a day, after commits and one collection at a time. No commit waits for it, and a collection that
+        fails is logged as a warning; `files_collected` and `collections_failed` in the progress say what became of it.
+        By default nothing is collected.
     storage_options
         As for `arrowstate.open_store`, of values that JSON has; what is left out comes from the environment of each
         process. They go to Spark's workers in options of the writer, which Spark's plans and logs do not print.
@@ -228,6 +236,7 @@ def keyed_sink(
     # What does not depend on the store is refused before one is made.
     inputs.take(StreamColumns(stream), key_documents(asked.key), {})
     storage_options_text(storage_options)
+    check_retention(retention)
     opened = asked.open(storage_options)
     check_alone([uid, *([] if aside is None else [aside])], opened.checkpoint, opened.url)
     operator = opened.operator
@@ -251,6 +260,7 @@ def keyed_sink(
         max_parallelism=opened.max_parallelism,
         dropped=left_out,
         on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
+        retention=None if retention is None else (retention.count, retention.age_ms),
         storage_options=None if storage_options is None else dict(storage_options),
         **inputs.take(taken, opened.key, stored),
     )

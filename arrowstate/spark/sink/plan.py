@@ -17,10 +17,9 @@ from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import descriptor_of, key_schema_of
 from arrowstate.spark.dead_letters import dead_letter_table
 from arrowstate.spark.outputs import OutputTable
-from arrowstate.spark.places import STORAGE_OPTIONS, storage_options_of, storage_options_text
+from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_of, storage_options_text
 from arrowstate.spark.schemas import arrow_type, spark_type
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import pack, unpack
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
@@ -87,15 +86,22 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """None if a row that does not fit fails the query."""
     on_checkpoint: bytes | None = None
     """The function that is told of each checkpoint, pickled."""
+    retention: tuple[int, int | None] | None = None
+    """Count and age of the policy by which the store is collected beside the query; None for not at all."""
     storage_options: dict[str, Any] | None = None
     """As for `open_store`; no text shows them."""
 
     def __repr__(self) -> str:
         return f"<SinkPlan of {self.uid} in {self.store}>"
 
+    @property
+    def place(self) -> StorePlace:
+        """Where the store is."""
+        return StorePlace(self.store, self.storage_options)
+
     def open(self) -> Storage:
         """Open the storage of the store."""
-        return open_storage(self.store, storage_options=self.storage_options)
+        return self.place.open()
 
     @property
     def key_schema(self) -> pa.Schema:
