@@ -220,9 +220,10 @@ class Report:
         )
         return series
 
-    def figure(self, name: str, value: float, unit: str) -> None:
-        """Print and keep one figure that is not a comparison, such as bytes written."""
-        print(f"  {name}: {_short(value)} {unit}")
+    def figure(self, name: str, value: float, unit: str, *, shown: bool = True) -> None:
+        """Print, unless it was printed with others, and keep one figure that is not a comparison, such as bytes."""
+        if shown:
+            print(f"  {name}: {_short(value)} {unit}")
         self._document["figures"].append({"name": name, "value": value, "unit": unit})
 
     def require(

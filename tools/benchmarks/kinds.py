@@ -34,6 +34,8 @@ from benchmarks.harness import Contender, Report, Series, argument_parser
 from benchmarks.rocksdb_peer import RocksDB
 from benchmarks.workload import Keys
 
+__all__ = ["MIXED_KINDS", "OurState", "OurTimers", "PeerState", "PeerTimers", "TimerWork"]
+
 Numbers = npt.NDArray[np.int64]
 
 _USER_KEYS = 4
@@ -64,7 +66,7 @@ def main(argv: list[str]) -> int:
     return report.finish()
 
 
-class _Ours:
+class OurState:
     """A backend with one state, each of its keys loaded once."""
 
     def __init__(self, kind: str, count: int) -> None:
@@ -115,7 +117,11 @@ _WORK: dict[str, tuple[Any, Callable[..., None]]] = {
 }
 
 
-class _Peer:
+MIXED_KINDS = tuple(_WORK)
+"""What is done to states with a row, or rows, for each key."""
+
+
+class PeerState:
     """The same state in RocksDB, each of its keys loaded once."""
 
     def __init__(self, kind: str, path: Path, count: int) -> None:
@@ -203,7 +209,7 @@ def _row_bytes(parts: list[Numbers]) -> list[bytes]:
     return stored
 
 
-class _OurTimers:
+class OurTimers:
     """The event time timers of a backend."""
 
     def __init__(self) -> None:
@@ -220,7 +226,7 @@ class _OurTimers:
         return self._timers.pop_due(time).num_rows
 
 
-class _PeerTimers:
+class PeerTimers:
     """The same timers in RocksDB: rows (timestamp, key), in which a timer is once however often it is registered."""
 
     def __init__(self, path: Path) -> None:
@@ -257,10 +263,10 @@ class _PeerTimers:
         self._rows.close()
 
 
-class _TimerWork:
+class TimerWork:
     """Timers in balance: in each step as many are registered, anywhere within a horizon, as fall due."""
 
-    def __init__(self, timers: _OurTimers | _PeerTimers, count: int, batch: int, batches: int) -> None:
+    def __init__(self, timers: OurTimers | PeerTimers, count: int, batch: int, batches: int) -> None:
         self._timers: Any = timers
         self._random = np.random.default_rng(1)
         self._count, self._batch, self._batches = count, batch, batches
@@ -294,22 +300,22 @@ class _TimerWork:
 
 
 def _measure_timers(report: Report, arguments: Any) -> None:
-    def pop_and_draw(work: _TimerWork) -> None:
+    def pop_and_draw(work: TimerWork) -> None:
         work.pop()
         work.draw()
 
-    def draw_and_register(work: _TimerWork) -> None:
+    def draw_and_register(work: TimerWork) -> None:
         work.draw()
         work.register()
 
     count, batch = arguments.keys, arguments.batch
     with tempfile.TemporaryDirectory(prefix="arrowstate-bench-") as folder:
-        works = [("arrowstate", arguments.batches, _TimerWork(_OurTimers(), count, batch, arguments.batches))]
+        works = [("arrowstate", arguments.batches, TimerWork(OurTimers(), count, batch, arguments.batches))]
         peer = None
         if arguments.peer_batches:
-            peer = _PeerTimers(Path(folder) / "rocksdb")
+            peer = PeerTimers(Path(folder) / "rocksdb")
             peer_count = arguments.peer_keys or count
-            work = _TimerWork(peer, peer_count, batch, arguments.peer_batches)
+            work = TimerWork(peer, peer_count, batch, arguments.peer_batches)
             peer.settle()
             works.append(("RocksDB", arguments.peer_batches, work))
         for kind in ("timer register", "timer pop"):
@@ -327,7 +333,7 @@ def _measure_timers(report: Report, arguments: Any) -> None:
 
 def _measure(report: Report, arguments: Any, kind: str) -> None:
     random = np.random.default_rng(1)
-    ours = _Ours(kind, arguments.keys)
+    ours = OurState(kind, arguments.keys)
     # Lists only grow, and are not to grow out of memory.
     batches = max(1, arguments.batches // 3) if kind == "list append" else arguments.batches
     amount = batches * arguments.batch
@@ -345,16 +351,16 @@ def _measure(report: Report, arguments: Any, kind: str) -> None:
         peer = None
         if arguments.peer_batches:
             count = arguments.peer_keys or arguments.keys
-            peer = _Peer(kind, Path(folder) / "rocksdb", count)
+            peer = PeerState(kind, Path(folder) / "rocksdb", count)
 
-            def run_peer(peer: _Peer = peer) -> None:
+            def run_peer(peer: PeerState = peer) -> None:
                 for _ in range(arguments.peer_batches):
                     peer.run(random.integers(0, count, arguments.batch))
 
             contenders.append(Contender("RocksDB", run_peer, arguments.peer_batches * arguments.batch))
             if kind in ("map put", "value update"):
 
-                def run_counting(peer: _Peer = peer) -> None:
+                def run_counting(peer: PeerState = peer) -> None:
                     peer.run_counting(random.integers(0, count, arguments.batch))
 
                 contenders.append(Contender("RocksDB, counting", run_counting, arguments.batch))
