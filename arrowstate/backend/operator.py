@@ -7,6 +7,7 @@ from typing import overload
 
 import pyarrow as pa
 
+from arrowstate.backend.broadcast import restored_broadcast
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.schema.operator_state import (
     BroadcastStateDescriptor,
@@ -46,7 +47,7 @@ class OperatorStateBackend(Shown):
     [1]
     """
 
-    _plumbing = frozenset({"existing", "take_up"})
+    _plumbing = frozenset({"existing", "hold", "take_up"})
 
     def __init__(self) -> None:
         self._states: dict[str, OperatorListState | BroadcastState] = {}
@@ -112,6 +113,11 @@ class OperatorStateBackend(Shown):
             state.take_up(part)
         self._untouched.add(descriptor.name)
 
+    def hold(self, state: BroadcastState) -> None:
+        """Hold a broadcast state that was restored as `take_up` does."""
+        self._states[state.descriptor.name] = state
+        self._untouched.add(state.descriptor.name)
+
     def existing(self, name: str) -> OperatorListState | BroadcastState:
         """Return a state it holds, declared as it is.
 
@@ -173,6 +179,10 @@ def restore_operator_backend(
     totals = [sum(part.rows for part in state.parts) for state in lists]
     pieces = dict(zip((state.name for state in lists), split_pieces(totals, parallelism, subtask), strict=True))
     for document in operator.operator_states:
+        if document.kind == "broadcast":
+            number = subtask % len(document.parts)
+            backend.hold(restored_broadcast(storage, document, number))
+            continue
         wanted = _wanted(document, pieces.get(document.name), parallelism, subtask)
         parts = (read_part(storage, document, number).slice(first, last - first) for number, first, last in wanted)
         backend.take_up(operator_descriptor_of(document), parts)
@@ -184,9 +194,6 @@ def _wanted(
 ) -> list[tuple[int, int, int]]:
     """Return (number of the part, first row, one past the last) of what a subtask gets of a state."""
     rows = [part.rows for part in document.parts]
-    if document.kind == "broadcast":
-        number = subtask % len(rows)
-        return [(number, 0, rows[number])] if rows[number] else []
     if document.kind == "union":
         return [(number, 0, count) for number, count in enumerate(rows) if count]
     if len(rows) == parallelism:

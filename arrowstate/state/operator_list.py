@@ -26,7 +26,7 @@ from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.map import MapState
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
-from arrowstate.table.table import Table
+from arrowstate.table.table import FrozenTable, Table
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 
@@ -238,12 +238,13 @@ class BroadcastState(ReadOnlyBroadcastState):
     5
     """
 
-    def __init__(self, descriptor: BroadcastStateDescriptor) -> None:
+    def __init__(self, descriptor: BroadcastStateDescriptor, table: FrozenTable | None = None) -> None:
         inner = MapStateDescriptor(descriptor.name, descriptor.key_type, descriptor.type)
         context = KeyContext(_ONE_KEY, 1, KeyGroupRange(0, 0), lambda: 0)
         context.set_current(0)
         layout = StateLayout.of(context.key, inner)
-        entries = MapState(inner, layout, Table(layout.schema, 1), context)
+        runs = () if table is None else tuple(run.as_run() for run in table.runs)
+        entries = MapState(inner, layout, Table(layout.schema, 1, runs=runs), context)
         context.transactions.join(entries)
         super().__init__(descriptor, entries)
 
@@ -280,6 +281,10 @@ class BroadcastState(ReadOnlyBroadcastState):
     def freeze(self) -> pa.RecordBatch:
         """Return the entries as they are now, as a checkpoint stores them."""
         return self.to_arrow()
+
+    def frozen_table(self) -> FrozenTable:
+        """Return the entries as they are now, for others that begin with the same; no row is copied."""
+        return self._map.freeze()
 
     def take_up(self, batch: pa.RecordBatch) -> None:
         """Set the entries that a checkpoint stored."""

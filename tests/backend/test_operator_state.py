@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from arrowstate.backend import broadcast
 from arrowstate.cli import main
 from arrowstate.errors import (
     CorruptDataError,
@@ -163,3 +164,43 @@ def test_the_command_line_shows_and_checks_operator_state(store, tmp_path, capsy
 def test_an_operator_without_keyed_state_has_no_keyed_backend(store):
     with pytest.raises(InvalidInputError, match="restore_operator_state"):
         snapshot_of(store, [backend_of()]).restore("source")
+
+
+def test_a_broadcast_state_is_made_once_in_a_process_and_each_restore_has_its_own(store, monkeypatch):
+    snapshot = snapshot_of(store, [backend_of(rules={f"r{n}": n for n in range(5000)})])
+    first, again = (snapshot.restore_operator_state("source") for _ in range(2))
+
+    first.state(RULES).put_batch(["r1", "new"], [-1, -2])
+    first.state(RULES).remove("r2")
+    monkeypatch.setattr("arrowstate.backend.broadcast.read_part", None)
+    later = snapshot.restore_operator_state("source")
+
+    for restored in (again, later):
+        assert restored.state(RULES).get_batch(["r1", "r2", "new"]).to_pylist() == [1, 2, None]
+        assert len(restored.state(RULES)) == 5000
+    assert first.state(RULES).get_batch(["r1", "r2", "new"]).to_pylist() == [-1, None, -2]
+    later.state(RULES).clear()
+    assert (len(later.state(RULES)), len(again.state(RULES))) == (0, 5000)
+    assert again.freeze() == snapshot.restore_operator_state("source").freeze()
+
+
+def test_a_broadcast_state_whose_file_was_damaged_since_is_refused(store, tmp_path):
+    snapshot = snapshot_of(store, [backend_of(rules={f"r{n}": n for n in range(5000)})])
+    snapshot.restore_operator_state("source")
+    (path,) = (tmp_path / "store" / "data").rglob("*.arrow")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+    with pytest.raises(CorruptDataError, match="rules"):
+        snapshot.restore_operator_state("source")
+
+
+def test_the_least_recently_used_broadcast_states_are_forgotten(store, monkeypatch):
+    snapshots = [snapshot_of(store, [backend_of(rules={f"r{n}": n + k for n in range(3000)})]) for k in range(4)]
+    monkeypatch.setattr(broadcast, "_KEPT", broadcast._Kept())
+    monkeypatch.setattr(broadcast, "_KEPT_BYTES", 150_000)
+
+    for snapshot in snapshots:
+        assert len(snapshot.restore_operator_state("source").state(RULES)) == 3000
+
+    assert 0 < len(broadcast._KEPT._tables) < 4
+    assert broadcast._KEPT._bytes == sum(size for _, size in broadcast._KEPT._tables.values()) <= 150_000

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arrowstate.backend.broadcast import restored_broadcast
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
@@ -19,8 +20,6 @@ from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
 from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
-from arrowstate.schema.operator_state import operator_descriptor_of
-from arrowstate.snapshot.operator import read_part
 from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.failures import explained
 from arrowstate.spark.metrics import TaskMeter
@@ -29,7 +28,7 @@ from arrowstate.spark.operators.setting_aside import process_apart
 from arrowstate.spark.outputs import OutputTable, write_output
 from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
 from arrowstate.state.kinds.timers import TimerState
-from arrowstate.state.operator_list import BroadcastState, ReadOnlyBroadcastState
+from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import OperatorStateDocument
@@ -195,10 +194,4 @@ def _rows(plan: OperatorPlan, rows: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def _broadcasts(storage: Storage, step: Step) -> dict[str, ReadOnlyBroadcastState]:
-    found = {}
-    for document in step.broadcasts:
-        descriptor = operator_descriptor_of(document)
-        state = BroadcastState(descriptor)  # type: ignore[arg-type]
-        state.take_up(read_part(storage, document, 0))
-        found[document.name] = state.read_only()
-    return found
+    return {document.name: restored_broadcast(storage, document).read_only() for document in step.broadcasts}
