@@ -436,11 +436,12 @@ class KeyedStateBackend(Shown, Iteration):
 
     def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
         layout = StateLayout.of(self.key, descriptor)
+        policy = self._policy or MergePolicy()
         table = Table(
             layout.schema,
             len(self.key),
             runs=runs,
-            policy=self._policy,
+            policy=policy.for_appends() if descriptor.kind == "list" else policy,
             budget=self._budget,
         )
         state: KeyedState[Any] = _KINDS[descriptor.kind](descriptor, layout, table, self._context)

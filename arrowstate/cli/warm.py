@@ -20,6 +20,7 @@ from arrowstate_formats.compiled import KERNELS
 __all__ = ["KERNEL_MODULES", "warm"]
 
 KERNEL_MODULES = (
+    "arrowstate_formats._roaring",
     "arrowstate_formats._xxh64",
     "arrowstate.query.picking",
     "arrowstate.state.folds.aggregates.numbers",
@@ -29,7 +30,8 @@ KERNEL_MODULES = (
     "arrowstate.table.kernels",
     "arrowstate.table.pair_kernels",
     "arrowstate.table.place_kernels",
-    "arrowstate.table.time_column",
+    "arrowstate.table.sparse",
+    "arrowstate.table.zones",
     "arrowstate.windows.assigners",
 )
 """The modules that declare kernels."""

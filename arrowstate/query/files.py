@@ -19,6 +19,7 @@ from arrowstate.snapshot.open_files import OpenFile
 from arrowstate.snapshot.stored_run import Piece, StoredRun
 from arrowstate.table.run import Directory, Run
 from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
+from arrowstate.table.segments import Segments
 from arrowstate_formats.documents import ColumnStatistics
 
 __all__ = ["Part", "QueriedRun", "live_in_file"]
@@ -57,7 +58,7 @@ class QueriedRun(StoredRun):
     def run(self, parts: Sequence[Part]) -> Run:
         """Return the given parts, in hash order, as a run to look keys up in."""
         document = self.document
-        segments = tuple(part.segment() for part in parts)
+        segments = Segments(part.segment() for part in parts)
         return Run(
             segments,
             document.first_row,

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -21,16 +21,20 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.posix import storage_errors
 from arrowstate.table.run import Directory
 from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Segments
 from arrowstate_formats.directory import read_directory
 from arrowstate_formats.documents import (
+    BatchDocument,
     RunDocument,
     decode_inline,
 )
 from arrowstate_formats.lance_files import LocalCopy
 from arrowstate_formats.run_files import frame_checksum
 from arrowstate_formats.run_reading import read_run
+from arrowstate_formats.run_writing import times_and_seq
+from arrowstate_formats.state_columns import HASH_COLUMN
 
-__all__ = ["OpenFile", "forget_open_files", "open_file", "read"]
+__all__ = ["OpenFile", "check_bounds", "forget_open_files", "open_file", "read"]
 
 
 Identity: TypeAlias = tuple[int, int, int, int]
@@ -57,6 +61,31 @@ def read(storage: Storage, path: str) -> bytes:
         raise CorruptDataError(path, "the file is missing") from None
 
 
+def check_bounds(batch: pa.RecordBatch, document: BatchDocument, time: str | None, path: str) -> None:
+    """Compare the hashes, times and sequence numbers of a batch with what its document says, by which rows are found.
+
+    Raises
+    ------
+    CorruptDataError
+        If they differ.
+    """
+    hashes = batch.column(HASH_COLUMN)
+    ends = hashes[0].as_py(), hashes[-1].as_py()
+    if ends != (document.min_hash, document.max_hash):
+        raise CorruptDataError(
+            path, f"the hashes of a batch are {ends}, its document says {(document.min_hash, document.max_hash)}"
+        )
+    stated = (document.min_time, document.max_time, document.max_seq)
+    # Early writers did not note them, and an earlier version may have the column under another name.
+    if stated == (None, None, None) or (time is not None and time not in batch.schema.names):
+        return
+    found = times_and_seq(batch, time)
+    if found != stated:
+        raise CorruptDataError(
+            path, f"times and highest sequence number of a batch are {found}, its document says {stated}"
+        )
+
+
 @dataclass(slots=True)
 class OpenFile:
     """An open run file: its buffer, and the batches read so far."""
@@ -72,6 +101,8 @@ class OpenFile:
     "Batches whose checksums were compared."
     cut: dict[int, Segment] = field(default_factory=dict)
     "The batches as segments, in their own schema."
+    runs: dict[Any, tuple[Segments, int]] = field(default_factory=dict)
+    "By what subtasks own of the file: the segments, and the bytes of the batches they are of."
     identity: Identity | None = None
     heap_bytes: int = 0
     loaded: tuple[Identity | None, Directory] | None = None
@@ -79,6 +110,11 @@ class OpenFile:
     full: bool = False
     "Whether to validate in full what is read."
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a batch is better read when a row of it is looked at: what is decoded is decoded in one call."""
+        return self.document.format == "arrow" and not self.full
 
     def batch(self, number: int) -> pa.RecordBatch:
         """Return one record batch; see `load`."""
@@ -94,16 +130,37 @@ class OpenFile:
                     self.heap_bytes += batch.nbytes
         return [self.batches[number] for number in numbers]
 
-    def segments(self, starts: Mapping[int, int]) -> list[Segment]:
-        """Return record batches as segments; `starts` says by number of the batch with which row it begins."""
-        missing = [number for number in starts if number not in self.cut]
-        for number, batch in zip(missing, self.load(missing), strict=True):
-            document, segment = self.document.batches[number], Segment.of(batch, starts[number])
-            if document.min_time is not None and document.max_time is not None:
-                segment.times = document.min_time, document.max_time
-            segment.max_seq = document.max_seq
-            self.cut[number] = segment
+    def segments(self, starts: Mapping[int, int], time: str | None) -> list[Segment]:
+        """Return record batches as segments, which are read when their rows are looked at.
+
+        `starts` says by number of the batch with which row it begins; `time` is the time column of the state.
+        """
+        for number in starts:
+            if number not in self.cut:
+                self.cut[number] = self._segment(number, starts[number], time)
         return [self.cut[number] for number in starts]
+
+    def _segment(self, number: int, first_row: int, time: str | None) -> Segment:
+        document = self.document.batches[number]
+
+        def load() -> pa.RecordBatch:
+            batch = self.batch(number)
+            check_bounds(batch, document, time, self.path)
+            return batch
+
+        times = None
+        if document.min_time is not None and document.max_time is not None:
+            times = document.min_time, document.max_time
+        return Segment(
+            first_row,
+            document.rows,
+            document.min_hash,
+            document.max_hash,
+            document.bytes,
+            load,
+            times=times,
+            max_seq=document.max_seq,
+        )
 
     def read(self, numbers: Sequence[int], columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Return record batches with some of their columns; a checksum is compared at the first use of its batch.
@@ -183,16 +240,9 @@ class OpenFile:
 
 
 def _identity(storage: Storage, path: str) -> Identity | None:
-    """What changes where a local file is altered or replaced; None if there is no such file."""
-    locate = getattr(storage, "local_path", None)
-    if locate is None:
-        return None
-    try:
-        status = locate(path).stat()
-    except OSError:
-        # Opening it tells what is wrong.
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    """What changes where a local file is altered or replaced; None if there is no such file: opening it tells why."""
+    identity = getattr(storage, "identity", None)
+    return None if identity is None else identity(path)
 
 
 class _Files:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from arrowstate.errors import (
     OperatorNotFoundError,
     StateNotFoundError,
@@ -24,7 +22,6 @@ from arrowstate.snapshot.subtasks import read_states, subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.table.run import Run
-from arrowstate.table.segment import Segment
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -108,10 +105,6 @@ def open_state(
     return OpenState(schemas, tuple(run for run, _ in found), sum(size for _, size in found))
 
 
-def _overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
-    return left[0] <= right[1] and right[0] <= left[1]
-
-
 def subtask_runs(
     storage: Storage, operator: OperatorDocument, subtask: SubtaskDocument
 ) -> dict[str, list[RunDocument]]:
@@ -141,28 +134,16 @@ def open_run(
     """
     stored = StoredRun(storage, document, schemas)
     file = stored.file
-    pieces = [piece for piece in stored.pieces() if hash_bounds is None or _overlap(piece.hash_bounds, hash_bounds)]
-    segments = stored.segments(file, pieces)
-    if hash_bounds is not None:
-        segments = [cut for cut in (_within(segment, hash_bounds) for segment in segments) if cut.hashes.size]
+    segments, size = stored.segments_within(file, hash_bounds)
     if not segments:
         return None
     first_row, end_row = segments[0].first_row, segments[-1].end_row
     live, live_rows = stored.live_rows(first_row, end_row)
     known = {store_key(storage, store_id): (document, 0)}
-    run = Run(tuple(segments), first_row, end_row, live, live_rows, mapped=True, stored=known)
+    run = Run(segments, first_row, end_row, live, live_rows, mapped=True, stored=known)
     if document.directory is not None:
         run.built = file.directory(storage)
-    return run, sum(document.batches[piece.number].bytes for piece in pieces)
-
-
-def _within(segment: Segment, hash_bounds: tuple[int, int]) -> Segment:
-    """Return those rows of a segment whose hash is in a range."""
-    if hash_bounds[0] <= segment.hashes[0] and segment.hashes[-1] <= hash_bounds[1]:
-        return segment
-    start = int(np.searchsorted(segment.hashes, hash_bounds[0], side="left"))
-    stop = int(np.searchsorted(segment.hashes, hash_bounds[1], side="right"))
-    return segment.slice(start, stop)
+    return run, size
 
 
 def store_key(storage: Storage, store_id: str) -> str:

@@ -7,7 +7,7 @@ who reads it. Specification: formats/spec/run-files.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from arrowstate.errors import CorruptDataError
@@ -16,9 +16,11 @@ from arrowstate.snapshot.open_files import OpenFile, open_file, read
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Bits, all_live
 from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Segments
 from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.documents import DeletionVectorDocument, RunDocument, decode_inline
 from arrowstate_formats.run_files import checksum
+from arrowstate_formats.state_columns import time_column
 
 __all__ = ["Piece", "StoredRun", "clear_dead"]
 
@@ -55,6 +57,7 @@ class StoredRun:
         self.has_dead_rows = document.deletion_vector is not None or live is not None
         self._storage = storage
         self._given_live = live
+        self._time = time_column(schemas.document)
         self._schema, self.conversion = schemas.of_version(document.schema_version)
 
     @property
@@ -103,13 +106,43 @@ class StoredRun:
     def segments(self, file: OpenFile, pieces: Sequence[Piece]) -> list[Segment]:
         """Return all columns of all rows of some pieces, dead ones included; `file` is that of the run."""
         found = []
-        cut = file.segments({piece.number: piece.batch_row for piece in pieces})
+        cut = file.segments({piece.number: piece.batch_row for piece in pieces}, self._time)
+        if not file.is_lazy:
+            file.load([piece.number for piece in pieces])
+            for segment in cut:
+                segment.look()
         for piece, segment in zip(pieces, cut, strict=True):
             # A segment keeps what it was converted to, so one that is shared has no conversion.
-            own = segment if self.conversion is None else replace(segment, convert=self.conversion)
-            start, stop = piece.first_row - piece.batch_row, piece.end_row - piece.batch_row
-            found.append(own if stop - start == own.hashes.size else own.slice(start, stop))
+            own = segment if self.conversion is None else segment.with_conversion(self.conversion)
+            found.append(own.slice(piece.first_row - piece.batch_row, piece.end_row - piece.batch_row))
         return found
+
+    def segments_within(self, file: OpenFile, hash_bounds: tuple[int, int] | None) -> tuple[Segments, int]:
+        """Return all rows whose hash is in a range, both ends inclusive, and the bytes of the batches they are in.
+
+        `file` is that of the run. Who asks for the same rows again gets the same object, unless they are converted.
+        """
+        batches = self.document.batches
+        if hash_bounds is not None and batches:
+            low, high = hash_bounds
+            if low <= batches[0].min_hash and batches[-1].max_hash <= high:
+                hash_bounds = None
+        if self.conversion is not None:
+            return self._segments_within(file, hash_bounds)
+        key = (self.document.first_row, self.document.last_row, hash_bounds)
+        if key not in file.runs:
+            file.runs[key] = self._segments_within(file, hash_bounds)
+        return file.runs[key]
+
+    def _segments_within(self, file: OpenFile, hash_bounds: tuple[int, int] | None) -> tuple[Segments, int]:
+        pieces = list(self.pieces())
+        if hash_bounds is not None:
+            low, high = hash_bounds
+            pieces = [piece for piece in pieces if piece.hash_bounds[0] <= high and low <= piece.hash_bounds[1]]
+        segments = self.segments(file, pieces)
+        if hash_bounds is not None:
+            segments = [part for part in (segment.within(*hash_bounds) for segment in segments) if part.rows]
+        return Segments(segments), sum(self.document.batches[piece.number].bytes for piece in pieces)
 
 
 def clear_dead(storage: Storage, document: DeletionVectorDocument, live: Bits, rows: int, first_row: int) -> int:

@@ -35,6 +35,7 @@ from arrowstate_formats.documents import (
     encode,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
+from arrowstate_formats.manifest_text import decode_manifest
 from arrowstate_formats.run_files import checksum
 from arrowstate_formats.schema_documents import SchemaDocument, StateDocument
 
@@ -68,14 +69,16 @@ F = TypeVar("F", SubtaskFileDocument, PartFileDocument)
 L = TypeVar("L", SubtasksDocument, OperatorPartsDocument, ManifestDocument)
 
 
-def _read(storage: Storage, path: str, xxh3_128: str | None, kind: type[L], uid: str) -> L:
+def _read(
+    storage: Storage, path: str, xxh3_128: str | None, kind: type[L], uid: str, read: Callable[..., L] | None = None
+) -> L:
     try:
         data = storage.read(path)
     except MissingFileError:
         raise CorruptDataError(path, "the file is missing") from None
     if checksum(data) != xxh3_128:
         raise CorruptDataError(path, f"the {kind.what} does not match its checksum")
-    document = decode(data, kind, path=path)
+    document = decode(data, kind, path=path) if read is None else read(data, path=path)
     if document.operator != uid:
         raise CorruptDataError(path, f"the {kind.what} is of operator {document.operator!r}, expected {uid!r}")
     return document
@@ -92,7 +95,7 @@ def read_states(storage: Storage, handle: ManifestHandle, uid: str) -> list[Stat
     if handle.inline is not None:
         return handle.inline
     assert handle.path is not None
-    return _read(storage, handle.path, handle.xxh3_128, ManifestDocument, uid).states
+    return _read(storage, handle.path, handle.xxh3_128, ManifestDocument, uid, decode_manifest).states
 
 
 def subtasks_of(

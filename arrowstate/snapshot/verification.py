@@ -30,7 +30,7 @@ from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.contents import checked_pieces
-from arrowstate.snapshot.open_files import forget_open_files, open_file
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.reading import open_run, subtask_runs
 from arrowstate.snapshot.subtasks import list_files, parts_in, subtasks_in
@@ -40,8 +40,6 @@ from arrowstate.table.segment import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
-from arrowstate_formats.run_writing import times_and_seq
-from arrowstate_formats.state_columns import time_column
 
 __all__ = ["LogCheck", "Verification", "first_key_column", "noting", "verify_checkpoint", "verify_log"]
 
@@ -320,6 +318,7 @@ def _verify_rows(storage: Storage, store_id: str, task: _Task) -> int:
             name,
             f"{rows.live_rows} live rows of {rows.rows}, expected {run.live_rows} of {run.last_row - run.first_row}",
         )
+    # Each batch is compared with what its document says of its hashes, times and sequence numbers as it is read.
     hashes = np.concatenate([segment.hashes for segment in rows.segments])
     # Compared, not subtracted: hashes may be further apart than int64 reaches.
     if (hashes[1:] < hashes[:-1]).any():
@@ -334,25 +333,7 @@ def _verify_rows(storage: Storage, store_id: str, task: _Task) -> int:
         if (hash_columns(columns) != segment.hashes).any():
             raise CorruptDataError(name, "the key hash of some rows is not that of their key")
         _verify_second(layout, segment, name)
-    _verify_batches(storage, task, name)
     return rows.rows
-
-
-def _verify_batches(storage: Storage, task: _Task, name: str) -> None:
-    """Compare times and sequence numbers of batches, which readers go by without a look at the rows."""
-    schema, _ = task.schemas.of_version(task.run.schema_version)
-    file = open_file(storage, task.run, schema)
-    column = time_column(task.schemas.document)
-    for number, document in enumerate(task.run.batches):
-        stated = (document.min_time, document.max_time, document.max_seq)
-        # Early writers did not note them, and an earlier version may have the column under another name.
-        if stated == (None, None, None) or (column is not None and column not in schema.names):
-            continue
-        found = times_and_seq(file.batch(number), column)
-        if found != stated:
-            raise CorruptDataError(
-                name, f"times and highest sequence number of a batch are {found}, its document says {stated}"
-            )
 
 
 def _verify_second(layout: StateLayout, segment: Segment, name: str) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from arrowstate.table import kernels
 from arrowstate.table.merging import BatchSink, MergePolicy, Merging
 from arrowstate.table.run import FrozenRun, Run
+from arrowstate.table.segments import Segments
 
 __all__ = ["BackgroundMerge"]
 
@@ -84,7 +85,7 @@ class BackgroundMerge:
         if self._merging is not None:
             self._merging.let_go()
         if self.merged is not None:
-            self.merged = replace(self.merged, segments=(), built=None)
+            self.merged = replace(self.merged, segments=Segments(), built=None)
 
     def died(self) -> Ints | None:
         """Return the rows of the merged run that have died in the sources since; None if one came back to life."""

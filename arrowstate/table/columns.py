@@ -7,6 +7,7 @@ one NaN), as the key hash does it, so that from then on equal keys have equal bi
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "canonical_floats",
     "columns_equal",
     "fixed_words",
+    "fresh_words",
     "gather_places",
     "gather_words",
     "rows_equal",
@@ -77,6 +79,18 @@ def gather_places(sources: Sequence[pa.Array], places: Ints) -> pa.Array:
         return pa.Array.from_buffers(sources[0].type, places.size, [None, pa.py_buffer(out)], 0)
     starts = np.concatenate(([0], np.cumsum([len(source) for source in sources])))
     return take(pa.concat_arrays(sources), starts[places >> 32] + (places & 0xFFFFFFFF))
+
+
+def fresh_words(rows: int, words: int, dtype: npt.DTypeLike, *, small_pages: bool = True) -> npt.NDArray[Any]:
+    """Return (rows, words) to be filled, zeros where `small_pages`.
+
+    For arrays of such sizes numpy asks for pages of 2 MiB, and the write that meets the first byte of one waits for all
+    of it. Where many batches fill an array together, some of them would wait for the share of others.
+    """
+    if not small_pages:
+        return np.empty((rows, words), dtype=dtype)
+    size = max(1, rows * words * np.dtype(dtype).itemsize)
+    return np.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=rows * words).reshape(rows, words)
 
 
 def gather_words(words: Sequence[npt.NDArray[Any]], places: Ints, out: npt.NDArray[Any]) -> None:

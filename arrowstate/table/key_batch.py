@@ -12,6 +12,7 @@ import pyarrow as pa
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import rows_equal, take
 from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Segments
 
 __all__ = ["KeyBatch"]
 
@@ -81,6 +82,14 @@ class KeyBatch:
         first = 1 if segment.seconds is None else 2
         for number, column in enumerate(self.columns, first):
             same &= rows_equal(column, numbers, segment.batch.column(number), places)
+        return same
+
+    def equal_rows(self, numbers: Ints, segments: Segments, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Compare keys with rows of a run."""
+        same = np.ones(numbers.size, dtype=np.bool_)
+        each = np.arange(numbers.size, dtype=np.int64)
+        for number, column in enumerate(self.columns, 2 if segments.has_seconds else 1):
+            same &= rows_equal(column, numbers, segments.take(number, rows, column.type), each)
         return same
 
     def __len__(self) -> int:

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.table import kernels, pair_kernels, place_kernels
-from arrowstate.table.columns import fixed_words, gather_places, gather_words
+from arrowstate.table.columns import fixed_words, fresh_words, gather_places, gather_words
 from arrowstate.table.run import Bits, Directory, Run, all_live
 from arrowstate.table.segment import has_second
+from arrowstate.table.segments import Segments
 
 __all__ = ["BatchSink", "MemorySink", "MergePolicy", "Merging", "fill", "merge_runs"]
 
@@ -50,6 +51,9 @@ class MergePolicy:
     "A merged run is cut into record batches of about this size, which also bounds the memory a merge takes."
     step_rows: int = 16_384
     "A merge of more rows than this, and than some batches bring, is made in steps that the next batches pay for."
+    pace: int = 8
+    """How many rows of each merge under way are looked at for a row that is written, at least 2. The fewer, the more
+    evenly batches are charged, and the longer the runs of a merge are read beside those that came after them."""
 
     def pick(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs to merge now, or none."""
@@ -66,6 +70,14 @@ class MergePolicy:
             largest = max(largest, max(run.live_rows for run in runs if self.tier(run.live_rows) == top))
         return [run for run in runs if run.live_rows <= largest]
 
+    def for_appends(self) -> MergePolicy:
+        """Return the policy of a state whose batches are appended without a look at what is there.
+
+        Nothing is as cheap as such a batch, so merges go on more slowly, beside more of them; it costs the batches none
+        that more runs are read meanwhile.
+        """
+        return replace(self, pace=min(self.pace, 2))
+
     def __post_init__(self) -> None:
         if self.fan_in < 2 or min(self.first_tier_rows, self.segment_bytes, self.step_rows) < 1:
             raise InvalidInputError(
@@ -74,6 +86,9 @@ class MergePolicy:
             )
         if not 0 < self.max_dead_share <= 1:
             raise InvalidInputError(f"max_dead_share must be above 0 and at most 1, got {self.max_dead_share}")
+        if self.pace < 2:
+            # As many rows come again while the rows of a tier are merged.
+            raise InvalidInputError(f"a merge looks at 2 rows at least for each row written, got a pace of {self.pace}")
 
     def tier(self, live_rows: int) -> int:
         """Return the tier of a run with so many live rows, from 0."""
@@ -183,10 +198,10 @@ class Merging:
         self._counted = 0
         if in_steps and live:
             # Memory that is not touched yet costs nothing; 0 stands for a row that went nowhere.
-            self._places = np.zeros(rows, dtype=np.uint32)
+            self._places = fresh_words(rows, 1, np.uint32)[:, 0]
             self._live = all_live(live)
-            hashes = [s.hashes for run in runs for s in run.segments]
-            low, high = min(int(h[0]) for h in hashes), max(int(h[-1]) for h in hashes)
+            low = min(int(run.segments.lowest[0]) for run in runs if len(run.segments))
+            high = max(int(run.segments.highest[-1]) for run in runs if len(run.segments))
             self._directory = Directory.empty(low, high, live)
         self._work = self._steps()
 
@@ -208,7 +223,7 @@ class Merging:
 
     def let_go(self) -> None:
         """Let go of all rows of the sources and of the merged run; `places` goes on answering."""
-        self.runs = tuple(replace(run, segments=(), built=None) for run in self.runs)
+        self.runs = tuple(replace(run, segments=Segments(), built=None) for run in self.runs)
         self.merged = None
 
     def drop(self, number: int, rows: Ints) -> None:
@@ -237,7 +252,10 @@ class Merging:
                     made = None
                 if rows:
                     if made is None:
-                        made = _BatchInTheMaking(sources[0][0].schema, max(rows, self._batch_rows(row)))
+                        room = max(rows, self._batch_rows(row))
+                        # Filled by many steps, or by few that need it at once.
+                        by_and_by = self.in_steps and 8 * rows < room
+                        made = _BatchInTheMaking(sources[0][0].schema, room, small_pages=by_and_by)
                     made.add([part for part, _, _, _ in sources], chosen)
                     self._note(chosen, starts, row)
                     row += rows
@@ -297,8 +315,7 @@ class Merging:
 
 def _borders_of(run: Run) -> tuple[Ints, Ints]:
     """Return the first and the last hash of each segment."""
-    firsts = np.array([segment.hashes[0] for segment in run.segments], dtype=np.int64)
-    return firsts, np.array([segment.hashes[-1] for segment in run.segments], dtype=np.int64)
+    return run.segments.lowest, run.segments.highest
 
 
 def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:
@@ -342,11 +359,11 @@ def _chosen(sources: Sequence[Source], expired_up_to: int | None) -> _Chosen:
 class _BatchInTheMaking:
     """A record batch of a merged run, filled piece by piece."""
 
-    def __init__(self, schema: pa.Schema, capacity: int) -> None:
+    def __init__(self, schema: pa.Schema, capacity: int, *, small_pages: bool) -> None:
         self.capacity = capacity
         self.rows = 0
         self._schema = schema
-        self._columns = [_ColumnInTheMaking(field.type, capacity) for field in schema]
+        self._columns = [_ColumnInTheMaking(field.type, capacity, small_pages=small_pages) for field in schema]
 
     def add(self, parts: Sequence[pa.RecordBatch], chosen: _Chosen) -> None:
         sorted_columns = [chosen.hashes] if chosen.seconds is None else [chosen.hashes, chosen.seconds]
@@ -364,7 +381,8 @@ class _BatchInTheMaking:
 class _ColumnInTheMaking:
     """A column of it: where there are no nulls and the width is fixed, values go straight to where they stay."""
 
-    def __init__(self, kind: pa.DataType, capacity: int) -> None:
+    def __init__(self, kind: pa.DataType, capacity: int, *, small_pages: bool) -> None:
+        self._small_pages = small_pages
         self._kind = kind
         self._room = capacity
         self._parts: list[pa.Array] = []
@@ -383,7 +401,7 @@ class _ColumnInTheMaking:
             first = words[0]
             assert first is not None
             if self._words is None:
-                self._words = np.empty((self._room, first.shape[1]), dtype=first.dtype)
+                self._words = fresh_words(self._room, first.shape[1], first.dtype, small_pages=self._small_pages)
             out = self._words[self._filled : self._filled + rows]
             if places is None:
                 out[:] = first

@@ -19,6 +19,8 @@ import pyarrow as pa
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Segments
+from arrowstate.table.sparse import first_places, is_sparse
 
 __all__ = ["Directory", "FrozenRun", "Run", "all_live"]
 
@@ -78,6 +80,12 @@ class Directory:
         """Return the bucket of a hash, which the directory need not reach."""
         return (key_hash + (1 << 63) - self.base) >> self.shift
 
+    def starts(self, hashes: Ints) -> Ints:
+        """Return for each hash a row from which on its rows are, if there are any."""
+        unsigned = hashes.view(np.uint64) ^ np.uint64(1 << 63)
+        buckets = np.minimum((unsigned - np.uint64(self.base)) >> np.uint64(self.shift), self.offsets.size - 1)
+        return self.offsets[buckets].astype(np.int64) + self.first_row
+
     def count_rows(self, hashes: Ints) -> None:
         """Count rows by bucket, those of bucket b in offsets[b + 1]."""
         kernels.count_buckets(hashes, np.uint64(self.base), np.uint64(self.shift), self.offsets)
@@ -102,7 +110,7 @@ class Directory:
 class Run:
     """Sorted rows of one state; every key occurs at most once."""
 
-    segments: tuple[Segment, ...]
+    segments: Segments
     first_row: int
     last_row: int
     "One past the last row of the file that belongs to this run."
@@ -124,7 +132,7 @@ class Run:
         for batch in batches:
             segments.append(Segment.of(batch, row))
             row += batch.num_rows
-        return cls(tuple(segments), 0, row, all_live(row), row, mapped)
+        return cls(Segments(segments), 0, row, all_live(row), row, mapped)
 
     @property
     def rows(self) -> int:
@@ -137,7 +145,7 @@ class Run:
     @property
     def directory(self) -> Directory:
         if self.built is None:
-            self.built = Directory.build(self.segments)
+            self.built = self.segments.shared("directory", lambda: Directory.build(self.segments))
         return self.built
 
     @property
@@ -151,8 +159,8 @@ class Run:
     @property
     def row_bytes(self) -> int:
         """Bytes of rows in memory: those that are in no mapped file, and what was made of those that are."""
-        size = sum(segment.converted_bytes for segment in self.segments)
-        return size if self.mapped else size + sum(segment.stored.nbytes for segment in self.segments)
+        size = sum(segment.converted_bytes for segment in self.segments) if self.segments.converts else 0
+        return size if self.mapped else size + self.segments.stored_bytes
 
     def find(self, keys: KeyBatch, pending: Ints) -> Ints:
         """Return the live row of each pending key, or -1.
@@ -161,6 +169,9 @@ class Run:
         alone only where it is one-to-one.
         """
         out = np.full(pending.size, -1, dtype=np.int64)
+        if is_sparse(pending.size, self.segments):
+            self._find_sparse(keys, pending, out)
+            return out
         for segment, low, high in self._parts(keys.hashes, pending):
             found = out[low:high]
             asked = pending[low:high]
@@ -185,8 +196,47 @@ class Run:
                 hits = hits[found[hits] >= 0]
         return out
 
+    def _find_sparse(self, keys: KeyBatch, pending: Ints, out: Ints) -> None:
+        hashes = keys.hashes[pending]
+        # Of lists only all rows of a key are asked for, which have no second hash.
+        seconds = None if keys.seconds is None or not self.segments.has_seconds else keys.seconds[pending]
+        numbers = self.segments.of_hashes(hashes)
+        found = first_places(self.segments, self.directory.starts(hashes), hashes, seconds, numbers)
+        left, step = np.arange(found.rows.size), 0
+        # One step but for keys that share a hash, or of which a run holds dead rows beside a live one.
+        while left.size:
+            rows = found.rows[left] + step
+            right = self.is_live(rows)
+            if not keys.one_to_one:
+                asked = np.flatnonzero(right)
+                right[asked] = keys.equal_rows(pending[found.queries[left[asked]]], self.segments, rows[asked])
+            out[found.queries[left[right]]] = rows[right]
+            step += 1
+            left = left[~right & (found.counts[left] > step)]
+
+    def _find_all_sparse(self, keys: KeyBatch) -> tuple[Ints, Ints]:
+        hashes = keys.hashes
+        numbers = self.segments.of_hashes(hashes)
+        found = first_places(self.segments, self.directory.starts(hashes), hashes, None, numbers)
+        before = np.cumsum(found.counts) - found.counts
+        rows = np.repeat(found.rows - before, found.counts) + np.arange(int(found.counts.sum()))
+        numbers = np.repeat(found.queries, found.counts)
+        live = self.is_live(rows)
+        numbers, rows = numbers[live], rows[live]
+        if rows.size and not (keys.one_to_one and keys.seconds is None):
+            same = keys.equal_rows(numbers, self.segments, rows)
+            numbers, rows = numbers[same], rows[same]
+        return numbers, rows
+
+    def is_live(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Return for each row whether it is live."""
+        bits = rows - self.first_row
+        return (self.live[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 != 0
+
     def find_all(self, keys: KeyBatch) -> tuple[Ints, Ints]:
         """Return (numbers of the keys, rows) of all live rows of the keys, in the order of the run."""
+        if is_sparse(len(keys), self.segments):
+            return self._find_all_sparse(keys)
         numbers, rows = [], []
         for segment, low, high in self._parts(keys.hashes, np.arange(len(keys), dtype=np.int64)):
             asked = np.arange(low, high, dtype=np.int64)
@@ -219,8 +269,8 @@ class Run:
             if pending.size:
                 yield self.segments[0], 0, pending.size
             return
-        starts = np.searchsorted(hashes, [segment.hashes[0] for segment in self.segments], side="left")
-        ends = np.searchsorted(hashes, [segment.hashes[-1] for segment in self.segments], side="right")
+        starts = np.searchsorted(hashes, self.segments.lowest, side="left")
+        ends = np.searchsorted(hashes, self.segments.highest, side="right")
         lows, highs = np.searchsorted(pending, starts), np.searchsorted(pending, ends)
         for segment, low, high in zip(self.segments, lows, highs, strict=True):
             if low < high:
@@ -248,7 +298,7 @@ class Run:
 
     def with_conversion(self, convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Run:
         """Return the run in the columns that `convert` makes of its batches; it takes the place of this one."""
-        return replace(self, segments=tuple(segment.with_conversion(convert) for segment in self.segments))
+        return replace(self, segments=Segments(segment.with_conversion(convert) for segment in self.segments))
 
     def freeze(self) -> FrozenRun:
         """Return the run as it is now: the same rows, a copy of the live bits."""
@@ -271,8 +321,8 @@ class FrozenRun:
         """Yield the live rows, segment by segment, in hash order."""
         for segment in self.run.segments:
             start = segment.first_row - self.run.first_row
-            rows = kernels.live_rows(self.live, start, start + segment.hashes.size)
-            if rows.size == segment.hashes.size:
+            rows = kernels.live_rows(self.live, start, start + segment.rows)
+            if rows.size == segment.rows:
                 yield segment.batch
             elif rows.size:
                 yield segment.batch.take(pa.array(rows - start))

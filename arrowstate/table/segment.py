@@ -31,25 +31,44 @@ def has_second(schema: pa.Schema) -> bool:
 
 
 @dataclass(slots=True, eq=False)
+class _Rows:
+    """The rows of a segment, once they were looked at."""
+
+    batch: pa.RecordBatch
+    hashes: Ints
+    seconds: Ints | None
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> _Rows:
+        seconds = np.asarray(batch.column(1).to_numpy(), dtype=np.int64) if has_second(batch.schema) else None
+        return cls(batch, hashes_of(batch), seconds)
+
+
+@dataclass(slots=True, eq=False)
 class Segment:
     """One record batch of a run.
 
-    Rows that were stored with an earlier schema are converted when they are first looked at.
+    A stored one is read, and compared with its checksum, when its rows are first looked at; what is known of it without
+    that, the document of its run says. Rows that were stored with an earlier schema are converted then too.
     """
 
-    stored: pa.RecordBatch
-    hashes: Ints
     first_row: int
     "The row of the run's file that the batch starts with."
-    seconds: Ints | None = None
-    "The column by which rows of one hash are sorted, where there is one."
+    rows: int
+    lowest_hash: int
+    highest_hash: int
+    stored_bytes: int
+    "About how many bytes the rows take, before they are converted."
+    load: Callable[[], pa.RecordBatch]
+    "Returns the rows; called once."
     convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     "Makes a batch of the current schema of the stored one; the sort columns stay."
-    converted: pa.RecordBatch | None = None
     times: tuple[int, int] | None = None
     "The lowest and the highest time of its rows, or beyond them, where they are known."
     max_seq: int | None = None
     "At least the highest `_seq`, where it is known."
+    converted: pa.RecordBatch | None = None
+    loaded: _Rows | None = None
     views: dict[int, npt.NDArray[Any] | None] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -57,8 +76,34 @@ class Segment:
         cls, batch: pa.RecordBatch, first_row: int, convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     ) -> Segment:
         """View a run's batch; its schema tells whether it has a second sort column."""
-        seconds = np.asarray(batch.column(1).to_numpy(), dtype=np.int64) if has_second(batch.schema) else None
-        return cls(batch, hashes_of(batch), first_row, seconds, convert)
+        rows = _Rows.of(batch)
+        size = batch.num_rows
+        bounds = (int(rows.hashes[0]), int(rows.hashes[-1])) if size else (0, -1)
+        return cls(first_row, size, *bounds, batch.nbytes, lambda: batch, convert, loaded=rows)
+
+    @property
+    def _rows(self) -> _Rows:
+        if self.loaded is None:
+            self.loaded = _Rows.of(self.load())
+        return self.loaded
+
+    def look(self) -> None:
+        """Read, and check, the rows now."""
+        _ = self._rows
+
+    @property
+    def stored(self) -> pa.RecordBatch:
+        """The rows, in the columns they were stored with."""
+        return self._rows.batch
+
+    @property
+    def hashes(self) -> Ints:
+        return self._rows.hashes
+
+    @property
+    def seconds(self) -> Ints | None:
+        """The column by which rows of one hash are sorted, where there is one."""
+        return self._rows.seconds
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -100,14 +145,22 @@ class Segment:
 
     def slice(self, start: int, stop: int) -> Segment:
         """Return the rows from start (inclusive) to stop (exclusive) of the batch, without a copy."""
-        seconds = None if self.seconds is None else self.seconds[start:stop]
-        batch = self.stored.slice(start, stop - start)
-        hashes, first_row = self.hashes[start:stop], self.first_row + start
-        return replace(self, stored=batch, hashes=hashes, first_row=first_row, seconds=seconds, converted=None)
+        if not self.rows or (start, stop) == (0, self.rows):
+            return self
+        part = Segment.of(self.stored.slice(start, stop - start), self.first_row + start, self.convert)
+        part.times, part.max_seq = self.times, self.max_seq
+        return part
+
+    def within(self, low: int, high: int) -> Segment:
+        """Return the rows whose hash is in a range, both ends inclusive."""
+        if low <= self.lowest_hash and self.highest_hash <= high:
+            return self
+        start, stop = np.searchsorted(self.hashes, low, side="left"), np.searchsorted(self.hashes, high, side="right")
+        return self.slice(int(start), int(stop))
 
     @property
     def end_row(self) -> int:
-        return self.first_row + int(self.hashes.size)
+        return self.first_row + self.rows
 
 
 def _address(column: pa.Array) -> int:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from arrowstate.errors import StorageError, StorageFullError
 from arrowstate.table.merging import BatchSink, MemorySink, fill
 from arrowstate.table.run import Run
+from arrowstate.table.segments import Segments
 
 __all__ = ["Budget", "SpillSink", "sink_of"]
 
@@ -162,7 +163,7 @@ class Budget:
         size = run.row_bytes
         # The run stays the same object with the same row numbers, so what was found in it stays valid.
         spilled = fill(self.spill_sink(schema), (segment.batch for segment in run.segments)).segments
-        run.segments = tuple(
+        run.segments = Segments(
             replace(new, first_row=old.first_row, times=old.times, max_seq=old.max_seq)
             for new, old in zip(spilled, run.segments, strict=True)
         )

@@ -25,6 +25,7 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.merging import MemorySink, MergePolicy, Merging
 from arrowstate.table.run import FrozenRun, Run
 from arrowstate.table.segment import Segment
+from arrowstate.table.sparse import is_sparse
 from arrowstate.table.spill import Budget
 
 __all__ = ["Found", "FrozenTable", "Table", "TableMark", "find_keys", "gather"]
@@ -34,8 +35,6 @@ Ints = npt.NDArray[np.int64]
 
 _logger = logging.getLogger("arrowstate.table")
 
-_PACE = 8
-"How many rows of each merge under way are looked at for a row that is written."
 _LET_GO = 2
 "How many record batches that were merged are let go of at a time, at least."
 
@@ -87,13 +86,17 @@ class Found:
     def _fixed_column(self, number: int, kind: pa.DataType) -> pa.Array | None:
         out = None
         for run, keys, rows in self.hits:
-            for segment, low, high in _by_segment(run, rows):
-                words = segment.words(number)
+            sparse = is_sparse(rows.size, run.segments)
+            for segment, low, high in [(run.segments[0], 0, rows.size)] if sparse else _by_segment(run, rows):
+                words = run.segments.words(number, rows) if sparse else segment.words(number)
                 if words is None:
                     return None
                 if out is None:
                     out = np.zeros((self.key_count, words.shape[1]), dtype=words.dtype)
-                kernels.gather(words, rows[low:high] - segment.first_row, keys[low:high], out)
+                if sparse:
+                    out[keys] = words
+                else:
+                    kernels.gather(words, rows[low:high] - segment.first_row, keys[low:high], out)
         if out is None:
             return pa.nulls(self.key_count, kind)
         validity = None
@@ -108,7 +111,7 @@ def _by_segment(run: Run, rows: Ints) -> Iterator[tuple[Any, int, int]]:
     if len(run.segments) == 1:
         yield run.segments[0], 0, rows.size
         return
-    borders = np.searchsorted(rows, [segment.first_row for segment in run.segments] + [run.last_row])
+    borders = np.searchsorted(rows, [*run.segments.first_rows, run.last_row])
     for segment, low, high in zip(run.segments, borders[:-1], borders[1:], strict=True):
         if low < high:
             yield segment, int(low), int(high)
@@ -117,11 +120,13 @@ def _by_segment(run: Run, rows: Ints) -> Iterator[tuple[Any, int, int]]:
 def gather(found: Sequence[tuple[Run, Ints, Ints]], number: int, kind: pa.DataType) -> pa.Array:
     """Return a column of the rows that `Run.find_all` found, in the order of `found`."""
     # Rows ascend with the hash; only within equal hashes, which never leave a segment, they need not.
-    parts = [
-        take(segment.batch.column(number), rows[low:high] - segment.first_row)
-        for run, _, rows in found
-        for segment, low, high in _by_segment(run, rows)
-    ]
+    parts = []
+    for run, _, rows in found:
+        if is_sparse(rows.size, run.segments):
+            parts.append(run.segments.take(number, rows, kind))
+            continue
+        for segment, low, high in _by_segment(run, rows):
+            parts.append(take(segment.batch.column(number), rows[low:high] - segment.first_row))
     return pa.concat_arrays(parts) if parts else pa.array([], type=kind)
 
 
@@ -347,7 +352,7 @@ class Table:
         StorageFullError, StorageError
             If the disk has no room for rows past the budget; the table holds what it held.
         """
-        work = _PACE * max(self._written, self._dropped)
+        work = self._policy.pace * max(self._written, self._dropped)
         self._written = self._dropped = 0
         del self._replaced[: _LET_GO + len(self._replaced) // 8]
         held = {id(run) for run in self._runs}

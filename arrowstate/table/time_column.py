@@ -1,27 +1,26 @@
 """The rows of a table by time: those that are due are found without a look at the others.
 
-The time is an int64 column without nulls: the timestamp of a timer, the end of a window. Each segment of a run is known
-by its lowest and highest time, which for a restored one the manifest says, and is passed over until it is due. One that
-is due is gone through; one that was gone through often is put into the order of time, once, and from then on read from
-where the last call stopped.
+The time is an int64 column without nulls: the timestamp of a timer, the end of a window. Of each run it is known how
+early the live rows of each few hundred may be (see `zones`), so those that are due are found by a look at these. A run
+of which much was looked at again and again is put into the order of time, once, and from then on read from where the
+last call stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.table import kernels
 from arrowstate.table.journal import Journal
-from arrowstate.table.kernels import is_live
 from arrowstate.table.run import Run
+from arrowstate.table.segment import Segment
 from arrowstate.table.table import Table
-from arrowstate_formats.compiled import kernel
+from arrowstate.table.zones import Zones
 
 __all__ = ["Rows", "TimeColumn"]
 
@@ -30,17 +29,16 @@ Rows = list[tuple[Run, Ints, Ints]]
 
 _LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _SKIP_ROWS = 4096
-# To put a segment in order takes about as long as this many passes over it.
+# To put a run in order takes about as long as to look at all of it so often.
 _PASSES = 8
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """A segment of a run."""
+    """What is known of a run."""
 
     run: Run
-    number: int
-    "Of the segment; spilling puts another in its place."
+    zones: Zones
     lowest: int
     "No live row that is still asked for has an earlier time."
     highest: int
@@ -49,8 +47,8 @@ class _Part:
     "Up to which time rows were found last."
     then: int = _LOWEST
     "What `lowest` becomes when these rows are gone or asked for no more."
-    passes: int = 0
-    "How often it was gone through."
+    looked_at: int = 0
+    "How many rows were looked at so far."
     times: Ints | None = None
     "All times, ascending; None until it is in order."
     rows: Ints | None = None
@@ -75,7 +73,7 @@ class TimeColumn:
     def __init__(self, table: Table, column: int) -> None:
         self._table = table
         self._column = column
-        self._known: dict[int, list[_Part]] = {}
+        self._known: dict[int, _Part] = {}
         self._looked_at: list[_Part] = []
         "The parts of what was found last."
         self._changes: Journal[tuple[_Part, tuple[int, int, int, int]]] = Journal()
@@ -96,9 +94,9 @@ class TimeColumn:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of what is in the order of time."""
-        arrays = [(part.times, part.rows) for parts in self._known.values() for part in parts]
-        return sum(array.nbytes for pair in arrays for array in pair if array is not None)
+        """Bytes of what is in the order of time, and of what is known of the others."""
+        arrays = [array for part in self._known.values() for array in (part.times, part.rows) if array is not None]
+        return sum(array.nbytes for array in arrays) + sum(part.zones.nbytes for part in self._known.values())
 
     def find(self, up_to: int, after: int | None = None) -> Rows:
         """Return the live rows with a time up to `up_to`, and above `after`, in the order of the runs.
@@ -110,17 +108,12 @@ class TimeColumn:
         found: Rows = []
         if first > up_to:
             return found
-        for parts in self._parts():
-            picked = []
-            for part in parts:
-                if (part.then if first > part.passed else part.lowest) <= up_to:
-                    self._note(part)
-                    rows = self._look(part, first, up_to)
-                    if rows.size:
-                        picked.append(rows)
-            if picked:
-                rows = picked[0] if len(picked) == 1 else np.concatenate(picked)
-                found.append((parts[0].run, rows, rows))
+        for part in self._parts():
+            if (part.then if first > part.passed else part.lowest) <= up_to:
+                self._note(part)
+                rows = self._look(part, first, up_to)
+                if rows.size:
+                    found.append((part.run, rows, rows))
         return found
 
     def remove(self, found: Rows) -> None:
@@ -135,7 +128,7 @@ class TimeColumn:
     def earliest(self) -> int | None:
         """Return the lowest time of a live row, None if there is no row."""
         best: int | None = None
-        for part in sorted(self._each(), key=lambda part: part.lowest):
+        for part in sorted(self._parts(), key=lambda part: part.lowest):
             if best is not None and part.lowest >= best:
                 break
             time = self._earliest_of(part)
@@ -145,49 +138,58 @@ class TimeColumn:
 
     def cut(self, up_to: int, rows: int) -> int | None:
         """Return a time up to which there are about so many rows, at most `up_to`; None if none is due by then."""
-        due = [part for part in self._each() if part.lowest <= up_to]
-        due = [part for part in due if (time := self._first_of(part)) is not None and time <= up_to]
-        ends = [up_to]
-        for part in due:
-            times, _ = self._ordered(part)
-            ends.append(int(times[min(part.place - (-rows // len(due)), times.size) - 1]))
-        return min(ends) if due else None
+        due = []
+        for part in self._parts():
+            if part.lowest > up_to:
+                continue
+            if self._is_ordered(part):
+                first = self._first_of(part)
+                if first is not None and first <= up_to:
+                    times, _ = self._ordered(part)
+                    due.append(times[part.place : part.place + rows])
+            else:
+                found, above = self._pick(part, _LOWEST, up_to)
+                if found.size:
+                    due.append(part.run.segments.take(self._column, found, pa.int64()).to_numpy())
+                else:
+                    self._note(part)
+                    part.lowest = above
+        if not due:
+            return None
+        times = np.concatenate(due)
+        return min(up_to, int(np.partition(times, rows - 1)[rows - 1])) if times.size > rows else up_to
 
     def overlapping(self, lowest: int, highest: int) -> list[Run]:
         """Return the runs that may have rows with times within these, both inclusive."""
-        return [
-            parts[0].run
-            for parts in self._parts()
-            if any(part.lowest <= highest and part.highest >= lowest for part in parts)
-        ]
+        return [part.run for part in self._parts() if part.lowest <= highest and part.highest >= lowest]
 
     def none_after(self, time: int) -> bool:
         """Whether it is certain, without a look at every row, that none has a later time."""
-        return all(part.highest <= time for part in self._each())
+        return all(part.highest <= time for part in self._parts())
 
-    def _parts(self) -> list[list[_Part]]:
+    def _parts(self) -> list[_Part]:
         """Return what is known of each run that has live rows."""
         known, self._known = self._known, {}
         for run in self._table.runs:
             if run.live_rows:
-                parts = known.get(id(run))
-                if parts is None or parts[0].run is not run:
-                    parts = [_Part(run, number, *self._ends(run, number)) for number in range(len(run.segments))]
-                self._known[id(run)] = parts
+                part = known.get(id(run))
+                if part is None or part.run is not run:
+                    part = self._new_part(run)
+                self._known[id(run)] = part
         return list(self._known.values())
 
-    def _each(self) -> Iterator[_Part]:
-        return (part for parts in self._parts() for part in parts)
+    def _new_part(self, run: Run) -> _Part:
+        def zones() -> Zones:
+            return Zones(run.segments, self._column, [self._ends(segment) for segment in run.segments])
 
-    def _ends(self, run: Run, number: int) -> tuple[int, int]:
-        segment = run.segments[number]
+        made: Zones = run.segments.shared(("zones", self._column), zones)
+        return _Part(run, made, made.earliest_of_all, made.latest_of_all)
+
+    def _ends(self, segment: Segment) -> tuple[int, int]:
         if segment.times is None:
             ends = pc.min_max(segment.batch.column(self._column)).as_py()
             segment.times = ends["min"], ends["max"]
         return segment.times
-
-    def _values(self, part: _Part) -> Ints:
-        return np.asarray(part.run.segments[part.number].batch.column(self._column).to_numpy())
 
     def _note(self, part: _Part) -> None:
         """Remember what is about to change."""
@@ -197,8 +199,8 @@ class TimeColumn:
     def _look(self, part: _Part, first: int, up_to: int) -> Ints:
         """Return the live rows of a part from one time to another, ascending."""
         self._looked_at.append(part)
-        if part.times is None and part.passes < _PASSES:
-            rows, above = self._pass(part, first, up_to)
+        if not self._is_ordered(part):
+            rows, above = self._pick(part, first, up_to)
             if not rows.size:
                 part.lowest = above
         else:
@@ -207,29 +209,39 @@ class TimeColumn:
             self._skip_dead(part)
             end = int(np.searchsorted(times, up_to, side="right"))
             rows = ordered[part.place : end]
-            rows = np.sort(rows[_live(part.run, rows)])
+            rows = np.sort(rows[part.run.is_live(rows)])
             above = int(times[end]) if end < times.size else _HIGHEST
         part.passed, part.then = up_to, above
         return rows
 
-    def _pass(self, part: _Part, first: int, up_to: int) -> tuple[Ints, int]:
-        """Go through a part; return the live rows from one time to another, and the lowest live time after that."""
-        part.passes += 1
-        run, values = part.run, self._values(part)
-        first_row = run.segments[part.number].first_row
-        out, above = np.empty(values.size, dtype=np.int64), np.empty(1, dtype=np.int64)
-        count = _pick(values, run.live, first_row - run.first_row, first_row, first, up_to, out, above)
-        return out[:count].copy(), int(above[0])
+    def _is_ordered(self, part: _Part) -> bool:
+        """Whether it is in the order of time, or to be put into it."""
+        return part.times is not None or part.looked_at >= _PASSES * part.run.rows
+
+    def _pick(self, part: _Part, first: int, up_to: int) -> tuple[Ints, int]:
+        """Return the live rows from one time to another, ascending, and a time before which no later one is."""
+        rows, above, looked_at = part.zones.pick(part.run.live, first, up_to)
+        part.looked_at += looked_at
+        return rows + part.run.first_row, above
 
     def _earliest_of(self, part: _Part) -> int | None:
-        # What a pass cannot tell is whether the highest time is one of a row.
-        if part.times is None and part.passes < _PASSES and part.lowest > _LOWEST:
-            _, lowest = self._pass(part, _HIGHEST, part.lowest - 1)
-            if lowest < _HIGHEST:
+        if self._is_ordered(part):
+            return self._first_of(part)
+        # Few of those that may be the earliest are looked at, then more and more.
+        count, bound = 1, part.lowest
+        while True:
+            rows, above = self._pick(part, _LOWEST, bound)
+            if rows.size:
+                times = part.run.segments.take(self._column, rows, pa.int64()).to_numpy()
                 self._note(part)
-                part.lowest = lowest
-                return lowest
-        return self._first_of(part)
+                part.lowest = int(times.min())
+                return part.lowest
+            if bound == _HIGHEST:
+                self._note(part)
+                part.lowest = _HIGHEST
+                return None
+            count *= 4
+            bound = max(above, part.zones.bound(count))
 
     def _first_of(self, part: _Part) -> int | None:
         self._note(part)
@@ -240,7 +252,7 @@ class TimeColumn:
         """Go on to the first live row in the order of time, and return its time."""
         times, rows = self._ordered(part)
         while part.place < rows.size:
-            live = np.flatnonzero(_live(part.run, rows[part.place : part.place + _SKIP_ROWS]))
+            live = np.flatnonzero(part.run.is_live(rows[part.place : part.place + _SKIP_ROWS]))
             if live.size:
                 part.place += int(live[0])
                 part.lowest = int(times[part.place])
@@ -251,28 +263,8 @@ class TimeColumn:
 
     def _ordered(self, part: _Part) -> tuple[Ints, Ints]:
         if part.times is None or part.rows is None:
-            part.times, order = kernels.sort_by_hash(self._values(part))
-            part.rows = order + part.run.segments[part.number].first_row
+            segments = part.run.segments
+            values = [segment.batch.column(self._column).to_numpy() for segment in segments]
+            part.times, order = kernels.sort_by_hash(np.concatenate(values))
+            part.rows = order + part.run.first_row
         return part.times, part.rows
-
-
-def _live(run: Run, rows: Ints) -> npt.NDArray[np.bool_]:
-    bits = rows - run.first_row
-    return (run.live[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 != 0
-
-
-@kernel("int64[], uint8[], int64, int64, int64, int64, out int64[], out int64[]")
-def _pick(values: Any, live: Any, first_bit: Any, first_row: Any, first: Any, up_to: Any, out: Any, above: Any) -> Any:
-    count = 0
-    lowest = _HIGHEST
-    for i in range(values.size):
-        value = values[i]
-        if not is_live(live, first_bit + i):
-            continue
-        if value > up_to:
-            lowest = min(lowest, value)
-        elif value >= first:
-            out[count] = first_row + i
-            count += 1
-    above[0] = lowest
-    return count

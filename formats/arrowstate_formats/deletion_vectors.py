@@ -9,11 +9,13 @@ Specification: formats/spec/run-files.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from arrowstate_formats._roaring import clear_bitmap, clear_listed
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
 __all__ = ["clear_dead_rows", "write_deletion_vector"]
@@ -154,6 +156,9 @@ def clear_dead_rows(data: bytes, live: Bits, rows: int, first_row: int, *, path:
     """
     if live.size * 8 < rows or rows < 0:
         raise InvalidInputError(f"{rows} rows need as many live bits, got {live.size * 8}")
+    cleared = _clear_plain(data, live, rows, first_row, path)
+    if cleared is not None:
+        return cleared
     cleared = 0
     before = -1
     for key, dead in _containers(memoryview(data), path):
@@ -162,6 +167,56 @@ def clear_dead_rows(data: bytes, live: Bits, rows: int, first_row: int, *, path:
         before = key
         cleared += _clear(dead, live, rows, key * _ROWS - first_row)
     return cleared
+
+
+def _clear_plain(data: bytes, live: Bits, rows: int, first_row: int, path: str) -> int | None:
+    """Do what `clear_dead_rows` does where no container is of ranges; None, and nothing is done, where one is.
+
+    There is a container for each 65,536 rows, so that a run has many; here neighbours of one kind are one step.
+    """
+    if len(data) < 8:
+        raise _damaged(path, _TOO_SHORT)
+    cookie, containers = np.frombuffer(data, "<u4", 2).tolist()
+    if cookie != _COOKIE or first_row % 8:
+        return None
+    if containers > _ROWS:
+        raise _damaged(path, _TOO_MANY)
+    place = 8 + 8 * containers
+    if place > len(data):
+        raise _damaged(path, _TOO_SHORT)
+    described = np.frombuffer(data, "<u2", 2 * containers, 8).reshape(-1, 2).astype(np.int64)
+    keys, counts = described[:, 0], described[:, 1] + 1
+    if (keys[1:] <= keys[:-1]).any():
+        raise _damaged(path, "the containers do not ascend")
+    is_bitmap = counts > _LIST_ROWS
+    ends = place + np.cumsum(np.where(is_bitmap, _BITMAP_BYTES, 2 * counts))
+    end = int(ends[-1]) if containers else place
+    if end != len(data):
+        raise _damaged(path, _TOO_SHORT if end > len(data) else "there are bytes after the last container")
+    whole = np.frombuffer(data, np.uint8)
+    cleared = 0
+    # A step is of lists, or of bitmaps whose rows follow one another.
+    follows = (is_bitmap[1:] == is_bitmap[:-1]) & (~is_bitmap[1:] | (keys[1:] == keys[:-1] + 1))
+    borders = [0, *(np.flatnonzero(~follows) + 1).tolist(), containers] if containers else [0]
+    for first, last in pairwise(borders):
+        start, stop = place if not first else int(ends[first - 1]), int(ends[last - 1])
+        if is_bitmap[first]:
+            cleared += _clear_bitmaps(whole[start:stop], live, rows, int(keys[first]) * _ROWS - first_row)
+        else:
+            of = slice(first, last)
+            cleared += clear_listed(whole[start:stop], keys[of] * _ROWS - first_row, counts[of], rows, live)
+    return cleared
+
+
+def _clear_bitmaps(bits: Bits, live: Bits, rows: int, first: int) -> int:
+    """Clear the live bits first + i where bit i is set, as far as they lie within the rows; `first` is a whole byte."""
+    low, high = max(first, 0) >> 3, (rows + 7) >> 3
+    dead = bits[low - (first >> 3) : high - (first >> 3)]
+    part = live[low : low + dead.size]
+    if rows % 8 and low + dead.size == high:
+        dead = dead.copy()
+        dead[-1:] &= np.uint8((1 << rows % 8) - 1)
+    return int(clear_bitmap(dead, part))
 
 
 def _containers(data: memoryview, path: str) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:

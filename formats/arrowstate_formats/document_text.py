@@ -36,7 +36,7 @@ from arrowstate_formats.errors import (
 )
 from arrowstate_formats.integers import INT64_MAX, INT64_MIN
 
-__all__ = ["FEATURES", "decode", "decode_inline", "encode", "encode_inline", "pack", "unpack"]
+__all__ = ["FEATURES", "decode", "decode_inline", "encode", "encode_inline", "is_laid_out", "pack", "unpack"]
 
 FEATURES: frozenset[str] = frozenset()
 """The features that this package knows; there are none yet."""
@@ -47,7 +47,7 @@ _INDENTED_BYTES = 64 << 10
 _OWN_CHECKSUM = re.compile(rb'"document_xxh3_128"[ \t\n\r]*:[ \t\n\r]*"([0-9a-f]{32})"')
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
-D = TypeVar("D", bound=msgspec.Struct)
+D = TypeVar("D")
 V = TypeVar("V", bound=Document)
 
 
@@ -132,6 +132,13 @@ def encode(document: Document) -> bytes:
         digest = xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:])
         data = data[:start] + digest.encode() + data[end:]
     return data
+
+
+def is_laid_out(data: bytes, document: msgspec.Struct) -> bool:
+    """Whether a text is that of a document as `encode` writes it, with white space or without."""
+    text = pack(document)
+    # Parts of the document may be texts that were taken over as they are.
+    return data == text + b"\n" or data == msgspec.json.format(text, indent=2) + b"\n"
 
 
 def _laid_out(text: bytes) -> bytes:

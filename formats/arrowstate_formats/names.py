@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_NO_COMPONENTS = frozenset({"", ".", ".."})
 _NOT_IN_PATHS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
@@ -138,7 +139,7 @@ def check_relative_path(path: str) -> str:
         raise CorruptDataError(str(path), "a path must be a non-empty text")
     if _NOT_IN_PATHS.search(path) or not _is_utf8(path):
         raise CorruptDataError(repr(path), "a path must have no backslash and no control character")
-    if any(component in ("", ".", "..") for component in path.split("/")):
+    if not _NO_COMPONENTS.isdisjoint(path.split("/")):
         raise CorruptDataError(path, "a path must be relative and have no empty, '.' or '..' component")
     return path
 

@@ -5,6 +5,7 @@ Specification: formats/spec/manifests-and-log.md and formats/spec/run-files.md.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from arrowstate_formats.document_base import (
@@ -25,6 +26,7 @@ from arrowstate_formats.names import check_operator_uid, check_relative_path, ch
 
 __all__ = [
     "BatchDocument",
+    "BatchList",
     "ColumnStatistics",
     "DeletionVectorDocument",
     "DirectoryDocument",
@@ -60,6 +62,31 @@ class BatchDocument(Document, frozen=True, kw_only=True):
             raise ValueError(f"min_time {self.min_time} with max_time {self.max_time}")
         if self.min_time is not None and self.max_time is not None and self.min_time > self.max_time:
             raise ValueError(f"min_time {self.min_time} is above max_time {self.max_time}")
+
+
+class BatchList(list[BatchDocument]):
+    """The batches of a run, whose ends are looked for once however many documents have them."""
+
+    @classmethod
+    def of(cls, batches: list[BatchDocument]) -> BatchList:
+        """Return the batches as such a list."""
+        return batches if isinstance(batches, BatchList) else cls(batches)
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """How many rows there are, and where the last batch ends.
+
+        Raises
+        ------
+        ValueError
+            If one begins inside the one before it.
+        """
+        end = 0
+        for batch in self:
+            if batch.offset < end:
+                raise ValueError(f"the batch at byte {batch.offset} begins inside the one before it")
+            end = batch.offset + batch.bytes
+        return sum(batch.rows for batch in self), end
 
 
 class ColumnStatistics(Document, frozen=True, kw_only=True):
@@ -126,13 +153,9 @@ class RunDocument(Document, frozen=True, kw_only=True):
             raise ValueError(f"rows {self.first_row} to {self.last_row} are outside a file of {self.rows} rows")
         if self.live_rows > self.last_row - self.first_row:
             raise ValueError(f"{self.live_rows} live rows in {self.last_row - self.first_row} rows")
-        if sum(batch.rows for batch in self.batches) != self.rows:
+        rows, end = BatchList.of(self.batches).ends
+        if rows != self.rows:
             raise ValueError(f"the batches do not add up to {self.rows} rows")
-        end = 0
-        for batch in self.batches:
-            if batch.offset < end:
-                raise ValueError(f"the batch at byte {batch.offset} begins inside the one before it")
-            end = batch.offset + batch.bytes
         if end > self.bytes:
             raise ValueError(f"the batches end at byte {end} of a file of {self.bytes} bytes")
 

@@ -27,7 +27,7 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.checkpoints.compaction import CompactionPolicy
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.storage import clear_memory_storage
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
@@ -231,23 +231,44 @@ def test_batches_tell_their_times_and_highest_sequence_number(
     }
 
 
-@pytest.mark.parametrize("member", ["min_time", "max_time", "max_seq"])
-def test_a_deep_look_finds_batches_that_say_other_times(
-    store: StateStore, monkeypatch: pytest.MonkeyPatch, member: str
-) -> None:
+BOUNDS = ["min_hash", "max_hash", "min_time", "max_time", "max_seq"]
+
+
+@pytest.fixture(
+    params=[(member, by) for member in BOUNDS for by in (-1, 1)], ids=lambda given: f"{given[0]}{given[1]:+d}"
+)
+def misled(request: pytest.FixtureRequest, store: StateStore, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
+    """A snapshot whose manifests have one bound of each batch wrong."""
+    member, by = request.param
+    batch_document = run_writing._batch_document
+
     def wrong(*arguments: Any) -> BatchDocument:
         right = batch_document(*arguments)
         value = getattr(right, member)
-        return right if value is None else replace(right, **{member: value + (1 if member.startswith("max") else -1)})
+        # A bound that no document may have is none that a reader meets.
+        other = member.replace("min", "max") if member.startswith("min") else member.replace("max", "min")
+        if value is None or (getattr(right, other, None) == value and by == (1 if member.startswith("min") else -1)):
+            return right
+        return replace(right, **{member: value + by})
 
-    batch_document = run_writing._batch_document
     monkeypatch.setattr(run_writing, "_batch_document", wrong)
-    snapshot = written(store, states_of_every_kind())
+    return written(store, states_of_every_kind())
 
-    problems = snapshot.verify(deep=True).problems
 
-    assert snapshot.verify().problems == []
-    assert any("times and highest sequence number of a batch are" in problem for problem in problems)
+def test_a_deep_look_finds_batches_whose_bounds_are_wrong(misled: Snapshot) -> None:
+    problems = misled.verify(deep=True).problems
+
+    assert misled.verify().problems == []
+    assert any("its document says" in problem or "hashes" in problem for problem in problems)
+
+
+def test_a_batch_whose_bounds_are_wrong_is_refused_when_it_is_looked_at(misled: Snapshot) -> None:
+    def look() -> None:
+        for state in misled.restore("op").states.values():
+            list(state.live_batches())
+
+    with pytest.raises(CorruptDataError, match="its document says"):
+        look()
 
 
 @FORMATS

@@ -337,7 +337,7 @@ def test_damage_met_by_a_writer_changes_nothing_in_the_store(folder):
     before = {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
     with pytest.raises(CorruptDataError, match=path.name):
-        store.latest().restore("op").state(TOTAL)
+        list(store.latest().restore("op").state(TOTAL).live_batches())
     with pytest.raises(CorruptDataError, match=path.name):
         store.savepoint("copy")
 

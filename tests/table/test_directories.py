@@ -9,6 +9,7 @@ import pytest
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run, all_live
 from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Segments
 
 ROWS = 3000
 
@@ -18,7 +19,7 @@ def run_of(borders: list[tuple[int, int]]) -> tuple[Run, np.ndarray]:
     hashes = np.sort(np.random.default_rng(7).integers(-(2**63), 2**63 - 1, ROWS))
     schema = pa.schema([pa.field("_key_hash", pa.int64(), nullable=False), ("key", pa.int64())])
     batch = pa.record_batch([pa.array(hashes), pa.array(np.arange(ROWS))], schema=schema)
-    segments = tuple(Segment(batch.slice(a, b - a), hashes[a:b], a) for a, b in borders)
+    segments = Segments(Segment.of(batch.slice(a, b - a), a) for a, b in borders)
     first, last = borders[0][0], borders[-1][1]
     return Run(segments, first, last, all_live(last - first), last - first), hashes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,10 @@ FEW = st.integers(-3, 3)
 HASHES = st.lists(INT64 | FEW, max_size=60).map(lambda values: np.array(values, np.int64))
 SORTED = HASHES.map(np.sort)
 RNG = np.random.default_rng(7)
+
+
+def segment_of(hashes, first_row):
+    return Segment.of(pa.record_batch({"_key_hash": hashes}), first_row)
 
 
 def bits_of(flags):
@@ -224,7 +229,7 @@ def test_probe_finds_the_first_live_row_of_each_hash(hashes, queries, data):
     borders = [0, *(np.flatnonzero(np.diff(hashes)) + 1).tolist(), hashes.size]
     cut = borders[draw(st.integers(0, len(borders) - 1))] if data is not None else 0
     segments = [
-        Segment(None, hashes[low:high], first_row + low) for low, high in ((0, cut), (cut, hashes.size)) if low < high
+        segment_of(hashes[low:high], first_row + low) for low, high in ((0, cut), (cut, hashes.size)) if low < high
     ]
     directory = Directory.build(segments)
     queries = np.sort(np.concatenate((np.array(queries, np.int64), hashes)))
@@ -254,7 +259,7 @@ def test_probe_finds_the_first_live_row_of_each_hash(hashes, queries, data):
 def test_probe_pair_finds_the_first_live_row_of_each_pair(rows, queries, data):
     rows.sort(key=lambda row: row[:2])
     hashes, seconds, flags = (np.array(column) for column in zip(*rows, strict=True))
-    directory = Directory.build([Segment(None, hashes, 0)])
+    directory = Directory.build([segment_of(hashes, 0)])
     # The segment is a slice of the file, cut where the hash changes as every segment is.
     borders = [0, *(np.flatnonzero(np.diff(hashes)) + 1).tolist(), hashes.size]
     low, high = sorted(data.draw(st.lists(st.sampled_from(borders), min_size=2, max_size=2, unique=True)))
@@ -289,10 +294,10 @@ def test_probe_pair_finds_the_first_live_row_of_each_pair(rows, queries, data):
 @given(hashes=st.lists(INT64 | FEW, min_size=1, max_size=40), data=st.data())
 def test_a_slice_is_probed_through_the_directory_of_the_whole_file(hashes, data):
     hashes = np.sort(np.array(hashes, np.int64))
-    whole = Directory.build([Segment(None, hashes, 0)])
+    whole = Directory.build([segment_of(hashes, 0)])
     low = data.draw(st.integers(0, hashes.size - 1))
     high = data.draw(st.integers(low + 1, hashes.size))
-    segment = Segment(None, hashes[low:high], low)
+    segment = segment_of(hashes[low:high], low)
     queries = np.unique(hashes)
 
     found = probe_all([segment], all_live(high - low), low, queries, np.arange(queries.size), whole)
@@ -308,7 +313,7 @@ def test_a_slice_is_probed_through_the_directory_of_the_whole_file(hashes, data)
 def test_a_directory_has_no_more_buckets_than_rows_and_borders_each_bucket(hashes):
     hashes = np.sort(np.array(hashes, np.int64))
 
-    directory = Directory.build([Segment(None, hashes, 5)])
+    directory = Directory.build([segment_of(hashes, 5)])
 
     buckets = [(int(value) + 2**63 - directory.base) >> directory.shift for value in hashes]
     assert directory.offsets.size - 2 == buckets[-1]

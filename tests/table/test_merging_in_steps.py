@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from arrowstate import StorageFullError
+from arrowstate.errors import InvalidInputError
 from arrowstate.table.merging import MemorySink, MergePolicy, Merging
 from arrowstate.table.spill import Budget, SpillSink
 from arrowstate.table.table import Table
@@ -181,3 +182,25 @@ def test_a_merge_that_is_closed_leaves_no_file(tmp_path):
 
     assert list(tmp_path.iterdir()) == []
     assert merging.merged is None
+
+
+@pytest.mark.parametrize("pace", [2, 8])
+def test_merges_keep_up_with_what_is_appended_at_any_pace(pace):
+    model = Model(MergePolicy(first_tier_rows=16, segment_bytes=1 << 12, step_rows=2, pace=pace))
+    most = 0
+
+    for first in range(0, 6000, 6):
+        model.put([(key, key) for key in range(first, first + 6)])
+        most = max(most, len(model.table.runs))
+
+    # At most seven a tier, and the eight that are merged; there are four tiers.
+    assert most <= 4 * (7 + 8)
+    assert model.table.live_rows == 6000
+    model.check(range(0, 6000, 7))
+
+
+def test_a_pace_that_cannot_keep_up_is_refused():
+    with pytest.raises(InvalidInputError, match="2 rows at least"):
+        MergePolicy(pace=1)
+
+    assert (MergePolicy().for_appends().pace, MergePolicy(pace=5).for_appends().pace) == (2, 2)

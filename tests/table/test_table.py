@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from arrowstate.table.merging import MemorySink, MergePolicy, merge_runs
 from arrowstate.table.run import Run
+from arrowstate.table.segments import Segments
 from arrowstate_formats.key_hash import hash_columns
 from tables import HASHES, Model, check_run, contents
 
@@ -176,8 +177,8 @@ def test_a_run_that_is_a_slice_of_a_file_numbers_its_rows_as_the_file_does():
     (segment,) = run.segments
     low, high = 37, 81
     sliced = Run.of([segment.batch.slice(low, high - low)])
-    part = type(segment)(segment.batch.slice(low, high - low), segment.hashes[low:high], low)
-    of_file = Run((part,), low, high, sliced.live, high - low, built=run.directory)
+    part = segment.slice(low, high)
+    of_file = Run(Segments([part]), low, high, sliced.live, high - low, built=run.directory)
     keys = [int(key) for key in part.batch.column("key").to_pylist()]
 
     of_file.kill(np.array([low, high - 1]))

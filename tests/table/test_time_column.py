@@ -13,6 +13,7 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table, gather
 from arrowstate.table.time_column import TimeColumn
+from arrowstate.table.zones import Zones
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 SCHEMA = pa.schema([("_key_hash", pa.int64()), ("key", pa.int64()), ("time", pa.int64())])
@@ -141,11 +142,33 @@ def test_rows_that_stay_are_not_found_again_after_their_time(passes, runs, ends)
 
 def test_a_segment_that_is_not_due_is_not_looked_at():
     model = Model()
-    model.add([[10, 11], [20, 21]])
+    model.add([[10] * 255 + [11], [20] * 256])
     (run,) = model.table.runs
     assert model.column.find(9) == []
-    run.segments[1].stored = None
+    run.segments[1].loaded, run.segments[1].load = None, lambda: 1 / 0
 
-    assert model.found(model.column.find(19)) == {0: 10, 1: 11}
-    with pytest.raises(AttributeError):
+    assert set(model.found(model.column.find(19)).values()) == {10, 11}
+    with pytest.raises(ZeroDivisionError):
         model.column.find(20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    asked=st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, 12)), min_size=1, max_size=12),
+    stated=st.booleans(),
+)
+def test_zones_find_what_is_due_for_whoever_asks_with_whatever_live_bits(sizes, asked, stated):
+    random = np.random.default_rng(sum(sizes))
+    times = [random.integers(0, 12, size) for size in sizes]
+    run = Run.of([pa.record_batch([each, each, each], schema=SCHEMA) for each in times])
+    ends = [(int(each.min()), int(each.max())) if stated else (LOWEST, HIGHEST) for each in times]
+    zones = Zones(run.segments, 2, ends, rows=8)
+    every = np.concatenate(times)
+
+    for seed, up_to in asked:
+        flags = np.random.default_rng(seed).random(every.size) < (seed % 5) / 4
+        rows, above, _ = zones.pick(np.packbits(flags, bitorder="little"), 2, up_to)
+
+        assert rows.tolist() == np.flatnonzero(flags & (every >= 2) & (every <= up_to)).tolist()
+        assert above <= min(every[flags & (every > up_to)], default=HIGHEST)

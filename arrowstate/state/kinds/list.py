@@ -52,7 +52,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
     def __init__(self, descriptor: ListStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
         self._pending = Pending(lambda write: len(write.values))
-        self._next_seq = max((segment.highest_seq for run in table.runs for segment in run.segments), default=-1) + 1
+        self._next_seq = max((run.segments.highest_seq for run in table.runs), default=-1) + 1
 
     def begin(self) -> Any:
         return super().begin(), self._next_seq

@@ -1,0 +1,197 @@
+"""Zones: how early the live rows of each few hundred rows of a run may be, so that the others are not looked at.
+
+A zone knows the lowest time of the rows that were live when it was last looked at, and which these were. Whoever asks
+has live bits of his own: where no other row is live than then, nothing is earlier than that; else the zone is looked at
+again. So what is known of a file serves everybody in the process who restores it, from any checkpoint, and what a task
+has learned the next one knows, though each micro-batch has new dead rows.
+
+Before the first look a zone knows of all its rows what the document of the run says.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowstate.table.kernels import is_live
+from arrowstate.table.segments import Segments
+from arrowstate_formats.compiled import kernel, load_uint64
+
+__all__ = ["Zones"]
+
+Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.uint8]
+
+_LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_ROWS = 128
+_3 = np.uint64(3)
+
+
+class Zones:
+    """The zones of the rows of some segments.
+
+    Parameters
+    ----------
+    segments
+        All segments of a run.
+    column
+        The number of the time column.
+    ends
+        The lowest and the highest time of each segment, or beyond them.
+    rows
+        How many rows a zone has; a multiple of 8.
+    """
+
+    def __init__(
+        self, segments: Segments, column: int, ends: Sequence[tuple[int, int]], rows: int | None = None
+    ) -> None:
+        self._segments = segments
+        self._column = column
+        self._zone_rows = _ROWS if rows is None else rows
+        self._ends = np.concatenate((segments.first_rows, segments.first_rows[-1:] + segments.rows[-1:]))
+        self._ends -= self._ends[0]
+        count = int(self._ends[-1])
+        self.earliest_of_all = min(low for low, _ in ends)
+        self.latest_of_all = max(high for _, high in ends)
+        # Two threads may have restored one file.
+        self._lock = threading.Lock()
+        self._live: Bits = np.full((count + 7) // 8, 0xFF, dtype=np.uint8)
+        starts = np.arange(0, count, self._zone_rows)
+        first = self._numbers(starts)
+        last = self._numbers(np.minimum(starts + self._zone_rows, count) - 1)
+        lows = np.array([low for low, _ in ends], dtype=np.int64)
+        self._lowest: Ints = lows[first]
+        while (first < last).any():
+            first = np.minimum(first + 1, last)
+            np.minimum(self._lowest, lows[first], out=self._lowest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self._live.nbytes + self._lowest.nbytes
+
+    def bound(self, count: int) -> int:
+        """Return a time that the lowest times of so many zones, as far as they are known, are not above."""
+        if count >= self._lowest.size:
+            return _HIGHEST
+        return int(np.partition(self._lowest, count - 1)[count - 1])
+
+    def pick(self, live: Bits, first: int, up_to: int) -> tuple[Ints, int, int]:
+        """Return the rows, from 0, that are live and have a time from `first` to `up_to`, both inclusive.
+
+        Parameters
+        ----------
+        live
+            The live bits of all rows, of him who asks.
+        first, up_to
+            The times.
+
+        Returns
+        -------
+        tuple of array, int and int
+            The rows, ascending; a time which every live row after `up_to` has at least; how many rows were looked at.
+        """
+        with self._lock:
+            look = np.empty(self._lowest.size, dtype=np.int64)
+            result = np.empty(2, dtype=np.int64)
+            count = _choose(live, self._live, self._lowest, self._zone_rows, up_to, look, result)
+            look = look[:count]
+            if not count:
+                return np.empty(0, dtype=np.int64), int(result[0]), 0
+            starts = look * self._zone_rows
+            last = np.minimum(starts + self._zone_rows, self._ends[-1]) - 1
+            needed = np.unique(np.concatenate((self._numbers(starts), self._numbers(last))))
+            # A zone of small segments may have some between its first and its last one.
+            if needed.size < len(self._segments):
+                between = self._numbers(last) - self._numbers(starts) > 1
+                if between.any():
+                    needed = np.arange(len(self._segments))
+            addresses = self._segments.addresses(self._column, needed)
+            out = np.empty(count * self._zone_rows, dtype=np.int64)
+            where = (look, self._zone_rows, self._ends, addresses, live, self._live, self._lowest)
+            found = _look(*where, first, up_to, result, out)
+            return out[:found].copy(), int(result[0]), int(result[1])
+
+    def _numbers(self, rows: Ints) -> Ints:
+        """Return the number of the segment of each row, counted from 0."""
+        return np.searchsorted(self._ends, rows, side="right") - 1
+
+
+@kernel("uint8[], uint8[], int64[], int64, int64, out int64[], out int64[]")
+def _choose(live: Any, known: Any, lowest: Any, zone_rows: Any, up_to: Any, out: Any, above: Any) -> Any:
+    """Write the zones that may have rows up to a time, and count them; above[0] becomes the lowest of the others."""
+    count = 0
+    later: Any = _HIGHEST
+    zone_bytes = zone_rows >> 3
+    here, there = np.uint64(live.ctypes.data), np.uint64(known.ctypes.data)
+    for zone in range(lowest.size):
+        due = lowest[zone] <= up_to
+        if not due:
+            place = zone * zone_bytes
+            end = min(place + zone_bytes, live.size)
+            others = np.uint64(0)
+            while place + 8 <= end:
+                others |= load_uint64(here + np.uint64(place)) & ~load_uint64(there + np.uint64(place))
+                place += 8
+            while place < end:
+                others |= np.uint64(live[place] & ~known[place])
+                place += 1
+            due = others != 0
+        if due:
+            out[count] = zone
+            count += 1
+        else:
+            later = min(later, lowest[zone])
+    above[0] = later
+    return count
+
+
+@kernel("int64[], int64, int64[], uint64[], uint8[], out uint8[], out int64[], int64, int64, out int64[], out int64[]")
+def _look(
+    zones: Any,
+    zone_rows: Any,
+    ends: Any,
+    addresses: Any,
+    live: Any,
+    known: Any,
+    lowest: Any,
+    first: Any,
+    up_to: Any,
+    result: Any,
+    out: Any,
+) -> Any:
+    """Look at zones: write the rows that are due, note what is known now; return how many rows were written.
+
+    result[0] becomes the lowest time after `up_to`, if it is not lower; result[1] how many rows were looked at.
+    """
+    count = 0
+    later = result[0]
+    looked_at = 0
+    total = ends[ends.size - 1]
+    segment = 0
+    for k in range(zones.size):
+        start = zones[k] * zone_rows
+        end = min(start + zone_rows, total)
+        best: Any = _HIGHEST
+        for row in range(start, end):
+            while ends[segment + 1] <= row:
+                segment += 1
+            if not is_live(live, row):
+                continue
+            time = np.int64(load_uint64(addresses[segment] + (np.uint64(row - ends[segment]) << _3)))
+            best = min(best, time)
+            if time > up_to:
+                later = min(later, time)
+            elif time >= first:
+                out[count] = row
+                count += 1
+        looked_at += end - start
+        lowest[zones[k]] = best
+        for i in range(start >> 3, (end + 7) >> 3):
+            known[i] = live[i]
+    result[0], result[1] = later, looked_at
+    return count

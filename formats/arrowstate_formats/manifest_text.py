@@ -1,0 +1,101 @@
+"""Manifests read again and again: what they say of files that were there before is decoded once.
+
+A manifest lists the record batches of every file of a subtask, and the next one lists most of them again, text for
+text. So the text of such a list is looked up before it is decoded. What is kept was read strictly, and only where the
+text is the one that `encode` writes: any other is decoded with its manifest each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from arrowstate_formats.document_base import FORMAT_VERSION
+from arrowstate_formats.document_text import decode, is_laid_out, pack, unpack
+from arrowstate_formats.run_documents import BatchDocument, BatchList, ManifestDocument, RunDocument, StateRunsDocument
+
+__all__ = ["decode_manifest"]
+
+_KEPT_BYTES = 32 << 20
+"""Of text; what is decoded of it takes a few times as much."""
+
+
+def _sketch(kind: type[msgspec.Struct], **types: Any) -> Any:
+    """Return a struct with the fields of another, some of them of other types, that checks nothing of its own."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(kind):
+        default: Any = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = msgspec.field(default_factory=field.default_factory)
+        named = (field.name, types.get(field.name, field.type))
+        fields.append(named if default is msgspec.NODEFAULT else (*named, default))
+    return msgspec.defstruct(kind.__name__, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
+
+
+_Run = _sketch(RunDocument, batches=msgspec.Raw)
+_State = _sketch(StateRunsDocument, runs=list.__class_getitem__(_Run))
+_Manifest = _sketch(ManifestDocument, states=list.__class_getitem__(_State))
+_FIELDS = [field.name for field in msgspec.structs.fields(RunDocument) if field.name != "batches"]
+
+
+class _Kept:
+    """Lists of batches by their text, the least recently used forgotten first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lists: OrderedDict[bytes, BatchList] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, text: bytes) -> BatchList:
+        with self._lock:
+            found = self._lists.get(text)
+            if found is not None:
+                self._lists.move_to_end(text)
+                return found
+        found = BatchList(unpack(text, list[BatchDocument]))
+        if msgspec.json.format(text, indent=-1) != pack(found):
+            raise ValueError("a text that this package does not write")
+        with self._lock:
+            if text not in self._lists:
+                self._bytes += len(text)
+            self._lists[text] = found
+            while self._bytes > _KEPT_BYTES:
+                self._bytes -= len(self._lists.popitem(last=False)[0])
+        return found
+
+
+_KEPT = _Kept()
+
+
+def decode_manifest(data: bytes, *, path: str = "") -> ManifestDocument:
+    """Return the manifest that `decode` would return; what it lists as manifests before did is looked up.
+
+    Parameters and errors are those of `decode`.
+
+    Examples
+    --------
+    >>> from arrowstate_formats.document_text import encode
+    >>> data = encode(ManifestDocument(operator="clicks", key_groups=(0, 127), states=[]))
+    >>> decode_manifest(data).operator
+    'clicks'
+    """
+    try:
+        sketch = unpack(data, _Manifest)
+        plain = sketch.format_version == FORMAT_VERSION and not sketch.features and not sketch.extensions
+        if plain and len(data) <= (ManifestDocument.max_bytes or 0) and is_laid_out(data, sketch):
+            states = [
+                StateRunsDocument(name=state.name, runs=[_run(run) for run in state.runs]) for state in sketch.states
+            ]
+            return ManifestDocument(operator=sketch.operator, key_groups=sketch.key_groups, states=states)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        # What is wrong with it is told below.
+        pass
+    return decode(data, ManifestDocument, path=path)
+
+
+def _run(sketch: Any) -> RunDocument:
+    given = {name: getattr(sketch, name) for name in _FIELDS}
+    return RunDocument(batches=_KEPT.get(bytes(sketch.batches)), **given)
