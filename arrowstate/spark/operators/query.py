@@ -129,7 +129,9 @@ class StatefulQuery:
             self._hand_on(frame, batch_id, stored.recorded, stored.record)
             return
         base = None if stored.checkpoint is None else stored.checkpoint.number
-        frames = BatchFrames(frame)
+        # What several operators take is read from its source once.
+        is_shared = sum(not item.after for item in self._operators) > 1
+        frames = BatchFrames(frame.persist() if is_shared else frame)
         results: dict[str, list[SubtaskResult]] = {}
         paths: list[str] = []
         try:
@@ -164,6 +166,9 @@ class StatefulQuery:
             delete_quietly(storage, [*paths, *self._broadcast_paths])
             self._broadcasts = None
             raise
+        finally:
+            if is_shared:
+                frame.unpersist()
         work = BatchWork.of(
             batch,
             [result for found in results.values() for result in found],
