@@ -146,7 +146,8 @@ def apply_collection(
     newest = max([plan.head, *CommitLog(storage).numbers()[-1:]]) if went else 0
     taken = {**statement.taken, **dict.fromkeys(went, newest)}
     last = replace(statement, collection_id=new_id(), condemned=[], taken=taken)
-    _leave_one(storage, last, done, said, superseded)
+    if said is not None or done or waiting or taken or not (without or last.boundary == 0):
+        _leave_one(storage, last, done, said, superseded)
     fields = {"store": storage.url, "deleted": len(deleted), "spared": len(spared), "boundary": statement.boundary}
     _logger.info("%(store)s: %(deleted)d files collected, %(spared)d spared", fields, extra=fields)
     sizes = {deletion.path: deletion.bytes or 0 for deletion in plan.deletions}
@@ -232,8 +233,6 @@ def _leave_one(
     may delete a file, nobody must commit a reference to that file. The own one (`said`) goes: its collection is done,
     and what it spared may be referred to again.
     """
-    if said is None and not done and not last.boundary and not last.waiting and not last.taken:
-        return
     # A collection that found nothing to do leaves nothing: what it would say may have been said already.
     same = [boundary for boundary in done if said is None and _says(done[boundary], last)]
     own = max(same) if same else put_boundary(storage, last)

@@ -6,13 +6,16 @@ import gc
 import threading
 import tracemalloc
 
+import pyarrow as pa
 import pytest
 
 import arrowstate
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.log import history
 from arrowstate.log.boundary import boundaries, highest_boundary, read_boundary
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
+from arrowstate.log.pins import put_lease, put_tag
 from arrowstate.maintenance import collection, collection_plan, roots
 from arrowstate.maintenance.planned import Portions
 from arrowstate.storage import open_storage
@@ -42,14 +45,15 @@ def filled(tmp_path):
     return fill(tmp_path, 200)
 
 
-def hooked(store, act, verb, prefix):
-    """The store of a process for which something happens once, before a call."""
-    done = []
+def hooked(store, act, verb, prefix, nth=1):
+    """The store of a process for which something happens before the n-th of such calls."""
+    calls = []
 
     def choose(call: Call) -> None:
-        if not done and (call.verb, call.path.startswith(prefix)) == (verb, True):
-            done.append(call)
-            act()
+        if (call.verb, call.path.startswith(prefix)) == (verb, True):
+            calls.append(call)
+            if len(calls) == nth:
+                act()
 
     return StateStore(FaultyStorage(store.storage, choose), store.store_id)
 
@@ -115,18 +119,19 @@ def test_requests_are_made_at_the_same_time(filled):
 
 
 def test_a_checkpoint_that_goes_with_a_later_portion_cannot_be_held_once_the_first_one_goes(filled):
-    refused = []
+    entry = CommitLog(filled.storage).committed_checkpoint(150)
+    held = []
 
     def hold():
-        for pin in (lambda: filled.lease(150), lambda: filled.tag("late", 150)):
-            with pytest.raises(CheckpointNotFoundError):
-                pin()
-            refused.append(pin)
+        held.append(put_lease(filled.storage, "late", 150, entry.as_parent, expires_at_ms=1 << 50))
+        held.append(put_tag(filled.storage, "late", 150, entry.as_parent, files=(), tag_id="late", now_ms=0))
+        with pytest.raises(CheckpointNotFoundError):
+            filled.lease(150)
 
     hooked(filled, hold, "delete", "data/").collect(NEWEST).apply()
 
-    assert len(refused) == 2
-    assert filled.tags() == {}
+    assert held == [None, False]
+    assert filled.storage.list("leases/") == filled.storage.list("tags/") == []
     assert filled.verify().problems == []
 
 
@@ -150,20 +155,53 @@ def test_a_checkpoint_that_is_held_before_its_entry_is_condemned_is_spared_and_m
     assert filled.verify().problems == []
 
 
-def test_a_commit_that_refers_to_files_of_a_later_portion_saves_them(filled):
-    states = []
+@pytest.mark.parametrize(
+    ("verb", "nth"),
+    [
+        pytest.param("put_if_absent", 1, id="before anything is condemned"),
+        pytest.param("delete", 1, id="when the first portion goes"),
+        # Four documents condemn the entries, and each portion has two.
+        pytest.param("put_if_absent", 4 + 2 * 3 + 1, id="right before its files are condemned"),
+    ],
+)
+def test_a_commit_that_refers_to_files_that_go_saves_them(filled, verb, nth):
+    # Of a job that goes back: the newest checkpoint shares no file with it.
+    backend = filled.snapshot(120).restore("job")
+    writer = filled.writer()
+    committed = []
 
     def go_back():
-        states.append(filled.snapshot(200).restore("job"))
-        backend = states[0]
-        with filled.writer() as writer:
-            writer.checkpoint({"job": [backend]})
+        committed.append(writer.checkpoint({"job": [backend]}).checkpoint_id)
 
-    hooked(filled, go_back, "delete", "data/").collect(NEWEST).apply()
+    prefix = "data/" if verb == "delete" else "gc/"
+    hooked(filled, go_back, verb, prefix, nth).collect(NEWEST).apply()
 
+    assert committed == [201]
     assert filled.latest().checkpoint_id == 201
     assert filled.latest().verify(deep=True).ok
     assert filled.verify().problems == []
+
+
+def test_the_boundary_stands_where_nothing_but_log_entries_goes(tmp_path):
+    store = arrowstate.open_store(tmp_path / "small", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("key", pa.int64())]), max_parallelism=8)
+    with store.writer() as writer:
+        for _ in range(120):
+            writer.checkpoint({"job": [backend]})
+
+    seen = []
+
+    def look(_: Call) -> None:
+        seen.append(highest_boundary(boundaries(store.storage)))
+
+    StateStore(FaultyStorage(store.storage, look), store.store_id).collect(NEWEST).apply()
+
+    assert store.storage.list("data/") == []
+    assert seen == sorted(seen)
+    assert set(seen) == {0, 112}
+    assert [boundary.boundary for boundary in boundaries(store.storage)] == [112]
+    assert ids(store) == list(range(111, 121))
+    assert store.verify().problems == []
 
 
 def test_the_boundary_stands_while_portions_go_and_after_a_death_at_any_of_them(tmp_path):
