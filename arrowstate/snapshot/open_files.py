@@ -30,7 +30,7 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.lance_files import LocalCopy
 from arrowstate_formats.run_files import frame_checksum
-from arrowstate_formats.run_reading import read_run
+from arrowstate_formats.run_reading import read_arrow_schema, read_run
 from arrowstate_formats.run_writing import times_and_seq
 from arrowstate_formats.state_columns import HASH_COLUMN
 
@@ -107,6 +107,8 @@ class OpenFile:
     heap_bytes: int = 0
     loaded: tuple[Identity | None, Directory] | None = None
     copy: LocalCopy | None = None
+    arrow_schema: pa.Schema | None = None
+    "What an Arrow file says its columns are, once it was read."
     full: bool = False
     "Whether to validate in full what is read."
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -188,6 +190,8 @@ class OpenFile:
     ) -> list[pa.RecordBatch]:
         documents, run_format = self.document.batches, self.document.format
         verify = not self.checked.issuperset(numbers)
+        if run_format == "arrow" and self.arrow_schema is None:
+            self.arrow_schema = read_arrow_schema(self.buffer, path=self.path)
         try:
             with storage_errors(str(location)):
                 batches = read_run(
@@ -199,6 +203,7 @@ class OpenFile:
                     verify=verify,
                     full=self.full,
                     location=location,
+                    arrow_schema=self.arrow_schema,
                     path=self.path,
                 )
         except StorageError:

@@ -17,7 +17,7 @@ from arrowstate_formats.run_files import ARROW_MAGIC_BYTES, RunFormat, batch_byt
 from arrowstate_formats.schema_metadata import DECLARED_SCHEMA_KEY, SCHEMA_KEY, chosen_fields, read_schema
 from arrowstate_formats.state_columns import HASH_COLUMN, without_metadata
 
-__all__ = ["read_arrow_batches", "read_parquet_row_groups", "read_run"]
+__all__ = ["read_arrow_batches", "read_arrow_schema", "read_parquet_row_groups", "read_run"]
 
 
 def read_arrow_batches(
@@ -27,6 +27,7 @@ def read_arrow_batches(
     *,
     verify: bool = True,
     full: bool = False,
+    stored: pa.Schema | None = None,
     path: str = "",
 ) -> list[pa.RecordBatch]:
     """Return the given record batches of an Arrow run file; their columns are views into `buffer`.
@@ -39,6 +40,8 @@ def read_arrow_batches(
         The batches to read, as the manifest lists them.
     schema
         The schema that the file must have; None takes what the file says.
+    stored
+        What `read_arrow_schema` has said of the file before; None reads it again.
 
     Raises
     ------
@@ -55,7 +58,7 @@ def read_arrow_batches(
     2
     """
     with _parsing(path):
-        stored = _arrow_schema(buffer)
+        stored = _arrow_schema(buffer) if stored is None else stored
         if schema is not None and not stored.equals(schema):
             raise CorruptDataError(path, f"the columns are {stored}, expected {schema}")
         batches = []
@@ -64,6 +67,27 @@ def read_arrow_batches(
             _check_batch(batch, document, path, full)
             batches.append(batch)
         return batches
+
+
+def read_arrow_schema(buffer: pa.Buffer, *, path: str = "") -> pa.Schema:
+    """Return the schema of an Arrow run file, which stands at its begin and at its end.
+
+    Raises
+    ------
+    CorruptDataError
+        If the two differ, or the bytes cannot be parsed.
+
+    Examples
+    --------
+    >>> import io
+    >>> from arrowstate_formats.run_writing import write_run
+    >>> file = io.BytesIO()
+    >>> _ = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "arrow", file)
+    >>> read_arrow_schema(pa.py_buffer(file.getvalue())).names
+    ['_key_hash']
+    """
+    with _parsing(path):
+        return _arrow_schema(buffer)
 
 
 def _arrow_schema(buffer: pa.Buffer) -> pa.Schema:
@@ -189,6 +213,7 @@ def read_run(
     full: bool = False,
     frame_xxh3_128: str | None = None,
     location: Path | None = None,
+    arrow_schema: pa.Schema | None = None,
     path: str = "",
 ) -> list[pa.RecordBatch]:
     """Return record batches of a run file of any format.
@@ -218,6 +243,8 @@ def read_run(
         header or footer is found only if it makes the file unreadable.
     location
         A local file with the bytes of `buffer`, which Lance reads; None makes a temporary one. Not used otherwise.
+    arrow_schema
+        What `read_arrow_schema` has said of an Arrow file before; None reads it again. Not used otherwise.
     path
         For messages.
 
@@ -254,7 +281,8 @@ def read_run(
         for document in documents if verify else []:
             batch_bytes(buffer, document, verify, path)
         return _read_lance(buffer, documents, chosen, columns, location, full, path)
-    batches = read_arrow_batches(buffer, [documents[index] for index in chosen], verify=verify, full=full, path=path)
+    wanted = [documents[index] for index in chosen]
+    batches = read_arrow_batches(buffer, wanted, verify=verify, full=full, stored=arrow_schema, path=path)
     if columns is None:
         return batches
     for batch in batches[:1]:

@@ -162,7 +162,7 @@ def _updates(
     report.require(
         "updates during checkpoints, by their speed without",
         statistics.median(busy.times_better_than(quiet)),
-        at_least=0.8,
+        at_least=0.85,
     )
 
 
@@ -212,7 +212,7 @@ def _churn(
     report.require(
         "restore after churn, by the time of a fresh full one",
         1 / statistics.median(churned.times_better_than(full)),
-        at_most=1.5,
+        at_most=1.4,
     )
 
 
