@@ -48,7 +48,7 @@ EXAMPLES = [
     errors.CompactionConflictError("/data/clicks", 5),
     errors.CorruptDataError("log/7.json", "truncated"),
     errors.FormatVersionError("arrowstate.json", 7, 1),
-    errors.UnknownFeatureError("log/7.json", "encrypted-runs"),
+    errors.UnknownFeatureError("log/7.json", "encrypted-runs", 2, 2),
     errors.MissingDependencyError("the Spark sink", "pyspark", "spark"),
 ]
 

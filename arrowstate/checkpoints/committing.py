@@ -92,6 +92,8 @@ class Committer:
         self._held: set[str] = set()
         # Files that a collection took or may take: nothing refers to them again.
         self._condemned: set[str] = set()
+        # The id of a commit of which nobody knows whether it was made; if so, it is that of the newest checkpoint.
+        self._unknown_id = 0
         self._newest, self._content = self._take_fence(dict(properties or {}))
 
     @property
@@ -101,8 +103,8 @@ class Committer:
 
     @property
     def newest_id(self) -> int:
-        """The id of the newest checkpoint of the store, 0 if there is none, as far as this writer knows."""
-        return newest_id(self._newest)
+        """The id of the newest checkpoint that the store may have, 0 if there is none, as far as this writer knows."""
+        return max(newest_id(self._newest), self._unknown_id)
 
     @property
     def epoch(self) -> int:
@@ -204,7 +206,13 @@ class Committer:
             references = NewReferences(
                 needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
             )
-            committed = self._log.append(entry, references)
+            try:
+                committed = self._log.append(entry, references)
+            except (CollectedError, StorageFullError, StorageError):
+                raise
+            except BaseException:
+                self._unknown_id = entry.checkpoint_id or 0
+                raise
             if committed is not None:
                 self._newest, self._held = committed, needs.all
                 self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in whole])

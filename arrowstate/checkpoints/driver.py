@@ -21,7 +21,7 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import BackgroundCompaction, CompactionPolicy
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
-from arrowstate.checkpoints.freezing import Part
+from arrowstate.checkpoints.freezing import Part, backends_of
 from arrowstate.checkpoints.pending import CheckpointProgress, Coordinator, Flight, PendingCheckpoint, StoreSide
 from arrowstate.checkpoints.protocol import (
     Abort,
@@ -115,8 +115,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
     ) -> None:
         self._store = store
         self._writer = writer
-        self._operators = {uid: tuple(backends) for uid, backends in operators.items()}
-        self._operator_states = {uid: tuple(backends) for uid, backends in (operator_states or {}).items()}
+        self._operators = {uid: backends_of(uid, given) for uid, given in operators.items()}
+        self._operator_states = {uid: backends_of(uid, given) for uid, given in (operator_states or {}).items()}
         self._format = format
         self._allow_dropped_state = allow_dropped_state
         self._on_complete = on_complete

@@ -7,8 +7,9 @@ later and in other threads, while the job goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
@@ -18,7 +19,9 @@ from arrowstate.snapshot.writing import FrozenSubtask
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = ["FrozenCheckpoint", "Part", "check_nothing_dropped", "freeze_checkpoint"]
+__all__ = ["FrozenCheckpoint", "Part", "backends_of", "check_nothing_dropped", "freeze_checkpoint"]
+
+_Backend = TypeVar("_Backend", KeyedStateBackend, OperatorStateBackend)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,6 +69,7 @@ def freeze_checkpoint(
     sync_us: dict[Part, int] = {}
     keyed: dict[str, list[FrozenSubtask]] = {}
     for uid, backends in operators.items():
+        backends_of(uid, backends)
         keyed[check_operator_uid(uid)] = []
         for number, backend in enumerate(backends):
             began = time.perf_counter_ns()
@@ -74,6 +78,7 @@ def freeze_checkpoint(
         _check_subtasks(uid, keyed[uid])
     own: dict[str, list[tuple[FrozenOperatorState, ...]]] = {}
     for uid, parts in operator_states.items():
+        backends_of(uid, parts)
         began = time.perf_counter_ns()
         own[check_operator_uid(uid)] = [part.freeze() for part in parts]
         sync_us[Part(uid, None)] = (time.perf_counter_ns() - began) // 1000
@@ -82,6 +87,16 @@ def freeze_checkpoint(
     known = [mark for mark in marks if mark is not None]
     watermark = min(known) if known and len(known) == len(marks) else None
     return FrozenCheckpoint(keyed, own, watermark, sync_us)
+
+
+def backends_of(uid: str, backends: Iterable[_Backend]) -> tuple[_Backend, ...]:
+    """Return the backends of an operator, or refuse what is no list of them, such as the backend alone."""
+    if isinstance(backends, (KeyedStateBackend, OperatorStateBackend)) or not isinstance(backends, Iterable):
+        kind = type(backends).__name__
+        raise InvalidInputError(
+            f"operator {uid!r} needs a list of backends, one per subtask, got a {kind}; of one subtask it is [backend]"
+        )
+    return tuple(backends)
 
 
 def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenCheckpoint) -> None:

@@ -11,6 +11,7 @@ from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPolicy, compact_backends
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.checkpoints.driver import CheckpointCoordinator
+from arrowstate.checkpoints.freezing import backends_of
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointWriter
@@ -81,6 +82,7 @@ class StoreWriter:
         allow_dropped_state: bool = False,
     ) -> Snapshot:
         """Freeze the backends, write what the store lacks, and commit; return the checkpoint."""
+        operators = {uid: backends_of(uid, given) for uid, given in operators.items()}
         if self._compaction is not None:
             compact_backends(operators, self._writer.store_key, self._compaction)
         entry = self._writer.checkpoint(

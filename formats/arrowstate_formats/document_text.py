@@ -183,7 +183,7 @@ def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
                 raise FormatVersionError(path, version, FORMAT_VERSION)
             unknown = [feature for feature in head.features if feature not in FEATURES]
             if unknown:
-                raise UnknownFeatureError(path, unknown[0])
+                raise UnknownFeatureError(path, unknown[0], version, FORMAT_VERSION)
         is_pinned = issubclass(document_type, PinnedDocument)
         if version < FORMAT_VERSION:
             if is_pinned:

@@ -97,14 +97,15 @@ class UnknownFeatureError(FormatVersionError):
 
     Examples
     --------
-    >>> UnknownFeatureError("log/00000000000000000001.json", "encrypted-runs").feature
+    >>> UnknownFeatureError("log/00000000000000000001.json", "encrypted-runs", 2, 2).feature
     'encrypted-runs'
     """
 
     feature: str
+    "The first of those that are not known."
 
-    def __init__(self, path: str, feature: str) -> None:
-        self.path, self.feature = self.args = path, feature
+    def __init__(self, path: str, feature: str, found: int, supported: int) -> None:
+        self.path, self.feature, self.found, self.supported = self.args = path, feature, found, supported
 
     def __str__(self) -> str:
         return (

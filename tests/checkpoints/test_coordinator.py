@@ -52,6 +52,7 @@ class Gate:
         self.reached = threading.Event()
         self.failure = None
         self.lost_answers = 0
+        self.lost_requests = False
         self.writes = 0
 
     def __getattr__(self, name):
@@ -68,7 +69,8 @@ class Gate:
                 raise self.failure
 
     def put_if_absent(self, path, data, commit_id):
-        outcome = self._storage.put_if_absent(path, data, commit_id)
+        if not (self.lost_answers and self.lost_requests and path.startswith("log/")):
+            outcome = self._storage.put_if_absent(path, data, commit_id)
         if self.lost_answers and path.startswith("log/"):
             self.lost_answers -= 1
             raise CommitUnknownError(path, commit_id, "the answer was lost")
@@ -320,6 +322,29 @@ def test_a_commit_of_unknown_outcome_keeps_its_files_and_stops(store, gate):
     assert total(store.latest()) == ROWS
 
 
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])
+def test_after_a_commit_of_unknown_outcome_a_new_coordinator_of_the_writer_goes_on_at_once(store, gate, committed):
+    backend = backend_of()
+    add(backend)
+    writer = store.writer()
+    writer.checkpoint({"op": [backend]})
+    gate.lost_answers = 1
+    gate.lost_requests = not committed
+    first = writer.coordinator({"op": [backend]})
+    with pytest.raises(CommitUnknownError):
+        first.trigger().result()
+    add(backend)
+
+    with writer.coordinator({"op": [backend]}) as checkpoints:
+        snapshot = checkpoints.trigger().result()
+
+    # Nobody knows which of the two has the id 2, so it is not given again.
+    assert snapshot.checkpoint_id == 3
+    assert [other.checkpoint_id for other in store.checkpoints()] == ([1, 2, 3] if committed else [1, 3])
+    assert total(store.latest()) == 2 * ROWS
+    assert store.verify(deep=True).problems == []
+
+
 def test_listeners_are_told_in_the_thread_that_triggers(store, gate):
     backend = backend_of()
     told = []
@@ -374,6 +399,23 @@ def test_what_cannot_be_frozen_is_refused_at_once_and_does_no_harm(store):
             assert checkpoints.trigger().result().checkpoint_id > 0
         with pytest.raises(InvalidInputError):
             writer.coordinator({})
+
+
+def test_a_backend_alone_is_refused_with_what_is_asked_for(store):
+    backend, own = backend_of(), OperatorStateBackend()
+    writer = store.writer()
+    asked = "operator 'op' needs a list of backends, one per subtask"
+
+    for take in (writer.checkpoint, writer.coordinator):
+        with pytest.raises(
+            InvalidInputError, match=f"{asked}, got a KeyedStateBackend"
+        ):
+            take({"op": backend})
+        with pytest.raises(InvalidInputError, match=f"{asked}, got a OperatorStateBackend"):
+            take({"op": [backend]}, operator_states={"op": own})
+        with pytest.raises(InvalidInputError, match=f"{asked}, got a NoneType"):
+            take({"op": None})
+    assert store.checkpoints() == []
 
 
 def test_leaving_after_an_error_gives_up_what_is_in_flight(store, gate):
