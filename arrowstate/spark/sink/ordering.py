@@ -71,8 +71,10 @@ class Order:
         where, space
             The keys, and for a map the user keys; the namespaces, None where there are none or keys say them.
         """
-        there, gone = (_columns(state.get_batch(*where, namespace=space)) for state in (self.there, self.gone))
-        lower, equal = _compared(sequence, [pc.coalesce(*both) for both in zip(there, gone, strict=True)])
+        known = [_columns(state.get_batch(*where, namespace=space)) for state in (self.there, self.gone) if len(state)]
+        if not known:
+            return np.ones(len(sequence[0]), dtype=np.bool_)
+        lower, equal = _compared(sequence, [pc.coalesce(*both) for both in zip(*known, strict=True)])
         if removed is not None:
             # What was added in the same place of the order comes after it.
             lower |= equal & removed.to_numpy(zero_copy_only=False)
