@@ -41,13 +41,19 @@ def rows_of(number: int) -> pa.Table:
     """The rows of a file: ids and times go on from those of the file before."""
     random = np.random.default_rng([17, number])
     times = FIRST_MS + number * FILE_MS + np.sort(random.integers(0, FILE_MS, ROWS))
+    ids, keys = np.arange(ROWS) + number * ROWS, random.integers(0, KEYS, ROWS)
+    values, counted = random.integers(-1000, 1000, ROWS), random.random(ROWS) >= 0.1
     return pa.table(
         {
-            "id": np.arange(ROWS) + number * ROWS,
-            "k": random.integers(0, KEYS, ROWS),
-            "v": random.integers(-1000, 1000, ROWS),
-            "n": pa.array(np.ones(ROWS, np.int64), mask=random.random(ROWS) < 0.1),
+            "id": ids,
+            # A row without a key is a dead letter.
+            "k": pa.array(keys, mask=random.random(ROWS) < 0.02),
+            "v": values,
+            "n": pa.array(np.ones(ROWS, np.int64), mask=~counted),
             "ts": pa.array(times, pa.timestamp("ms", tz="UTC")),
+            # Late by up to five files, no two alike.
+            "seq": (ids + random.integers(-5, 1, ROWS) * ROWS) * 1_000_000 + ids,
+            "op": np.where(random.random(ROWS) < 0.3, "-D", "+I"),
         }
     )
 
@@ -78,8 +84,13 @@ def _offsets(folder: Path, batch_id: int) -> list[str]:
 
 TRUTH = """
 create view batches as select batch, watermark, files, lag(files, 1, 0) over (order by batch) as first from given;
-create table rows as
+create table given_in_batches as
     select i.*, b.batch from given_rows i join batches b on i.id // {rows} >= b.first and i.id // {rows} < b.files;
+create view dead as select id, 'key column ''k'' is null' as reason, batch from given_in_batches where k is null;
+create table rows as select * from given_in_batches where k is not null;
+create view changed as
+    select k, arg_max(id, seq) as newest, arg_max(op, seq) as op, max(seq) as newest_sequence
+    from rows group by k;
 create view totals as select k, count(n) as n, sum(v)::bigint as v from rows group by k;
 create view last as select k, max(id) as last from rows group by k;
 create table timers as
@@ -92,8 +103,11 @@ create view audit as
     from (select k, due, (select min(batch) from batches where watermark >= due) as batch from timers) t
     join rows r on r.k = t.k and r.batch < t.batch group by t.k, t.due, t.batch;
 create view watermarks as
-    select b.batch, coalesce(max(epoch_ms(r.ts)), 0) as watermark from batches b left join rows r on r.batch < b.batch
+    select b.batch, coalesce(max(epoch_ms(r.ts)), 0) as watermark
+    from batches b left join given_in_batches r on r.batch < b.batch
     group by b.batch;
+create view newest as select k, newest from changed where op = '+I';
+create view newest_sequence as select k, newest_sequence from changed where op = '+I';
 create view ends as
     select k, due from timers where due > (select max(watermark) from batches);
 """
@@ -111,7 +125,10 @@ def compare(folder: Path, what: str) -> tuple[int, list[str]]:
         database.register("given", pa.Table.from_pylist(batches))
         database.register("given_rows", pa.concat_tables(map(rows_of, range(batches[-1]["files"]))))
         database.execute(TRUTH.format(rows=ROWS, window=WINDOW_MS))
-        found = {"totals": snapshot.to_arrow("counter.totals")}
+        found = {"totals": snapshot.to_arrow("counter.totals"), "dead": dead_letters(snapshot)}
+        if what == "sink":
+            found["newest"] = snapshot.to_arrow("counter.newest")
+            found["newest_sequence"] = snapshot.to_arrow("counter.newest_sequence")
         if what == "audit":
             found["last"] = snapshot.to_arrow("counter.last")
             found["ends"] = snapshot.to_arrow("counter.ends_event_time").rename_columns({"timestamp": "due"})
@@ -132,6 +149,20 @@ def differences(database: duckdb.DuckDBPyConnection, name: str, found: pa.Table)
         f"union all select 'has', * from (select {columns} from found except all select {columns} from {name})"
     ).fetchall()
     return [f"{name} {word} ({columns}) = {row}" for word, *row in wrong[:5]]
+
+
+def dead_letters(snapshot: Snapshot) -> pa.Table:
+    """The rows that were set aside, each with its micro-batch."""
+    rows = snapshot.operator_state("counter_dead_letters", "rows")["rows"].to_pylist()
+    columns = {
+        "id": [row["row"]["id"] for row in rows],
+        "reason": [row["reason"] for row in rows],
+        "batch": [row["batch_id"] for row in rows],
+    }
+    return pa.table({name: pa.array(column, _TYPES[name]) for name, column in columns.items()})
+
+
+_TYPES = {"id": pa.int64(), "reason": pa.string(), "batch": pa.int64()}
 
 
 def with_batches(snapshot: Snapshot) -> pa.Table:

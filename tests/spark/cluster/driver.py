@@ -35,6 +35,7 @@ from spark_audit import WINDOW_MS
 TOTALS = arrowstate.ReducingStateDescriptor(
     "totals", pa.struct([("n", pa.int64()), ("v", pa.int64())]), reduce={"n": "count", "v": "sum"}
 )
+NEWEST = arrowstate.ValueStateDescriptor("newest", pa.int64())
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,19 @@ def sink(
 ) -> list[int]:
     """Run `keyed_sink` over the files that are there, or for ever; the ids of the micro-batches."""
     source.ArrowStateDataSource = _troubled(Trouble.all(folder, troubles)) if troubles else ArrowStateDataSource
-    reader = spark.readStream.schema("k long, v long, n long").option("maxFilesPerTrigger", 1)
+    schema = "id long, k long, v long, n long, seq long, op string"
+    rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(f"{folder}/in")
+    # A deleted row has no value; sums and counts take all rows.
+    changes = rows.selectExpr("*", "if(op = '-D', null, id) as newest")
     writer = keyed_sink(
-        reader.parquet(f"{folder}/in"),
+        changes,
         store=f"{folder}/store",
         uid="counter",
         key=["k"],
-        states=[TOTALS],
+        states=[TOTALS, NEWEST],
+        sequence="seq",
+        on_error="dead_letter",
+        retention=arrowstate.RetentionPolicy(count=3),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
@@ -177,6 +184,7 @@ def audit(
         output_schema=AUDIT,
         output="audit",
         order_by=["id"],
+        on_error="dead_letter",
     )
     return _run(rows.foreach_batch(see), folder, to_the_end)
 
