@@ -187,6 +187,8 @@ class Merging:
         row_bytes = max(1, sum(s.stored.nbytes for run in runs for s in run.segments) // max(1, rows))
         self._segment_rows = max(1024, policy.segment_bytes // row_bytes)
         self._most = live
+        self._ends = [run.first_row for run in runs]
+        "One past the last row of each run that was looked at."
         self._starts = np.cumsum([0, *(run.rows for run in runs)])
         self._borders = [_borders_of(run) for run in runs]
         pieces = -(-live // min(self._segment_rows, piece_rows or self._segment_rows))
@@ -231,7 +233,8 @@ class Merging:
         if self._places is None or self.done:
             return
         ahead = int(self._starts[number]) - self.runs[number].first_row
-        self._dead += place_kernels.clear_places(rows, ahead, self._places, self._live)
+        end = self._ends[number]
+        self._dead += place_kernels.clear_places(rows, end, ahead, self._places, self._live)
 
     def places(self, number: int, rows: Ints) -> Ints:
         """Return the rows of the merged run that some rows of a source became; rows that had no part are left out."""
@@ -291,7 +294,7 @@ class Merging:
         """Return the rows in a range of hashes, and by source the number of its first row among those of all runs."""
         sources: list[Source] = []
         starts: list[int] = []
-        for run, (firsts, lasts), before in zip(self.runs, self._borders, self._starts[:-1], strict=True):
+        for number, (run, (firsts, lasts)) in enumerate(zip(self.runs, self._borders, strict=True)):
             first = 0 if low is None else int(np.searchsorted(lasts, low))
             last = firsts.size if high is None else int(np.searchsorted(firsts, high))
             for segment in run.segments[first:last]:
@@ -301,7 +304,8 @@ class Merging:
                     rows = segment.batch.slice(start, stop - start)
                     bit = segment.first_row + start - run.first_row
                     sources.append((rows, segment.hashes[start:stop], run.live, bit))
-                    starts.append(int(before) + bit)
+                    starts.append(int(self._starts[number]) + bit)
+                    self._ends[number] = segment.first_row + stop
         return sources, starts
 
     def _note(self, chosen: _Chosen, starts: Sequence[int], row: int) -> None:

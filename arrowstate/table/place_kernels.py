@@ -24,11 +24,14 @@ def note_places(starts: Any, places: Any, first: Any, out: Any) -> None:
         out[starts[place >> 32] + (place & 0xFFFFFFFF)] = np.uint32(first + i)
 
 
-@kernel("int64[], int64, uint32[], out uint8[]")
-def clear_places(rows: Any, ahead: Any, went: Any, bits: Any) -> Any:
-    """Clear the bits of where rows went, which went[row + ahead] says; return how many of them were set."""
+@kernel("int64[], int64, int64, uint32[], out uint8[]")
+def clear_places(rows: Any, end: Any, ahead: Any, went: Any, bits: Any) -> Any:
+    """Clear the bits of where rows before `end` went, which went[row + ahead] says; return how many were set."""
     count = 0
     for i in range(rows.size):
+        # Where the others will go, nobody has written yet, and a look at it would have the system find memory for it.
+        if rows[i] >= end:
+            continue
         place = np.uint64(went[rows[i] + ahead])
         if place > 0:
             place -= _1

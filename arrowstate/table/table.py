@@ -35,7 +35,7 @@ Ints = npt.NDArray[np.int64]
 
 _logger = logging.getLogger("arrowstate.table")
 
-_LET_GO = 2
+_LET_GO = 1
 "How many record batches that were merged are let go of at a time, at least."
 
 
@@ -354,7 +354,7 @@ class Table:
         """
         work = self._policy.pace * max(self._written, self._dropped)
         self._written = self._dropped = 0
-        del self._replaced[: _LET_GO + len(self._replaced) // 8]
+        del self._replaced[: _LET_GO + len(self._replaced) // 32]
         held = {id(run) for run in self._runs}
         self._give_up([each for each in self._merging if any(id(run) not in held for run in each.runs)])
         for merging in tuple(self._merging):
@@ -368,7 +368,8 @@ class Table:
                 picked,
                 self._policy,
                 self._budget.sink(self, sum(map(_live_bytes, picked))),
-                piece_rows=None if at_once else max(self._policy.step_rows // 2, work),
+                # A batch that is much smaller than the one that made it due is not to wait for a piece of its size.
+                piece_rows=None if at_once else min(max(self._policy.step_rows // 2, work), 4 * self._policy.step_rows),
                 in_steps=not at_once,
                 expired_up_to=expired_up_to,
             )

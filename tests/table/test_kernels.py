@@ -342,7 +342,8 @@ def test_what_went_somewhere_is_cleared_there_once_and_what_went_nowhere_is_not(
     went = np.array([0, 3, 1, 0, 9], np.uint32)
     bits = bits_of([1, 1, 1, 0, 1, 1, 1, 1, 1])
 
-    counts = [place_kernels.clear_places(np.array(rows), -10, went, bits) for rows in ([10, 11], [11, 13, 14], [12])]
+    given = [([10, 11], 20), ([11, 13, 14], 20), ([12], 12), ([12], 13)]
+    counts = [place_kernels.clear_places(np.array(rows), end, -10, went, bits) for rows, end in given]
 
-    assert counts == [1, 1, 1]
+    assert counts == [1, 1, 0, 1]
     assert bits.tolist() == bits_of([0, 1, 0, 0, 1, 1, 1, 1, 0]).tolist()
