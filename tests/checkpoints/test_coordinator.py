@@ -407,9 +407,7 @@ def test_a_backend_alone_is_refused_with_what_is_asked_for(store):
     asked = "operator 'op' needs a list of backends, one per subtask"
 
     for take in (writer.checkpoint, writer.coordinator):
-        with pytest.raises(
-            InvalidInputError, match=f"{asked}, got a KeyedStateBackend"
-        ):
+        with pytest.raises(InvalidInputError, match=f"{asked}, got a KeyedStateBackend"):
             take({"op": backend})
         with pytest.raises(InvalidInputError, match=f"{asked}, got a OperatorStateBackend"):
             take({"op": [backend]}, operator_states={"op": own})
