@@ -36,6 +36,7 @@ from arrowstate.snapshot.reading import open_run, subtask_runs
 from arrowstate.snapshot.subtasks import list_files, parts_in, subtasks_in
 from arrowstate.snapshot.validation import validated
 from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
 from arrowstate.table.segment import Segment
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, SubtaskDocument
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -65,6 +66,13 @@ class Verification:
     def ok(self) -> bool:
         """Whether no problem was found."""
         return not self.problems
+
+    def add(self, part: Verification) -> None:
+        """Take note of what a look at a part found."""
+        self.files, self.bytes = self.files + part.files, self.bytes + part.bytes
+        self.runs, self.rows = self.runs + part.runs, self.rows + part.rows
+        self.problems += part.problems
+        self.failures += part.failures
 
 
 @dataclass(slots=True)
@@ -106,11 +114,18 @@ def _verify_log(storage: Storage, log: CommitLog) -> tuple[LogCheck, int]:
     highest = highest_boundary(statements)
     entries: dict[int, CommittedEntry] = {}
     numbers = log.numbers()
-    for number in numbers:
-        with noting(check.problems, path_of(number), check.failures):
+
+    def read(number: int) -> tuple[CommittedEntry | None, LogCheck]:
+        own, entry = LogCheck(), None
+        with noting(own.problems, path_of(number), own.failures):
             entry = log.get(number)
-            if entry is not None:
-                entries[number] = entry
+        return entry, own
+
+    for number, (entry, own) in zip(numbers, in_parallel(storage, read, numbers, name="log", small=True), strict=True):
+        check.problems += own.problems
+        check.failures += own.failures
+        if entry is not None:
+            entries[number] = entry
     check.entries = len(entries)
     boundary = 0
     for statement in statements:
@@ -197,10 +212,19 @@ def verify_checkpoint(
     seen: set[str] = set()
     for stored in entry.operators:
         operator = _whole(storage, entry, stored, found)
-        for task in _tasks(storage, entry, operator, found):
-            name = task.run.path or task.run.id
-            with noting(found.problems, name, found.failures), reading_checkpoint(storage, entry):
-                _verify_run(storage, store_id, task, found, seen)
+        tasks = _tasks(storage, entry, operator, found)
+        # What is seen is told before any of it is looked at, so that no file is looked at twice.
+        files = [_unseen(task.run, seen) for task in tasks]
+
+        def look(place: int, tasks: Sequence[_Task] = tasks, files: Sequence[Sequence[_File]] = files) -> Verification:
+            own = Verification(deep)
+            run = tasks[place].run
+            with noting(own.problems, run.path or run.id, own.failures), reading_checkpoint(storage, entry):
+                _verify_run(storage, store_id, tasks[place], files[place], own)
+            return own
+
+        for own in in_parallel(storage, look, range(len(tasks)), name="verification", small=not deep):
+            found.add(own)
             advance()
         for state in operator.operator_states:
             for number, part in enumerate(state.parts):
@@ -267,14 +291,41 @@ class _Task:
     run: RunDocument
 
 
-def _tasks(
-    storage: Storage, entry: LogEntryDocument, operator: OperatorDocument, found: Verification
-) -> Iterator[_Task]:
-    for subtask in operator.subtasks:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file to look at."""
+
+    path: str
+    bytes: int
+    xxh3_128: str
+
+
+def _unseen(run: RunDocument, seen: set[str]) -> list[_File]:
+    """Return the files of a run that are not among those seen, and note them."""
+    files = []
+    for item in (run, run.deletion_vector, run.directory):
+        if item is not None and item.path is not None and item.path not in seen:
+            seen.add(item.path)
+            files.append(_File(item.path, item.bytes, item.xxh3_128))
+    return files
+
+
+def _tasks(storage: Storage, entry: LogEntryDocument, operator: OperatorDocument, found: Verification) -> list[_Task]:
+    """Return the runs of an operator; what is wrong with its manifests is noted."""
+
+    def read(subtask: SubtaskDocument) -> tuple[dict[str, list[RunDocument]], Verification]:
         runs: dict[str, list[RunDocument]] = {}
+        own = Verification(found.deep)
         place = f"the manifest of subtask {subtask.subtask} of operator {operator.uid}"
-        with noting(found.problems, place, found.failures), reading_checkpoint(storage, entry):
+        with noting(own.problems, place, own.failures), reading_checkpoint(storage, entry):
             runs = subtask_runs(storage, operator, subtask)
+        return runs, own
+
+    tasks = []
+    manifests = in_parallel(storage, read, operator.subtasks, name="manifests", small=True)
+    for subtask, (runs, own_found) in zip(operator.subtasks, manifests, strict=True):
+        place = f"the manifest of subtask {subtask.subtask} of operator {operator.uid}"
+        found.add(own_found)
         found.files += subtask.manifest.path is not None
         found.bytes += subtask.manifest.bytes
         for state in operator.states:
@@ -285,20 +336,17 @@ def _tasks(
                     f"{place}: the runs of state {state.name} have {sum(run.live_rows for run in own)} live rows, "
                     f"the log entry says {subtask.live_rows.get(state.name, 0)}"
                 )
-            for run in own:
-                yield _Task(schemas, operator, subtask, run)
+            tasks += [_Task(schemas, operator, subtask, run) for run in own]
+    return tasks
 
 
-def _verify_run(storage: Storage, store_id: str, task: _Task, found: Verification, seen: set[str]) -> None:
-    """Look at the files of a run; compare its rows with its document if the look is deep."""
-    run = task.run
+def _verify_run(storage: Storage, store_id: str, task: _Task, files: Sequence[_File], found: Verification) -> None:
+    """Look at files of a run; compare its rows with its document if the look is deep."""
     found.runs += 1
-    for item in (run, run.deletion_vector, run.directory):
-        if item is not None and item.path is not None and item.path not in seen:
-            seen.add(item.path)
-            _verify_file(storage, item.path, item.bytes, item.xxh3_128, deep=found.deep)
-            found.files += 1
-            found.bytes += item.bytes
+    for item in files:
+        _verify_file(storage, item.path, item.bytes, item.xxh3_128, deep=found.deep)
+        found.files += 1
+        found.bytes += item.bytes
     if found.deep:
         found.rows += _verify_rows(storage, store_id, task)
 

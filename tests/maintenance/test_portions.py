@@ -90,32 +90,67 @@ def test_what_a_collection_has_in_memory_does_not_grow_with_the_checkpoints_that
     assert peaks[1] < 1.3 * peaks[0]
 
 
-def test_requests_are_made_at_the_same_time(filled):
-    storage = SlowStorage(filled.storage)
-    lock, running, most = threading.Lock(), 0, {"read": 0, "delete": 0}
-    at_once = threading.Semaphore(0)
+class Overlapping(SlowStorage):
+    """Counts how many calls of a method were under way at the same time."""
 
-    def counted(verb):
-        real = getattr(filled.storage, verb)
+    def __init__(self, storage):
+        super().__init__(storage)
+        self.most = {}
+        self._running = 0
+        self._counting = threading.Lock()
+        for verb in ("read", "exists", "delete"):
+            setattr(self, verb, self._counted(verb, getattr(storage, verb)))
+
+    def _counted(self, verb, real):
+        others = threading.Semaphore(0)
 
         def call(*arguments):
-            nonlocal running
-            with lock:
-                running += 1
-                most[verb] = max(most[verb], running)
-            at_once.acquire(timeout=0.02)
-            with lock:
-                running -= 1
+            with self._counting:
+                self._running += 1
+                self.most[verb] = max(self.most.get(verb, 0), self._running)
+            # Long enough for the others to begin.
+            others.acquire(timeout=0.02)
+            with self._counting:
+                self._running -= 1
             return real(*arguments)
 
         return call
 
-    for verb in most:
-        setattr(storage, verb, counted(verb))
+
+def test_requests_of_a_collection_overlap(filled):
+    storage = Overlapping(filled.storage)
+
     StateStore(storage, filled.store_id).collect(NEWEST).apply()
 
-    assert most["read"] > 16
-    assert most["delete"] > 16
+    assert storage.most["read"] > 16
+    assert storage.most["delete"] > 16
+
+
+def test_requests_of_a_verification_overlap(tmp_path, monkeypatch):
+    monkeypatch.setattr("arrowstate.snapshot.writing.INLINE_BYTES", 100)
+    store = arrowstate.open_store(tmp_path / "wide", create=True)
+    backends = []
+    for number in range(40):
+        groups = arrowstate.key_group_range(40, parallelism=40, subtask=number)
+        key = pa.schema([("key", pa.int64())])
+        backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=40, key_groups=groups)
+        keys = pa.array(range(2000), pa.int64())
+        own = keys.filter(pa.array(arrowstate.key_groups(keys, 40).to_numpy() == number))
+        backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(own, own)
+        backends.append(backend)
+    with store.writer() as writer:
+        writer.checkpoint({"job": backends})
+    manifests = store.storage.list("manifests/")
+    store.storage.delete(manifests[20])
+    storage = Overlapping(store.storage)
+
+    found = StateStore(storage, store.store_id).verify()
+
+    assert len(manifests) == 40
+    assert storage.most["read"] > 16
+    (problem,) = found.problems
+    assert manifests[20] in problem
+    assert found.checkpoints[0].verification.runs == 39
 
 
 def test_a_checkpoint_that_goes_with_a_later_portion_cannot_be_held_once_the_first_one_goes(filled):
