@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -21,6 +21,7 @@ from arrowstate.log.history import LogEntries, check_parent, refuse_loss, warn_o
 from arrowstate.log.lookup import last_up_to
 from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Outcome
+from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate_formats.documents import (
     LogEntryDocument,
     encode,
@@ -237,7 +238,7 @@ class CommitLog(LogEntries):
             return None
         try:
             # Only now: what a collection says before this it may do without seeing the entry.
-            found = boundaries(self._storage)
+            found, hinted = self._look_after(document.number)
             is_below = document.number < highest_boundary(found)
             lost = [] if is_below or references is None else references.lost(self._storage, found)
         except (ArrowStateError, OSError) as error:
@@ -257,11 +258,26 @@ class CommitLog(LogEntries):
             raise CommitUnknownError(
                 path, document.commit_id, f"{lost[0]}, which it refers to, was being collected", self._storage.url
             )
-        # The entry is committed; without the hint the next reader probes a little longer.
-        with suppress(OSError):
-            self._storage.put_hint(HINT_PATH, str(document.number).encode())
+        if not hinted:
+            self._hint(document.number)
         _say_committed(self._storage.url, document, len(data))
         return CommittedEntry(document, checksum(data), len(data))
+
+    def _look_after(self, number: int) -> tuple[list[Boundary], bool]:
+        """Return what the names in `gc/` say after an entry was made, and whether the hint names it by now.
+
+        Where requests overlap the hint is written meanwhile: the entry is there, whatever is found out about it.
+        """
+        if not overlaps(self._storage):
+            return boundaries(self._storage), False
+        acts: list[Callable[[], list[Boundary]]] = [lambda: boundaries(self._storage), lambda: self._hint(number)]
+        return in_parallel(self._storage, lambda act: act(), acts, name="commit", small=True)[0], True
+
+    def _hint(self, number: int) -> list[Boundary]:
+        """Have `_latest` name an entry; without it the next reader probes a little longer."""
+        with suppress(OSError):
+            self._storage.put_hint(HINT_PATH, str(number).encode())
+        return []
 
     def _readable(self, number: int) -> CommittedEntry | None:
         """Return the entry with a number, None if there is none or it cannot be read."""

@@ -19,7 +19,7 @@ from arrowstate.log.boundary import Boundary, boundaries, highest_boundary, numb
 from arrowstate.log.entries import FIRST, FOLDER, HINT_PATH, CommittedEntry, hinted_number, lost_entry
 from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Storage, listed_pages
-from arrowstate.storage.parallel import in_parallel
+from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate_formats.documents import LogEntryDocument, decode
 from arrowstate_formats.run_files import checksum
 
@@ -211,7 +211,16 @@ class LogEntries:
 
     def _forward(self, number: int | None) -> CommittedEntry | None:
         """Return the entry before the first gap from a number on, None if the number itself is free."""
-        newest = None if number is None else self.get(number)
+        if number is None:
+            return None
+        if overlaps(self._storage):
+            # The next one is hardly ever there, and is asked for in the same time.
+            newest, following = in_parallel(self._storage, self.get, [number, number + 1], name="log", small=True)
+            if newest is None or following is None:
+                return newest
+            newest = following
+        else:
+            newest = self.get(number)
         while newest is not None and (following := self.get(newest.document.number + 1)) is not None:
             newest = following
         return newest

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from arrowstate.storage.base import Storage, many_deletions
 
-__all__ = ["delete_all", "in_parallel"]
+__all__ = ["delete_all", "in_parallel", "overlaps"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -67,6 +67,11 @@ def in_parallel(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def overlaps(storage: Storage) -> bool:
+    """Whether small requests to a storage are made beside each other."""
+    return _at_once(storage, writes=False, small=True) > 1
 
 
 def delete_all(storage: Storage, paths: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,6 +99,59 @@ def test_a_commit_of_a_micro_batch_takes_two_listings_and_three_reads(counted: C
 
     assert counted.of(lambda: run(1)) == {"read": 3, "list": 2, "put_if_absent": 1, "put_hint": 1}
     assert counted.of(lambda: run(2)) == {"read": 3, "list": 2, "put_if_absent": 1, "put_hint": 1}
+
+
+class Beside:
+    """A storage whose requests overlap; some of them end only when another of them has begun."""
+
+    requests_at_once = 4
+
+    def __init__(self, storage: Any, together: set[tuple[str, str]]) -> None:
+        self._storage = storage
+        self._together = together
+        self._barrier = threading.Barrier(2)
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._storage, name)
+
+        def call(path: str, *arguments: Any) -> Any:
+            if (name, path) in self._together:
+                self._barrier.wait(30)
+            return real(path, *arguments)
+
+        return call if name in ("read", "list", "put_hint") else real
+
+
+def test_the_entry_after_the_newest_is_asked_for_in_the_same_time(counted: Counted) -> None:
+    fill(counted.store, "Rome", "Oslo")
+    beside = Beside(counted.store.storage, {("read", path_of(3)), ("read", path_of(4))})
+
+    history = CommitLog(beside).history()  # type: ignore[arg-type]
+
+    assert history.newest is not None
+    assert history.newest.document.number == 3
+
+
+def test_entries_after_a_hint_that_is_behind_are_found_where_requests_overlap(counted: Counted) -> None:
+    fill(counted.store, "Rome", "Oslo", "Bern", "Lima")
+    for hint, newest in ((b"1", 5), (b"4", 5), (b"5", 5)):
+        counted.store.storage.put_hint("_latest", hint)
+        history = CommitLog(Beside(counted.store.storage, set())).history()  # type: ignore[arg-type]
+        assert history.newest is not None
+        assert history.newest.document.number == newest
+
+
+def test_the_hint_is_written_while_collections_are_looked_up(counted: Counted) -> None:
+    fill(counted.store, "Rome")
+    newest = CommitLog(counted.store.storage).latest()
+    assert newest is not None
+    entry = next_checkpoint(newest, [], commit_id="next", started_at_ms=0, now_ms=0, watermark=None, properties={})
+    beside = Beside(counted.store.storage, {("list", "gc/"), ("put_hint", "_latest")})
+
+    CommitLog(beside).append(entry)  # type: ignore[arg-type]
+
+    assert counted.store.storage.read("_latest") == b"3"
+    assert counted.store.latest().checkpoint_id == 2
 
 
 def test_a_store_that_is_held_goes_on_to_checkpoints_of_others(counted: Counted) -> None:
