@@ -81,14 +81,12 @@ def gather_places(sources: Sequence[pa.Array], places: Ints) -> pa.Array:
     return take(pa.concat_arrays(sources), starts[places >> 32] + (places & 0xFFFFFFFF))
 
 
-def fresh_words(rows: int, words: int, dtype: npt.DTypeLike, *, small_pages: bool = True) -> npt.NDArray[Any]:
-    """Return (rows, words) to be filled, zeros where `small_pages`.
+def fresh_words(rows: int, words: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return zeros of (rows, words) to be filled by and by.
 
     For arrays of such sizes numpy asks for pages of 2 MiB, and the write that meets the first byte of one waits for all
     of it. Where many batches fill an array together, some of them would wait for the share of others.
     """
-    if not small_pages:
-        return np.empty((rows, words), dtype=dtype)
     size = max(1, rows * words * np.dtype(dtype).itemsize)
     return np.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=rows * words).reshape(rows, words)
 

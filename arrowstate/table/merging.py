@@ -78,6 +78,14 @@ class MergePolicy:
         """
         return replace(self, pace=min(self.pace, 2))
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether so many batches fill a record batch that each is to find memory for its own share alone.
+
+        That takes longer in all, and what is in such memory is found more slowly, so it is for appends.
+        """
+        return self.pace <= 2
+
     def __post_init__(self) -> None:
         if self.fan_in < 2 or min(self.first_tier_rows, self.segment_bytes, self.step_rows) < 1:
             raise InvalidInputError(
@@ -183,6 +191,7 @@ class Merging:
         self.done = False
         self._sink = sink
         self._expired_up_to = expired_up_to
+        self._is_slow = policy.is_slow
         rows, live = sum(run.rows for run in runs), sum(run.live_rows for run in runs)
         row_bytes = max(1, sum(s.stored.nbytes for run in runs for s in run.segments) // max(1, rows))
         self._segment_rows = max(1024, policy.segment_bytes // row_bytes)
@@ -200,7 +209,8 @@ class Merging:
         self._counted = 0
         if in_steps and live:
             # Memory that is not touched yet costs nothing; 0 stands for a row that went nowhere.
-            self._places = fresh_words(rows, 1, np.uint32)[:, 0]
+            is_slow, kind = policy.is_slow, np.uint32
+            self._places = fresh_words(rows, 1, kind)[:, 0] if is_slow else np.zeros(rows, dtype=kind)
             self._live = all_live(live)
             low = min(int(run.segments.lowest[0]) for run in runs if len(run.segments))
             high = max(int(run.segments.highest[-1]) for run in runs if len(run.segments))
@@ -256,8 +266,7 @@ class Merging:
                 if rows:
                     if made is None:
                         room = max(rows, self._batch_rows(row))
-                        # Filled by many steps, or by few that need it at once.
-                        by_and_by = self.in_steps and 8 * rows < room
+                        by_and_by = self.in_steps and self._is_slow
                         made = _BatchInTheMaking(sources[0][0].schema, room, small_pages=by_and_by)
                     made.add([part for part, _, _, _ in sources], chosen)
                     self._note(chosen, starts, row)
@@ -405,7 +414,9 @@ class _ColumnInTheMaking:
             first = words[0]
             assert first is not None
             if self._words is None:
-                self._words = fresh_words(self._room, first.shape[1], first.dtype, small_pages=self._small_pages)
+                shape = self._room, first.shape[1]
+                by_and_by = self._small_pages
+                self._words = fresh_words(*shape, first.dtype) if by_and_by else np.empty(shape, dtype=first.dtype)
             out = self._words[self._filled : self._filled + rows]
             if places is None:
                 out[:] = first

@@ -369,7 +369,9 @@ class Table:
                 self._policy,
                 self._budget.sink(self, sum(map(_live_bytes, picked))),
                 # A batch that is much smaller than the one that made it due is not to wait for a piece of its size.
-                piece_rows=None if at_once else min(max(self._policy.step_rows // 2, work), 4 * self._policy.step_rows),
+                piece_rows=None
+                if at_once
+                else min(max(self._policy.step_rows // 2, work), 16 * self._policy.step_rows),
                 in_steps=not at_once,
                 expired_up_to=expired_up_to,
             )
