@@ -27,7 +27,7 @@ _HELD_ENTRIES = 1000
 """Of a log of no more entries all are kept in memory; those of a longer one are read again where they are needed."""
 
 
-_READ_AHEAD = 128
+_READ_AHEAD = 512
 _READ_AHEAD_BYTES = 4 << 20
 """Of how many entries, and about of how many bytes of them, manifests are read at a time."""
 _MOST_KNOWN = 10_000
