@@ -33,6 +33,7 @@ def portions(monkeypatch):
     monkeypatch.setattr(roots, "_HELD_ENTRIES", 50)
     monkeypatch.setattr(history, "_WINDOW", 50)
     monkeypatch.setattr(roots, "_MOST_KNOWN", 50)
+    monkeypatch.setattr(roots, "_READ_AHEAD", 50)
     monkeypatch.setattr(collection, "_FEW_TAKEN", 100)
 
 
