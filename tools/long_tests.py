@@ -98,6 +98,11 @@ PARTS = (
         "flips", "1,000 flipped bits in files of every kind", (script("tests/store/bit_flips.py", "--trials", "1000"),)
     ),
     Part(
+        "collection",
+        "86,400 checkpoints collected with 30 ms for each request, their time and memory",
+        ([str(ROOT / "tools/bench"), "collect", "--check", "--json", "{folder}/collect.json"],),
+    ),
+    Part(
         "spark-kills",
         "60 rounds of SIGKILL of drivers, workers and executors for an operator, and 60 for a sink",
         (
