@@ -12,14 +12,12 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
 from arrowstate.backend.restoring import restore_backend
 from arrowstate.clock import now_ms
-from arrowstate.errors import InvalidInputError
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.verification import Verification, verify_checkpoint
 from arrowstate.telemetry.records import PartRecord, recorded
-from arrowstate_formats.integers import check_integer
 
 __all__ = ["Snapshot"]
 
@@ -48,7 +46,7 @@ class Snapshot(SnapshotReader):
         uid: str,
         *,
         parallelism: int = 1,
-        subtask: int | None = None,
+        subtask: int = 0,
         max_parallelism: int | None = None,
         memory_budget_bytes: int | None = None,
         spill_dir: str | Path | None = None,
@@ -65,7 +63,8 @@ class Snapshot(SnapshotReader):
         uid
             The operator.
         parallelism, subtask
-            The new number of subtasks, and which of them this is, from 0: to be given where there are several.
+            The new number of subtasks, and which of them this is, from 0. The backend has the rows of this one alone; a
+            checkpoint is refused that lacks one of them.
         max_parallelism
             The new number of key groups, 1 to 32768; that of the checkpoint by default.
         memory_budget_bytes, spill_dir, clock_ms
@@ -91,8 +90,8 @@ class Snapshot(SnapshotReader):
         StateNotFoundError
             If there is no state of a name to be dropped or renamed.
         InvalidInputError
-            If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1, or not
-            given where there are several; or if two states would have one name.
+            If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1; or if
+            two states would have one name.
         CorruptDataError, CollectedError
             If a file is missing, truncated or altered; or a collection took it.
 
@@ -111,7 +110,6 @@ class Snapshot(SnapshotReader):
         >>> restored.state(clicks).get_batch(["ann"]).to_pylist()
         [7]
         """
-        subtask = _one_of(parallelism, subtask)
         with (
             recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
             reading_checkpoint(self.storage, self.entry),
@@ -136,9 +134,7 @@ class Snapshot(SnapshotReader):
             recording.parts.append(PartRecord(operator=uid, subtask=subtask, rows=rows))
             return backend
 
-    def restore_operator_state(
-        self, uid: str, *, parallelism: int = 1, subtask: int | None = None
-    ) -> OperatorStateBackend:
+    def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
         """Return the operator state of one subtask, at any parallelism.
 
         At the parallelism of the checkpoint a subtask gets the lists that it had. At another one the elements of each
@@ -151,7 +147,6 @@ class Snapshot(SnapshotReader):
         parallelism, subtask
             As for `restore`, and so are the errors.
         """
-        subtask = _one_of(parallelism, subtask)
         with (
             recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
             reading_checkpoint(self.storage, self.entry),
@@ -187,15 +182,3 @@ class Snapshot(SnapshotReader):
             documents are read, and of each file whether it is there and has its size.
         """
         return verify_checkpoint(self.storage, self.store_id, self.entry, deep=deep)
-
-
-def _one_of(parallelism: int, subtask: int | None) -> int:
-    """Return which subtask is restored: one of several must be named, or its rows would be taken for all."""
-    if subtask is not None:
-        return subtask
-    if check_integer("parallelism", parallelism) > 1:
-        raise InvalidInputError(
-            f"parallelism={parallelism} shares the rows out to {parallelism} subtasks; pass subtask=, 0 to "
-            f"{parallelism - 1}, for the one to restore, and restore each of them"
-        )
-    return 0

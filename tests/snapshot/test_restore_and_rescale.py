@@ -96,19 +96,6 @@ def test_rows_at_the_very_ends_of_a_range_go_to_its_owner(store, parallelism, ma
     check(backends, keys, dict(zip(keys.to_pylist(), [1, 2, 3, 4], strict=True)))
 
 
-@pytest.mark.parametrize("verb", ["restore", "restore_operator_state"])
-def test_one_of_several_subtasks_is_not_taken_for_all(store, verb):
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
-    backend.state(TOTAL).add_batch(pa.array([1, 2]), pa.array([1, 1]))
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
-
-    with pytest.raises(InvalidInputError, match="parallelism=3 shares .* pass subtask=, 0 to 2"):
-        getattr(snapshot, verb)("op", parallelism=3)
-
-    assert len(snapshot.restore("op", parallelism=1).state(TOTAL)) == 2
-
-
 @pytest.mark.parametrize(
     ("watermarks", "expected"), [((20, 10), 10), ((10, 20), 10), ((20, None), None)], ids=["second", "first", "none"]
 )
