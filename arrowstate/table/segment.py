@@ -59,8 +59,8 @@ class Segment:
     highest_hash: int
     stored_bytes: int
     "About how many bytes the rows take, before they are converted."
-    load: Callable[[], pa.RecordBatch]
-    "Returns the rows; called once."
+    load: Callable[[], pa.RecordBatch] | None
+    "Returns the rows; None once they were looked at, so that what they were read from is not held."
     convert: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     "Makes a batch of the current schema of the stored one; the sort columns stay."
     times: tuple[int, int] | None = None
@@ -79,12 +79,16 @@ class Segment:
         rows = _Rows.of(batch)
         size = batch.num_rows
         bounds = (int(rows.hashes[0]), int(rows.hashes[-1])) if size else (0, -1)
-        return cls(first_row, size, *bounds, batch.nbytes, lambda: batch, convert, loaded=rows)
+        return cls(first_row, size, *bounds, batch.nbytes, None, convert, loaded=rows)
 
     @property
     def _rows(self) -> _Rows:
-        if self.loaded is None:
-            self.loaded = _Rows.of(self.load())
+        load = self.load
+        if load is not None:
+            # In this order: another thread that finds no `load` finds the rows.
+            self.loaded = _Rows.of(load())
+            self.load = None
+        assert self.loaded is not None, "there is either one"
         return self.loaded
 
     def look(self) -> None:
