@@ -869,9 +869,13 @@ def unacknowledged(world, sleeper, then):
             late.go_on()
         then()
 
+    def go_on():
+        apply_collection(sleeper, plan, now_ms=world.now_ms, new_id=world.new_id)
+        assert late.go.is_set()
+
     late.start()
     sleeper.act_before("delete", "data/", while_it_sleeps)
-    return lambda: apply_collection(sleeper, plan, now_ms=world.now_ms, new_id=world.new_id)
+    return go_on
 
 
 def test_an_acknowledged_checkpoint_does_not_go_for_one_that_may_lose_its_files(filled):
@@ -884,6 +888,7 @@ def test_an_acknowledged_checkpoint_does_not_go_for_one_that_may_lose_its_files(
     assert total(filled.store.snapshot(3)) == expected(400)
 
 
+@at_once
 def test_an_acknowledged_checkpoint_does_not_go_for_one_that_loses_its_files_while_a_plan_is_made(filled):
     go_on = unacknowledged(filled, filled.process()[1], lambda: None)
     _, collector = filled.process()

@@ -66,6 +66,7 @@ class Idle:
         return self.store.sql("select k, fired from idle.fired order by all").fetchall()
 
 
+@pytest.mark.turns(3)
 def test_timers_fire_without_rows_over_restarts(stream: Any) -> None:
     idle = Idle(stream, in_ms=HOUR_MS)
     idle.run()

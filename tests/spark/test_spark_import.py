@@ -195,6 +195,7 @@ def test_a_join_keeps_the_rows_of_both_sides(
     assert all(row["matched"] for of in lists["left"] for row in of)
 
 
+@pytest.mark.turns(2)
 def test_variables_of_transform_with_state_become_states(queries: Queries, rocksdb: None) -> None:
     pytest.importorskip("google.protobuf")
     checkpoint = run_processor(queries)
@@ -236,6 +237,7 @@ def test_variables_of_transform_with_state_become_states(queries: Queries, rocks
     assert report.left_out == ()
 
 
+@pytest.mark.turns(3)
 def test_a_variable_that_expires_needs_to_be_told_when(queries: Queries, rocksdb: None) -> None:
     pytest.importorskip("google.protobuf")
     checkpoint = run_processor(queries)

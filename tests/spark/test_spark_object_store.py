@@ -35,6 +35,7 @@ def bucket(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield f"s3://bucket/{uuid.uuid4().hex}/store"
 
 
+@pytest.mark.turns(2)
 def test_a_stream_into_a_bucket_equals_a_recomputation(stream: Any, make_rows: Any, bucket: str) -> None:
     stream.add(make_rows(0, count=5000, keys=3000), make_rows(1))
     stream.run(store=bucket)
@@ -62,6 +63,7 @@ class Fold(arrowstate.BatchFunction):
         return pa.record_batch({"k": keys, "total": self.total.get_batch(keys)})
 
 
+@pytest.mark.turns(3)
 def test_the_state_and_the_output_of_an_operator_may_be_in_a_bucket(stream: Any, make_rows: Any, bucket: str) -> None:
     from arrowstate.spark import stateful
 

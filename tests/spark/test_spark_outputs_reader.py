@@ -275,6 +275,7 @@ def test_a_query_that_fails_in_a_batch_reads_every_row_once(spark: Any, output: 
     assert [seen[batch_id] for batch_id in sorted(seen)] == [[0, 1, 2], [3, 4], [5, 6], [7]]
 
 
+@pytest.mark.turns(3)
 def test_the_output_and_the_changes_of_a_stateful_stream_are_streams(spark: Any, stream: Any, make_rows: Any) -> None:
     from arrowstate.spark import register, stateful
 
