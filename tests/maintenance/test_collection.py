@@ -185,7 +185,7 @@ def size(request, monkeypatch):
     """
     if request.param == PORTIONS:
         if request.function in AT_ONCE:
-            pytest.skip("of a collection in one step")
+            pytest.skip("of a collection in one step")  # The same steps do not exist in portions.
         for module in (collection, collection_plan):
             monkeypatch.setattr(module, "DEFAULT_PORTIONS", Portions(entries=2, files=3))
 
