@@ -32,10 +32,7 @@ from arrowstate.schema.layout import (
     key_documents,
     state_document,
 )
-from arrowstate.schema.versions import (
-    RunSchemas,
-    evolve_state,
-)
+from arrowstate.schema.versions import RunSchemas, evolve_state
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
 from arrowstate.state.base import KeyedState
 from arrowstate.state.current_key import KeyContext
@@ -109,7 +106,7 @@ class KeyedStateBackend(Shown, Iteration):
     [4, 2, None]
     """
 
-    _plumbing = frozenset({"migrate", "states", "take_up", "transactions"})
+    _plumbing = frozenset({"migrate", "states", "take_up", "transactions", "was_stored"})
 
     def __init__(
         self,
@@ -142,6 +139,8 @@ class KeyedStateBackend(Shown, Iteration):
         "Restored states that no descriptor has taken up."
         self._dropped: frozenset[str] = frozenset()
         "States that the restore gave up or renamed: the next checkpoint may lack them."
+        self.was_stored = False
+        "Whether it was restored, or frozen for a checkpoint."
 
     def __repr__(self) -> str:
         groups = self.key_groups
@@ -429,6 +428,7 @@ class KeyedStateBackend(Shown, Iteration):
         """
         self._key_fields = list(key)
         self._dropped = frozenset(dropped)
+        self.was_stored = True
         for document, runs in states:
             self._stored[document.name] = document
             self._add(descriptor_of(document), runs)

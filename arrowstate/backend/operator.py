@@ -47,12 +47,14 @@ class OperatorStateBackend(Shown):
     [1]
     """
 
-    _plumbing = frozenset({"existing", "hold", "take_up"})
+    _plumbing = frozenset({"existing", "hold", "take_up", "was_stored"})
 
     def __init__(self) -> None:
         self._states: dict[str, OperatorListState | BroadcastState] = {}
         self._untouched: set[str] = set()
         "Restored states that no descriptor has taken up."
+        self.was_stored = False
+        "Whether it was restored, or frozen for a checkpoint."
 
     def __repr__(self) -> str:
         return f"<OperatorStateBackend, states: {', '.join(self._states) or 'none'}>"
@@ -175,6 +177,7 @@ def restore_operator_backend(
     subtask = check_integer("subtask", subtask, 0, parallelism - 1)
     operator = whole_operator(storage, find_operator(entry, uid))
     backend = OperatorStateBackend()
+    backend.was_stored = True
     lists = [state for state in operator.operator_states if state.kind == "list"]
     totals = [sum(part.rows for part in state.parts) for state in lists]
     pieces = dict(zip((state.name for state in lists), split_pieces(totals, parallelism, subtask), strict=True))

@@ -7,6 +7,7 @@ later and in other threads, while the job goes on.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,11 +16,19 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.errors import InvalidInputError
 from arrowstate.snapshot.operator import FrozenOperatorState
+from arrowstate.snapshot.subtasks import Content
 from arrowstate.snapshot.writing import FrozenSubtask
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = ["FrozenCheckpoint", "Part", "backends_of", "check_nothing_dropped", "freeze_checkpoint"]
+__all__ = [
+    "FrozenCheckpoint",
+    "Part",
+    "backends_of",
+    "check_nothing_dropped",
+    "freeze_checkpoint",
+    "warn_of_fresh_start",
+]
 
 _Backend = TypeVar("_Backend", KeyedStateBackend, OperatorStateBackend)
 
@@ -128,6 +137,35 @@ def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenChec
                 f"the checkpoint would drop the operator state {', '.join(lost)} of {uid}; pass its restored "
                 "OperatorStateBackends as operator_states, or allow_dropped_state=True"
             )
+
+
+def warn_of_fresh_start(
+    before: Content,
+    operators: Mapping[str, Sequence[KeyedStateBackend]],
+    operator_states: Mapping[str, Sequence[OperatorStateBackend]],
+) -> None:
+    """Warn where backends that were never restored stand in for rows of the checkpoint before, as after a restart.
+
+    It is no error, for a job may begin anew on purpose. A backend that was frozen for a checkpoint goes on from there.
+    """
+    for uid, backends in operators.items():
+        if not all(backend.was_stored for backend in backends) and (operator := before.whole(uid)) is not None:
+            rows = sum(sum(subtask.live_rows.values()) for subtask in operator.subtasks)
+            _warn_of_lost_rows(uid, rows, f"restore({uid!r})")
+    for uid, parts in operator_states.items():
+        if not all(part.was_stored for part in parts) and (operator := before.whole(uid)) is not None:
+            rows = sum(piece.rows for state in operator.operator_states for piece in state.parts)
+            _warn_of_lost_rows(uid, rows, f"restore_operator_state({uid!r})")
+
+
+def _warn_of_lost_rows(uid: str, rows: int, restore: str) -> None:
+    if rows:
+        warnings.warn(
+            f"the checkpoint leaves out the {rows} rows that operator {uid!r} has in the one before, for its backends "
+            f"were not restored: restore them by store.latest().{restore}, or begin anew with allow_dropped_state=True",
+            RuntimeWarning,
+            stacklevel=6,
+        )
 
 
 def _check_operator_states(

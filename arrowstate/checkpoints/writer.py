@@ -21,7 +21,13 @@ from msgspec.structs import replace
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.committing import Committer, Needs
-from arrowstate.checkpoints.freezing import FrozenCheckpoint, Part, check_nothing_dropped, freeze_checkpoint
+from arrowstate.checkpoints.freezing import (
+    FrozenCheckpoint,
+    Part,
+    check_nothing_dropped,
+    freeze_checkpoint,
+    warn_of_fresh_start,
+)
 from arrowstate.errors import (
     CollectedError,
     CorruptDataError,
@@ -125,7 +131,7 @@ class CheckpointWriter(Committer):
             The format of new run files: `arrow` (mapped by readers), `parquet`, or `lance` (needs the extra
             `arrowstate[lance]`).
         allow_dropped_state
-            Whether operators and states of the checkpoint before may be left out.
+            Whether operators, states and rows of the checkpoint before may be left out.
 
         Returns
         -------
@@ -146,6 +152,12 @@ class CheckpointWriter(Committer):
         CommitUnknownError
             If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
             committed the number after it.
+
+        Warns
+        -----
+        RuntimeWarning
+            If backends that were never restored take the place of an operator that has rows in the checkpoint before,
+            and `allow_dropped_state` is false.
         """
         with recorded("checkpoint", self._storage.url, self.clock_ms(), listener=self._on_checkpoint) as recording:
             attempt = self.freeze(
@@ -198,6 +210,11 @@ class CheckpointWriter(Committer):
             content = Content(self._storage, ())
         if not allow_dropped_state:
             check_nothing_dropped(content.operators, frozen)
+            warn_of_fresh_start(content, operators, operator_states or {})
+        for backend in chain.from_iterable(operators.values()):
+            backend.was_stored = True
+        for own in chain.from_iterable((operator_states or {}).values()):
+            own.was_stored = True
         return CheckpointAttempt(frozen, base, content, started_at_ms, began_ns)
 
     def write(

@@ -1,0 +1,132 @@
+"""A job that starts again without restoring is told that its first checkpoint leaves the state of before out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from arrowstate import (
+    KeyedStateBackend,
+    OperatorListStateDescriptor,
+    OperatorStateBackend,
+    ReducingStateDescriptor,
+    StateStore,
+    key_group_range,
+    open_store,
+)
+
+TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
+
+
+def new_backend(*keys: str, subtask: int | None = None) -> KeyedStateBackend:
+    groups = None if subtask is None else key_group_range(128, parallelism=2, subtask=subtask)
+    backend = KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=128, key_groups=groups)
+    backend.state(TOTAL).add_batch(list(keys), [1] * len(keys))
+    return backend
+
+
+def new_offsets(*offsets: int) -> OperatorStateBackend:
+    backend = OperatorStateBackend()
+    backend.state(OFFSETS).add_all(offsets)
+    return backend
+
+
+@pytest.fixture
+def store(tmp_path) -> StateStore:
+    """A store whose newest checkpoint has two rows of keyed state and two of operator state."""
+    store = open_store(tmp_path / "store", create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [new_backend("a", "b")]}, operator_states={"op": [new_offsets(5, 7)]})
+    return store
+
+
+def test_backends_that_were_not_restored_do_not_take_the_place_of_state_in_silence(store):
+    offsets = store.latest().restore_operator_state("op")
+
+    with store.writer() as writer, pytest.warns(RuntimeWarning, match=r"the 2 rows .* 'op' .*restore\('op'\)") as said:
+        writer.checkpoint({"op": [new_backend("c")]}, operator_states={"op": [offsets]})
+
+    assert len(said) == 1
+    assert said[0].filename == __file__
+
+
+def test_neither_do_those_of_operator_state(store):
+    keyed = store.latest().restore("op")
+
+    with store.writer() as writer, pytest.warns(RuntimeWarning, match=r"restore_operator_state\('op'\)") as said:
+        writer.checkpoint({"op": [keyed]}, operator_states={"op": [new_offsets()]})
+
+    assert len(said) == 1
+
+
+def test_one_subtask_that_was_not_restored_is_enough(store):
+    subtasks = [store.latest().restore("op", parallelism=2), new_backend(subtask=1)]
+    offsets = [store.latest().restore_operator_state("op", parallelism=2, subtask=number) for number in range(2)]
+
+    with store.writer() as writer, pytest.warns(RuntimeWarning, match="were not restored"):
+        writer.checkpoint({"op": subtasks}, operator_states={"op": offsets})
+
+
+def test_a_coordinator_tells_it_too_and_once(store):
+    backends, offsets = {"op": [new_backend()]}, {"op": [store.latest().restore_operator_state("op")]}
+
+    with (
+        pytest.warns(RuntimeWarning, match="were not restored") as said,
+        store.writer() as writer,
+        writer.coordinator(backends, operator_states=offsets) as coordinator,
+    ):
+        for _ in range(2):
+            coordinator.trigger().result()
+
+    assert len(said) == 1
+
+
+def restored(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+    return store.latest().restore("op"), store.latest().restore_operator_state("op")
+
+
+def restored_elsewhere(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+    savepoint = store.savepoint("before")
+    return savepoint.restore("op"), savepoint.restore_operator_state("op")
+
+
+def checkpointed(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+    backends = new_backend("z"), new_offsets(1)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backends[0]]}, operator_states={"op": [backends[1]]}, allow_dropped_state=True)
+    backends[0].clear_key(["z"])
+    return backends
+
+
+def of_an_empty_operator(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+    with store.writer() as writer:
+        empty = {"op": [new_backend()]}, {"op": [new_offsets()]}
+        writer.checkpoint(empty[0], operator_states=empty[1], allow_dropped_state=True)
+    return new_backend("z"), new_offsets(1)
+
+
+@pytest.mark.parametrize("make", [restored, restored_elsewhere, checkpointed, of_an_empty_operator])
+def test_what_goes_on_from_state_or_follows_on_none_is_not_warned_of(
+    store: StateStore, make: Callable[[StateStore], tuple[KeyedStateBackend, OperatorStateBackend]]
+) -> None:
+    keyed, offsets = make(store)
+
+    with warnings.catch_warnings(), store.writer() as writer:
+        warnings.simplefilter("error")
+        snapshot = writer.checkpoint({"op": [keyed]}, operator_states={"op": [offsets]})
+
+    assert snapshot.checkpoint_id == store.latest().checkpoint_id > 1
+
+
+def test_a_job_begins_anew_on_purpose(store):
+    with warnings.catch_warnings(), store.writer() as writer:
+        warnings.simplefilter("error")
+        snapshot = writer.checkpoint(
+            {"op": [new_backend("c")]}, operator_states={"op": [new_offsets()]}, allow_dropped_state=True
+        )
+
+    assert snapshot.to_arrow("op.total").to_pylist() == [{"k": "c", "total": 1}]
