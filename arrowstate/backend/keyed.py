@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from arrowstate.backend.inspection import Iteration
+from arrowstate.backend.names import check_new_name
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import (
@@ -225,11 +226,7 @@ class KeyedStateBackend(Shown, Iteration):
             raise InvalidInputError(f"expected a state descriptor, got {type(descriptor).__name__}")
         have = self._states.get(descriptor.name)
         if have is None:
-            for name in self._states:
-                if name.lower() == descriptor.name.lower():
-                    raise InvalidInputError(
-                        f"state names must differ in more than case, {name!r} exists; got {descriptor.name!r}"
-                    )
+            check_new_name(descriptor.name, self._states, self._untouched)
             self._check_evolution(descriptor)
             return self._add(descriptor, ())
         if descriptor.name in self._untouched:

@@ -8,6 +8,7 @@ from typing import overload
 import pyarrow as pa
 
 from arrowstate.backend.broadcast import restored_broadcast
+from arrowstate.backend.names import check_new_name
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.schema.operator_state import (
     BroadcastStateDescriptor,
@@ -92,11 +93,7 @@ class OperatorStateBackend(Shown):
             self._untouched.discard(descriptor.name)
             check_same_operator_state(have.descriptor, descriptor)
             return have
-        for name in self._states:
-            if name.lower() == descriptor.name.lower():
-                raise InvalidInputError(
-                    f"state names must differ in more than case, {name!r} exists; got {descriptor.name!r}"
-                )
+        check_new_name(descriptor.name, self._states, self._untouched)
         return self._add(descriptor)
 
     def _add(self, descriptor: OperatorStateDescriptor) -> OperatorListState | BroadcastState:

@@ -99,6 +99,41 @@ def test_a_compaction_is_said(tmp_path, records):
     assert (said.store, said.merged, said.dropped) == (store.url, 1, 0)
 
 
+def test_a_new_state_named_almost_as_a_restored_one_is_said_once(tmp_path, backend, records):
+    (tmp_path / "spilled").mkdir()
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    offsets = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+    own = arrowstate.OperatorStateBackend()
+    own.state(offsets).add(1)
+    backend.state(CLICKS)
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"counter": [backend]}, operator_states={"counter": [own]})
+    assert records("backend", logging.INFO) == []
+
+    keyed, own = snapshot.restore("counter"), snapshot.restore_operator_state("counter")
+    for _ in range(2):
+        keyed.state(arrowstate.ReducingStateDescriptor("cliks", pa.int64(), reduce="sum"))
+        own.state(arrowstate.OperatorListStateDescriptor("offset", pa.int64()))
+
+    said = records("backend", logging.INFO)
+    assert [(record.state, record.closest) for record in said] == [("cliks", "clicks"), ("offset", "offsets")]
+    assert "the state 'cliks' is new and starts empty" in said[0].getMessage()
+    assert keyed.state_names == ("clicks", "cliks")
+
+
+def test_a_new_state_beside_restored_ones_that_are_asked_for_or_named_otherwise_is_not_said(tmp_path, records):
+    store = arrowstate.open_store(tmp_path, create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.int64())]), max_parallelism=128)
+    run(store, backend, checkpoints=1)
+
+    asked = store.latest().restore("counter")
+    asked.state(CLICKS)
+    asked.state(arrowstate.ReducingStateDescriptor("clicks_2", pa.int64(), reduce="sum"))
+    store.latest().restore("counter").state(arrowstate.ValueStateDescriptor("country", pa.string()))
+
+    assert records("backend", logging.INFO) == []
+
+
 def test_a_request_that_is_repeated_is_said_with_its_error(records):
     retries = Retries(RetryBudget(attempts=2), RetryClock(now=lambda: 0.0, sleep=lambda _: None, chance=lambda: 0.5))
 
