@@ -25,7 +25,7 @@ def check_new_name(new: str, taken: Collection[str], untouched: Collection[str])
     if closest:
         fields = {"state": new, "closest": closest[0]}
         text = (
-            "the state '%(state)s' is new and starts empty, while nobody has asked for the restored state '%(closest)s'; "
-            "if that is meant, give its name, or rename it by restore(..., rename=)"
+            "the state '%(state)s' is new and starts empty, while nobody has asked for the restored state "
+            "'%(closest)s'; if that is meant, give its name, or rename it by restore(..., rename=)"
         )
         _logger.info(text, fields, extra=fields)
