@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from arrowstate.cli.output import bytes_text, print_json, print_table, progress_bar, say, time_text
+from arrowstate.cli.output import (
+    bytes_text,
+    print_json,
+    print_narrow_table,
+    print_table,
+    progress_bar,
+    say,
+    say_field,
+    time_text,
+)
 from arrowstate.query.catalog import resolve
 from arrowstate.query.describe import bytes_of, columns_of, live_rows, runs_of, state_overview
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
@@ -80,27 +89,25 @@ def show_checkpoint(options: argparse.Namespace) -> int:
         return 0
     seconds = (entry.committed_at_ms - entry.started_at_ms) / 1000
     say(f"{entry.kind} {entry.checkpoint_id} of {snapshot.storage.url}")
-    say(f"  written by  epoch {entry.writer_epoch}")
-    say(f"  committed   {time_text(entry.committed_at_ms)}, {seconds:.1f} s after it began")
-    say(f"  watermark   {'none' if entry.watermark is None else entry.watermark}")
+    say_field("written by", f"epoch {entry.writer_epoch}")
+    say_field("committed", f"{time_text(entry.committed_at_ms)}, {seconds:.1f} s after it began")
+    say_field("watermark", "none" if entry.watermark is None else str(entry.watermark))
     for name, value in entry.properties.items():
-        say(f"  {name:<11} {value}")
+        say_field(name, str(value))
     use = found["storage"]
     times = use["space_amplification"]
-    say(
-        f"  storage     {use['files']} files ({use['small_files']} small), {bytes_text(use['bytes'])}"
-        + ("" if times is None else f", {times:.2f} times the live rows")
-    )
+    beside = "" if times is None else f", {times:.2f} times the live rows"
+    say_field("storage", f"{use['files']} files ({use['small_files']} small), {bytes_text(use['bytes'])}{beside}")
     for operator in found["operators"]:
         say()
         say(f"operator {operator['uid']}")
         _print_operator_states(operator["operator_states"])
         if not operator["key"]:
             continue
-        say(f"  key         {', '.join(f'{name} {kind}' for name, kind in operator['key'].items())}")
-        ranges = (f"{first}-{last}" for first, last in operator["key_groups"])
-        say(f"  key groups  {operator['max_parallelism']}; by subtask: {', '.join(ranges)}")
-        print_table(
+        say_field("key", ", ".join(f"{name} {kind}" for name, kind in operator["key"].items()))
+        ranges = ", ".join(f"{first}-{last}" for first, last in operator["key_groups"])
+        say_field("key groups", f"{operator['max_parallelism']}; by subtask: {ranges}")
+        print_narrow_table(
             ["state", "kind", "type", "version", "rows", "runs", "dead", "bytes"],
             [
                 (
@@ -115,13 +122,14 @@ def show_checkpoint(options: argparse.Namespace) -> int:
                 )
                 for state in operator["states"]
             ],
+            split=3,
         )
     return 0
 
 
 def _print_operator_states(states: list[dict[str, Any]]) -> None:
     if states:
-        print_table(
+        print_narrow_table(
             ["operator state", "kind", "type", "rows", "subtasks", "bytes"],
             [
                 (
@@ -134,6 +142,7 @@ def _print_operator_states(states: list[dict[str, Any]]) -> None:
                 )
                 for state in states
             ],
+            split=3,
         )
 
 
@@ -171,15 +180,16 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
         )
         return 0
     say(f"state {operator.uid}.{document.name} of checkpoint {snapshot.checkpoint_id}")
-    say(f"  kind  {document.kind}" + (f" ({rule})" if (rule := _rule(document)) else ""))
-    say(f"  type  {document.clock or type_from_json(document.value_type)}")
-    say(f"  rows  {live_rows(operator, document)}")
+    rule = _rule(document)
+    say_field("kind", document.kind + (f" ({rule})" if rule else ""), label=5)
+    say_field("type", str(document.clock or type_from_json(document.value_type)), label=5)
+    say_field("rows", str(live_rows(operator, document)), label=5)
     if document.time_to_live is not None:
         ttl = document.time_to_live
-        say(f"  ttl   {ttl.ttl_ms} ms of {ttl.clock}, {ttl.update}, {ttl.visibility}")
-    print_table(["id", "column", "of", "type"], [tuple(column.values()) for column in columns])
+        say_field("ttl", f"{ttl.ttl_ms} ms of {ttl.clock}, {ttl.update}, {ttl.visibility}", label=5)
+    print_narrow_table(["id", "column", "of", "type"], [tuple(column.values()) for column in columns])
     if document.earlier_schemas:
-        print_table(
+        print_narrow_table(
             ["schema version", "value columns", "runs"],
             [
                 (
@@ -190,13 +200,22 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
                 for schema in found["schema_versions"]
             ],
         )
-    print_table(
-        ["subtask", "key groups", "run", "format", "version", "rows", "dead", "batches", "bytes"],
+    _print_runs(runs)
+    return 0
+
+
+def _print_runs(runs: list[dict[str, Any]]) -> None:
+    """Print the runs of a state; the folder that their files share stands above them, not in each line."""
+    folders = {run["path"].rpartition("/")[0] for run in runs if run["path"]}
+    if folders:
+        say_field("runs", f"in {', '.join(sorted(folders))}", label=5)
+    print_narrow_table(
+        ["run", "subtask", "key groups", "format", "version", "rows", "dead", "batches", "bytes"],
         [
             (
+                run["path"].rpartition("/")[2] if run["path"] else f"{run['run']} (in the manifest)",
                 run["subtask"],
                 "-".join(map(str, run["key_groups"])),
-                run["path"] or f"{run['run']} (in the manifest)",
                 run["format"],
                 run["schema_version"],
                 run["rows"],
@@ -206,8 +225,8 @@ def _show_state(snapshot: Snapshot, options: argparse.Namespace) -> int:
             )
             for run in runs
         ],
+        split=4,
     )
-    return 0
 
 
 def _find(entry: LogEntryDocument, reference: str) -> tuple[OperatorDocument, StateDocument]:

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import Any
 
 from rich import filesize
@@ -17,12 +18,34 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["bytes_text", "plain", "print_json", "print_table", "problems_text", "progress_bar", "say", "time_text"]
+__all__ = [
+    "bytes_text",
+    "plain",
+    "print_json",
+    "print_narrow_table",
+    "print_table",
+    "problems_text",
+    "progress_bar",
+    "say",
+    "say_field",
+    "time_text",
+]
+
+_NARROW = 100
+"""The columns of a text to be read, where there is no terminal to say how many there are."""
 
 
 def say(text: str = "") -> None:
     """Print a line to stdout, as it is."""
     _console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_field(name: str, text: str, *, label: int = 11) -> None:
+    """Print a field by its name, in so many columns; what does not fit into 100 goes on below its beginning."""
+    line = f"  {name:<{label}} {text}"
+    if len(line) > _NARROW:
+        line = "\n".join(wrap(line, _NARROW, subsequent_indent=" " * (label + 3), break_on_hyphens=False))
+    say(line)
 
 
 def print_json(value: Any) -> None:
@@ -32,13 +55,33 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
     """Print rows under columns; numbers stand on the right."""
+    _console().print(_table(columns, rows, title))
+
+
+def print_narrow_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, split: int | None = None) -> None:
+    """Print rows under columns, in no more than 100 columns of text where there is no terminal; what is long is folded.
+
+    A table that does not fit is printed as two where `split` is given: the first so many columns, then the first column
+    with the others.
+    """
+    console, table = _console(), _table(columns, rows)
+    width = console.width if console.is_terminal else _NARROW
+    if split is None or console.measure(table).maximum <= width:
+        console.print(table, width=width)
+        return
+    console.print(_table(columns[:split], [row[:split] for row in rows]), width=width)
+    others = [(row[0], *row[split:]) for row in rows]
+    console.print(_table([columns[0], *columns[split:]], others), width=width)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         is_number = all(isinstance(row[number], (int, float, decimal.Decimal, type(None))) for row in rows)
         table.add_column(escape(column), justify="right" if rows and is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row))
-    _console().print(table)
+    return table
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.storage_use import storage_use
 from arrowstate.snapshot.subtasks import subtasks_of, whole_operator
@@ -83,6 +85,7 @@ def state_overview(storage: Storage, operator: OperatorDocument, state: StateDoc
             {"version": version, "columns": columns_of(schema, key), "runs": written[version]}
             for version, schema, key in versions
         ],
+        "time_to_live": None if state.time_to_live is None else asdict(state.time_to_live),
     }
 
 

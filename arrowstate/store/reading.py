@@ -99,8 +99,8 @@ class ReadableStore:
 
         Times, watermark and properties of the checkpoint; under `storage` what `Snapshot.storage_use` counts, with the
         `space_amplification`; and its `operators` with their key, key groups and `states`:
-        kind, type, rows, bytes, and each of its `schema_versions` with its columns and the number of runs that are
-        stored in it.
+        kind, type, rows, bytes, each of its `schema_versions` with its columns and the number of runs that are
+        stored in it, and its `time_to_live` as `ttl_ms`, `update`, `visibility` and `clock`, or None.
 
         Raises
         ------

@@ -131,6 +131,7 @@ def test_show_says_what_a_checkpoint_holds(store, capsys):
                 "runs": 4,
             }
         ],
+        "time_to_live": None,
     }
     assert states["clicks"]["dead_share"] == pytest.approx(0.25)
     assert states["clicks"]["bytes"] > 500_000

@@ -45,6 +45,67 @@ def test_a_state_is_shown_with_all_that_tells_its_rows_apart(store, capsys):
     assert "ttl   1000000000000 ms of processing_time, on_create_and_write, never_return_expired" in pages
 
 
+def test_the_time_to_live_of_a_state_is_shown_as_json(store, capsys):
+    assert main(["show", store, "--json"]) == 0
+    states = {state["name"]: state for state in json.loads(capsys.readouterr().out)["operators"][0]["states"]}
+
+    assert states["pages"]["time_to_live"] == {
+        "ttl_ms": 10**12,
+        "clock": "processing_time",
+        "update": "on_create_and_write",
+        "visibility": "never_return_expired",
+    }
+    assert states["cart"]["time_to_live"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            [],
+            {
+                "late",
+                "bought",
+                "offsets",
+                "'topic-39':",
+                "reducing",
+                "version",
+                "dead",
+                "30000",
+                "of_terminal_8:",
+                "price:",
+            },
+        ),
+        (["--state", "shop.late"], {"data/shop/late", "subtask", "batches", "manifest)", "30000", "of_terminal_8:"}),
+        (["--state", "shop.bought"], {"data/shop/bought", "subtask", "batches", "30000", "of_terminal_8:", "price:"}),
+    ],
+)
+def test_a_checkpoint_of_wide_types_is_shown_in_100_columns_with_all_there_is(tmp_path, capsys, arguments, told):
+    fields = [(f"of_terminal_{number}", pa.int64()) for number in range(9)]
+    late = arrowstate.ReducingStateDescriptor("late", pa.struct(fields), reduce={name: "max" for name, _ in fields})
+    bought = arrowstate.ValueStateDescriptor("bought", pa.list_(pa.struct([*fields, ("price", pa.decimal128(12, 2))])))
+    source = arrowstate.OperatorStateBackend()
+    source.state(arrowstate.OperatorListStateDescriptor("offsets", pa.struct(fields))).add(
+        dict.fromkeys(dict(fields), 1)
+    )
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.int64())]), max_parallelism=128)
+    for count in (30_000, 10):
+        late_rows = {name: [1] * count for name, _ in fields}
+        backend.state(late).add_batch(range(count), pa.record_batch(late_rows).to_struct_array())
+        backend.state(bought).update_batch(range(count), [[]] * count)
+        arrowstate.open_store(tmp_path / "s", create=True).writer().checkpoint(
+            {"shop": [backend]},
+            operator_states={"shop": [source]},
+            properties={"offsets": {f"topic-{number}": number for number in range(40)}},
+        )
+
+    assert main(["show", str(tmp_path / "s"), *arguments]) == 0
+
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert told <= set(" ".join(lines).replace("(", " ").replace("<", " ").split())
+
+
 @pytest.mark.parametrize("arguments", [[], ["--parallelism", "3"], ["--parallelism", "1", "--max-parallelism", "7"]])
 def test_every_kind_passes_the_restore_check(store, capsys, arguments):
     code = main(["restore-check", store, *arguments, "--json"])
