@@ -11,16 +11,25 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 
 from arrowstate.errors import CorruptDataError, MissingFileError
 from arrowstate.log.boundary import Boundary, boundaries, highest_boundary, number_of, path_of
-from arrowstate.log.entries import FIRST, FOLDER, HINT_PATH, CommittedEntry, hinted_number, lost_entry
+from arrowstate.log.entries import (
+    FIRST,
+    FOLDER,
+    HINT_PATH,
+    CommittedEntry,
+    hinted_number,
+    lost_entry,
+    open_store_document,
+)
 from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Storage, listed_pages
 from arrowstate.storage.parallel import in_parallel, overlaps
-from arrowstate_formats.documents import LogEntryDocument, decode
+from arrowstate_formats.documents import LogEntryDocument, StoreDocument, decode
 from arrowstate_formats.run_files import checksum
 
 __all__ = ["History", "LogEntries", "check_parent", "ranges_of", "refuse_loss", "warn_of_loss"]
@@ -174,7 +183,20 @@ class LogEntries:
 
     def history(self) -> History:
         """Return the log as it is now: the newest entry and what `gc/` says; errors as for `latest`."""
-        hinted = hinted_number(self._storage)
+        return self._history(hinted_number(self._storage))
+
+    def opened(self) -> tuple[StoreDocument, History]:
+        """Return the identity of the store, and the log as it is now.
+
+        Both are asked for at once where requests overlap. Errors are those of `open_store_document` and `history`.
+        """
+        if not overlaps(self._storage):
+            return open_store_document(self._storage), self.history()
+        acts: list[Callable[[Storage], Any]] = [open_store_document, hinted_number]
+        document, hinted = in_parallel(self._storage, lambda act: act(self._storage), acts, name="open", small=True)
+        return document, self._history(hinted)
+
+    def _history(self, hinted: int | None) -> History:
         newest = self._tail(hinted)
         # Only now: where entries are gone, the one before the gap looks like the newest to who starts below it.
         said = boundaries(self._storage)

@@ -17,9 +17,10 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 
 from arrowstate.clock import new_id, now_ms
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import InvalidInputError, StoreNotFoundError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
+from arrowstate.log.history import History
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
@@ -119,8 +120,8 @@ class StatefulQuery:
         """Process a micro-batch, commit it, and hand its output on."""
         started_at_ms = now_ms()
         storage = open_storage(self._store, storage_options=self._options)
-        store_id = create_store(storage, new_id(), started_at_ms).store_id
-        stored = stored_state(CommitLog(storage).history())
+        store_id, history = _opened(storage, started_at_ms)
+        stored = stored_state(history)
         now = self._clock.at(frame, batch_id)
         batch, watermark = now.batch, now.watermark
         if is_committed(self._uids[0], batch, stored.record):
@@ -128,7 +129,6 @@ class StatefulQuery:
             frame.count()
             self._hand_on(frame, batch_id, stored.recorded, stored.record)
             return
-        base = None if stored.checkpoint is None else stored.checkpoint.number
         # What several operators take is read from its source once.
         is_shared = sum(not item.after for item in self._operators) > 1
         frames = BatchFrames(frame.persist() if is_shared else frame)
@@ -139,8 +139,9 @@ class StatefulQuery:
             paths += self._broadcast_paths
             for item in self._operators:
                 plan = item.plan
-                step = Step(batch, store_id, base, watermark, now.processing_time, broadcasts.get(plan.uid, ()))
-                found = _run(item, frames, step)
+                checkpoint = _only(plan.uid, stored.checkpoint)
+                known = broadcasts.get(plan.uid, ())
+                found = _run(item, frames, Step(batch, store_id, checkpoint, watermark, now.processing_time, known))
                 results[plan.uid] = found
                 paths += [path for result in found for path in result.paths]
                 if plan.stored_output is not None:
@@ -247,6 +248,24 @@ def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
     """Return the uids that a query has in its store, those of its operators first."""
     tables = [table.uid for plan in plans for table in (plan.stored_output, plan.dead_letters) if table is not None]
     return [plan.uid for plan in plans] + tables
+
+
+def _opened(storage: Storage, now_ms: int) -> tuple[str, History]:
+    """Return the id of the store, which is made if there is none, and its log."""
+    try:
+        store, history = CommitLog(storage).opened()
+    except StoreNotFoundError:
+        store = create_store(storage, new_id(), now_ms)
+        history = CommitLog(storage).history()
+    return store.store_id, history
+
+
+def _only(uid: str, checkpoint: LogEntryDocument | None) -> LogEntryDocument | None:
+    """Return what the tasks of an operator need of a checkpoint, which they are handed and need not read."""
+    if checkpoint is None:
+        return None
+    operators = [operator for operator in checkpoint.operators if operator.uid == uid]
+    return msgspec.structs.replace(checkpoint, operators=operators, properties={}, statistics=[])
 
 
 def _run(item: QueryOperator, frames: BatchFrames, step: Step) -> list[SubtaskResult]:

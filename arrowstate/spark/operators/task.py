@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from arrowstate.backend.broadcast import restored_broadcast
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
-from arrowstate.log.commit_log import CommitLog
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
 from arrowstate.processing.keyed_process import KeyedProcessRunner
@@ -31,7 +30,7 @@ from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.documents import OperatorStateDocument
+from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 from arrowstate_formats.schema_documents import FieldDocument
 
 __all__ = ["Operator", "OperatorPlan", "Step", "run_subtask"]
@@ -75,8 +74,8 @@ class Step:
 
     batch: MicroBatch
     store_id: str
-    base: int | None
-    """The number of the log entry of the checkpoint to start from; None for a store without one."""
+    checkpoint: LogEntryDocument | None
+    """The checkpoint to start from, with what it has of the operator; None for a store without one."""
     watermark: int | None
     """Spark's watermark in milliseconds, None while there is none."""
     processing_time: int
@@ -94,8 +93,7 @@ def run_subtask(
     """
     meter = TaskMeter(now_ms)
     storage = open_storage(plan.store, storage_options=plan.storage_options)
-    checkpoint = None if step.base is None else CommitLog(storage).read(step.base).document
-    task = Subtask(plan, subtask, step.batch, storage, step.store_id, checkpoint, meter)
+    task = Subtask(plan, subtask, step.batch, storage, step.store_id, step.checkpoint, meter)
     backend = task.restored(lambda: step.processing_time)
     table = _rows(plan, rows)
     dead = None if plan.dead_letters is None else DeadLetters(plan.dead_letters, step.batch.batch_id)

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.log.entries import open_store_document
 from arrowstate.schema.layout import descriptor_of
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.spark.dead_letters import DeadLetters
@@ -48,9 +47,9 @@ def fold_micro_batch(
     """
     meter = TaskMeter(now_ms)
     storage = plan.open()
-    store_id = open_store_document(storage).store_id
-    stored = stored_state(CommitLog(storage).history())
-    task = Subtask(plan, subtask, batch, storage, store_id, stored.checkpoint, meter)
+    store, history = CommitLog(storage).opened()
+    stored = stored_state(history)
+    task = Subtask(plan, subtask, batch, storage, store.store_id, stored.checkpoint, meter)
     if is_committed(plan.uid, batch, stored.record):
         return task.found()
     table = pa.Table.from_batches(given) if (given := [item for item in rows if item.num_rows]) else None
