@@ -21,6 +21,7 @@ from arrowstate.errors import KeyTypeError
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.snapshot.subtasks import read_states, subtask_of
 from arrowstate.snapshot.writing import FrozenSubtask, delete_quietly, subtask_bytes, write_subtask
+from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter, TaskMetrics
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.schemas import key_text
@@ -61,6 +62,8 @@ class TaskPlan(Protocol):
     def parallelism(self) -> int: ...
     @property
     def max_parallelism(self) -> int: ...
+    @property
+    def memory(self) -> TaskMemory: ...
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,13 +125,13 @@ class Subtask:
         found = subtask_of(self.storage, operator, self.number)
         return found if (found.subtask, found.key_groups) == (self.number, (own.start, own.end)) else None
 
-    def empty(self, clock_ms: Callable[[], int], *, memory_budget_bytes: int | None = None) -> KeyedStateBackend:
+    def empty(self, clock_ms: Callable[[], int]) -> KeyedStateBackend:
         """Return the state of a subtask that has none yet."""
         return KeyedStateBackend(
             key=key_schema_of(self.plan.key),
             max_parallelism=self.plan.max_parallelism,
             key_groups=self.key_groups,
-            memory_budget_bytes=memory_budget_bytes,
+            **self.plan.memory.for_backend(self.storage),
             merge_policy=_AT_ONCE,
             clock_ms=clock_ms,
         )
@@ -153,6 +156,7 @@ class Subtask:
             parallelism=self.plan.parallelism,
             subtask=self.number,
             max_parallelism=self.plan.max_parallelism,
+            **self.plan.memory.for_backend(self.storage),
             merge_policy=_AT_ONCE,
             clock_ms=clock_ms,
         )

@@ -33,6 +33,7 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
 from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
 from arrowstate.spark.columns import is_counted, milliseconds, struct_values
+from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.task import Subtask, SubtaskResult
 from arrowstate.state.base import KeyedState
@@ -101,7 +102,7 @@ class FillPlan:
     """When rows without a time of their own count as updated."""
     watermark: int | None = None
     format: RunFormat = "arrow"
-    memory_budget_bytes: int | None = None
+    memory: TaskMemory = TaskMemory()
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -130,7 +131,7 @@ def fill_subtask(
     store_id = open_store_document(storage).store_id
     checkpoint = CommitLog(storage).read(plan.base).document if plan.adds_to and plan.base is not None else None
     task = Subtask(plan, subtask, None, storage, store_id, checkpoint, TaskMeter(now_ms))
-    backend = task.empty(lambda: plan.now_ms, memory_budget_bytes=plan.memory_budget_bytes)
+    backend = task.empty(lambda: plan.now_ms)
     states = [(fill, backend.state(fill.twin)) for fill in plan.states]
     count = 0
     for piece in pieces_of(rows):

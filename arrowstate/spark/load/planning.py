@@ -25,6 +25,7 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.layout import StateLayout
 from arrowstate.spark.columns import FrameColumns, check_states, is_counted
 from arrowstate.spark.load.filling import FillPlan, StateFill
+from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate_formats.documents import OperatorDocument
@@ -135,7 +136,7 @@ def plan_fill(
         now_ms=now_ms(),
         watermark=watermark,
         format=format,
-        memory_budget_bytes=memory_budget_bytes,
+        memory=TaskMemory(memory_budget_bytes),
     )
 
 

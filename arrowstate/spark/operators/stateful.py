@@ -15,6 +15,7 @@ from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.collecting import check_retention
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.dead_letters import dead_letter_table, dead_letters_name
+from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.operators.declaring import check_broadcasts, check_operator, check_uids, output_table
 from arrowstate.spark.operators.query import QueryOperator
@@ -46,6 +47,8 @@ def stateful(
     dead_letters: str | None = None,
     retention: RetentionPolicy | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    memory_budget_bytes: int | Literal["auto"] | None = "auto",
+    spill_dir: str | Path | None = None,
 ) -> StatefulStream:
     """Run a function with keyed state over a stream, each micro-batch exactly once.
 
@@ -110,6 +113,19 @@ def stateful(
         By default nothing is collected. Operators of one query name the same, or one of them does.
     storage_options
         As for `arrowstate.open_store`.
+    memory_budget_bytes
+        What each task holds of its state in memory, in bytes; what is more goes to mapped local files, which are
+        removed by themselves. `auto`, the default, is half of the memory of an executor divided by the tasks that it
+        runs at once: `spark.executor.pyspark.memory`, or if that is not set `spark.executor.memory`
+        (`spark.driver.memory` with a local master); by the cores of `spark.executor.cores`, of `local[n]`, or of this
+        machine for a standalone cluster that names none, over `spark.task.cpus`. None for no limit. What
+        a write makes is looked at by the next one; the rows of a micro-batch, and the files of a checkpoint, which are
+        mapped, do not count.
+    spill_dir
+        The folder of these files on the machine of a task. By default the one beside the cache of a bucket's files (see
+        `cache_dir`) that ends with `-spill`, else those of Spark (`SPARK_LOCAL_DIRS`), else the system's temporary
+        folder, whichever comes first that can be written and is not in memory, which a tmpfs is. If there is none,
+        nothing is spilled, and a line in the log says so (INFO, once in a process), as where `spill_dir` is in memory.
 
     Returns
     -------
@@ -174,6 +190,7 @@ def stateful(
     check_broadcasts(broadcast or {})
     given = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
     check_retention(retention)
+    memory = TaskMemory.asked(source.sparkSession, memory_budget_bytes, spill_dir)
     dead_name = dead_letters_name(uid, on_error, dead_letters)
     opened = asked.open(storage_options)
     if before is not None and before.store != opened.url:
@@ -201,6 +218,7 @@ def stateful(
         storage_options=storage_options,
         dead_letters=dead,
         retention=retention,
+        memory=memory,
     )
     node = QueryOperator(
         plan,

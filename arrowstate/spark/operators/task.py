@@ -21,6 +21,7 @@ from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.failures import explained
+from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.operators.setting_aside import process_apart
@@ -61,6 +62,7 @@ class OperatorPlan:
     """Where rows go that it cannot take; None if they fail the query."""
     retention: RetentionPolicy | None = None
     """How the store is collected beside the query."""
+    memory: TaskMemory = TaskMemory()
 
     @property
     def stored_output(self) -> OutputTable | None:

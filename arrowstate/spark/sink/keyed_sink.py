@@ -18,6 +18,7 @@ from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone, check_no_operator_state
 from arrowstate.spark.dead_letters import dead_letters_name
 from arrowstate.spark.failures import pickled
+from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.places import storage_options_text
 from arrowstate.spark.routing import subtask_expression
@@ -59,6 +60,8 @@ def keyed_sink(
     on_checkpoint: Listener | None = None,
     retention: RetentionPolicy | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    memory_budget_bytes: int | Literal["auto"] | None = "auto",
+    spill_dir: str | Path | None = None,
 ) -> DataStreamWriter:
     """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
 
@@ -153,6 +156,8 @@ def keyed_sink(
     storage_options
         As for `arrowstate.open_store`, of values that JSON has; what is left out comes from the environment of each
         process. They go to Spark's workers in options of the writer, which Spark's plans and logs do not print.
+    memory_budget_bytes, spill_dir
+        As for `arrowstate.spark.stateful`.
 
     Returns
     -------
@@ -237,6 +242,7 @@ def keyed_sink(
     inputs.take(StreamColumns(stream), key_documents(asked.key), {})
     storage_options_text(storage_options)
     check_retention(retention)
+    memory = TaskMemory.asked(stream.sparkSession, memory_budget_bytes, spill_dir)
     opened = asked.open(storage_options)
     check_alone([uid, *([] if aside is None else [aside])], opened.checkpoint, opened.url)
     operator = opened.operator
@@ -262,6 +268,7 @@ def keyed_sink(
         on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
         retention=None if retention is None else (retention.count, retention.age_ms),
         storage_options=None if storage_options is None else dict(storage_options),
+        memory=memory,
         **inputs.take(taken, opened.key, stored),
     )
     if plan.dead_letters_table is not None and opened.checkpoint is not None:

@@ -16,6 +16,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import descriptor_of, key_schema_of
 from arrowstate.spark.dead_letters import dead_letter_table
+from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.outputs import OutputTable
 from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_of, storage_options_text
 from arrowstate.spark.schemas import arrow_type, spark_type
@@ -88,6 +89,7 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The function that is told of each checkpoint, pickled."""
     retention: tuple[int, int | None] | None = None
     """Count and age of the policy by which the store is collected beside the query; None for not at all."""
+    memory: TaskMemory = TaskMemory()
     storage_options: dict[str, Any] | None = None
     """As for `open_store`; no text shows them."""
 
