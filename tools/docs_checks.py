@@ -33,7 +33,7 @@ GUESTS = {
 _FENCE = re.compile(r"^(`{3,})[^\n]*\n.*?^\1`*[ \t]*$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
-_ENTRY = re.compile(r"^::: (\S+)$", re.MULTILINE)
+ENTRY = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 def main() -> int:
@@ -47,8 +47,7 @@ def main() -> int:
 
 def menu(pages: dict[str, str]) -> Iterator[str]:
     """Tell which pages are not in the menu, and what in the menu is no page."""
-    # The tags of Python objects in it are for MkDocs.
-    listed = Counter(f"docs/{page}" for page in _leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    listed = Counter(f"docs/{page}" for page in _leaves(_settings()["nav"]))
     there = {page for page in pages if page.startswith("docs/")} | {f"docs/{page}" for page in GUESTS.values()}
     for page in sorted(there - set(listed)):
         yield f"mkdocs.yml: {page} is not in the menu"
@@ -57,6 +56,10 @@ def menu(pages: dict[str, str]) -> Iterator[str]:
             yield f"mkdocs.yml: there is no page {page}"
         elif times > 1:
             yield f"mkdocs.yml: {page} is in the menu {times} times"
+
+
+def _settings() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 
 def _leaves(entry: Any) -> Iterator[str]:
@@ -99,12 +102,12 @@ def _anchors(text: str) -> Iterator[str]:
         yield f"{anchor}_{seen[anchor]}" if seen[anchor] else anchor
         seen[anchor] += 1
     yield from re.findall(r"\{ *#([\w.-]+)", text)
-    yield from _ENTRY.findall(text)
+    yield from ENTRY.findall(text)
 
 
 def names(pages: dict[str, str]) -> Iterator[str]:
     """Tell which public names have no docstring, or not one entry in the API reference."""
-    entries = [entry for page, text in pages.items() if page.startswith("docs/") for entry in _ENTRY.findall(text)]
+    entries = [entry for page, text in pages.items() if page.startswith("docs/") for entry in ENTRY.findall(text)]
     described: list[Any] = []
     for entry in entries:
         try:
@@ -125,6 +128,19 @@ def names(pages: dict[str, str]) -> Iterator[str]:
             if inspect.isclass(value) and module_name != "arrowstate.testing":
                 for member in _undescribed(value):
                     yield f"{module_name}.{name}.{member} has no docstring"
+
+
+def entry_with_filters(path: str) -> str:
+    """Return an entry of the API reference that leaves out what completion does not show either: see `Shown`."""
+    value, entry = find(path), f"::: {path}"
+    hidden = sorted({name for kind in getattr(value, "__mro__", ()) for name in vars(kind).get("_plumbing", ())})
+    if not hidden:
+        return entry
+    (python,) = (
+        each["mkdocstrings"]["handlers"]["python"] for each in _settings()["plugins"] if "mkdocstrings" in each
+    )
+    filters = [*python["options"]["filters"], f"!^({'|'.join(hidden)})$"]
+    return "\n".join([entry, "    options:", "      filters:", *(f'        - "{each}"' for each in filters)])
 
 
 def find(path: str) -> Any:

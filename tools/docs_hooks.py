@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mkdocs.structure.files import File, Files
 
-from docs_checks import GUESTS, ROOT
+from docs_checks import ENTRY, GUESTS, ROOT, entry_with_filters
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
@@ -25,7 +25,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links between files of the repository into links of the site, and find the classes of states.
+    """Turn links between files of the repository into links of the site, and have entries list what users call.
 
     A file that is not in the site has its name there, and no link.
     """
@@ -40,4 +40,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         there = posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".")
         return f"[{match[1]}]({there}{match[3] or ''})"
 
-    return _LINK.sub(of_the_site, markdown)
+    return ENTRY.sub(lambda match: entry_with_filters(match[1]), _LINK.sub(of_the_site, markdown))

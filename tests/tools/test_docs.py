@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import yaml
 
 import docs_checks
 
@@ -70,6 +73,37 @@ def test_a_public_name_without_docstring_or_entry_is_found(monkeypatch):
     ]
 
 
+def instances():
+    import arrowstate
+
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=16)
+    yield backend
+    yield backend.state(arrowstate.ValueStateDescriptor("value", pa.int64()))
+    yield backend.state(arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean"))
+    yield backend.state(arrowstate.ListStateDescriptor("list", pa.int64()))
+    yield backend.state(arrowstate.MapStateDescriptor("map", pa.int64(), pa.int64()))
+    yield arrowstate.OperatorStateBackend()
+
+
+@pytest.mark.parametrize("instance", list(instances()), ids=lambda instance: type(instance).__name__)
+def test_an_entry_lists_what_completion_shows_and_nothing_else(instance):
+    kind = type(instance)
+    names = {name for base in kind.__mro__ if base is not object for name in vars(base)} | set(vars(instance))
+
+    entry, _, options = docs_checks.entry_with_filters(f"arrowstate.{kind.__name__}").partition("\n")
+
+    assert entry == f"::: arrowstate.{kind.__name__}"
+    filters = [each.removeprefix("!") for each in yaml.safe_load(options)["options"]["filters"]]
+    listed = {name for name in names if not any(re.search(each, name) for each in filters)}
+    shown = {name for name in dir(instance) if not name.startswith("_")}
+    assert listed <= shown
+    assert shown - listed <= {"freeze", "read_keys"}
+
+
+def test_what_hides_nothing_has_an_entry_without_filters_of_its_own():
+    assert docs_checks.entry_with_filters("arrowstate.open_store") == "::: arrowstate.open_store"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs MkDocs: tools/docs installs it")
 def test_the_site_is_built_without_a_warning(tmp_path):
@@ -80,6 +114,9 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "site" / "index.html").is_file()
+    states = (tmp_path / "site" / "reference" / "state.html").read_text()
+    assert 'id="arrowstate.ListState.add_batch"' in states
+    assert 'id="arrowstate.ListState.adopt"' not in states
     shutil.rmtree(tmp_path / "site")
 
 
