@@ -141,28 +141,32 @@ def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenChec
 
 def warn_of_fresh_start(
     before: Content,
+    frozen: FrozenCheckpoint,
     operators: Mapping[str, Sequence[KeyedStateBackend]],
     operator_states: Mapping[str, Sequence[OperatorStateBackend]],
 ) -> None:
-    """Warn where backends that were never restored stand in for rows of the checkpoint before, as after a restart.
+    """Warn where backends that were never restored stand in for more rows of the checkpoint before, as after a restart.
 
-    It is no error, for a job may begin anew on purpose. A backend that was frozen for a checkpoint goes on from there.
+    It is no error, for a job may begin anew on purpose; one that has as many rows again has computed them anew. A
+    backend that was frozen for a checkpoint goes on from there.
     """
     for uid, backends in operators.items():
         if not all(backend.was_stored for backend in backends) and (operator := before.whole(uid)) is not None:
-            rows = sum(sum(subtask.live_rows.values()) for subtask in operator.subtasks)
-            _warn_of_lost_rows(uid, rows, f"restore({uid!r})")
+            had = sum(sum(subtask.live_rows.values()) for subtask in operator.subtasks)
+            has = sum(state.table.live_rows for subtask in frozen.operators[uid] for state in subtask.states)
+            _warn_of_fewer_rows(uid, had, has, f"restore({uid!r})")
     for uid, parts in operator_states.items():
         if not all(part.was_stored for part in parts) and (operator := before.whole(uid)) is not None:
-            rows = sum(piece.rows for state in operator.operator_states for piece in state.parts)
-            _warn_of_lost_rows(uid, rows, f"restore_operator_state({uid!r})")
+            had = sum(piece.rows for state in operator.operator_states for piece in state.parts)
+            has = sum(state.batch.num_rows for part in frozen.operator_states[uid] for state in part)
+            _warn_of_fewer_rows(uid, had, has, f"restore_operator_state({uid!r})")
 
 
-def _warn_of_lost_rows(uid: str, rows: int, restore: str) -> None:
-    if rows:
+def _warn_of_fewer_rows(uid: str, had: int, has: int, restore: str) -> None:
+    if has < had:
         warnings.warn(
-            f"the checkpoint leaves out the {rows} rows that operator {uid!r} has in the one before, for its backends "
-            f"were not restored: restore them by store.latest().{restore}, or begin anew with allow_dropped_state=True",
+            f"the checkpoint has {has} rows of operator {uid!r} and the one before {had}, for its backends were not "
+            f"restored: restore them by store.latest().{restore}, or begin anew with allow_dropped_state=True",
             RuntimeWarning,
             stacklevel=6,
         )

@@ -156,8 +156,8 @@ class CheckpointWriter(Committer):
         Warns
         -----
         RuntimeWarning
-            If backends that were never restored take the place of an operator that has rows in the checkpoint before,
-            and `allow_dropped_state` is false.
+            If backends that were never restored take the place of an operator that has more rows in the checkpoint
+            before, and `allow_dropped_state` is false.
         """
         with recorded("checkpoint", self._storage.url, self.clock_ms(), listener=self._on_checkpoint) as recording:
             attempt = self.freeze(
@@ -210,7 +210,7 @@ class CheckpointWriter(Committer):
             content = Content(self._storage, ())
         if not allow_dropped_state:
             check_nothing_dropped(content.operators, frozen)
-            warn_of_fresh_start(content, operators, operator_states or {})
+            warn_of_fresh_start(content, frozen, operators, operator_states or {})
         for backend in chain.from_iterable(operators.values()):
             backend.was_stored = True
         for own in chain.from_iterable((operator_states or {}).values()):

@@ -15,6 +15,7 @@ from arrowstate import (
     ReducingStateDescriptor,
     StateStore,
     key_group_range,
+    key_groups,
     open_store,
 )
 
@@ -47,7 +48,10 @@ def store(tmp_path) -> StateStore:
 def test_backends_that_were_not_restored_do_not_take_the_place_of_state_in_silence(store):
     offsets = store.latest().restore_operator_state("op")
 
-    with store.writer() as writer, pytest.warns(RuntimeWarning, match=r"the 2 rows .* 'op' .*restore\('op'\)") as said:
+    with (
+        store.writer() as writer,
+        pytest.warns(RuntimeWarning, match=r"1 rows of operator 'op' and the one before 2.*restore\('op'\)") as said,
+    ):
         writer.checkpoint({"op": [new_backend("c")]}, operator_states={"op": [offsets]})
 
     assert len(said) == 1
@@ -64,8 +68,10 @@ def test_neither_do_those_of_operator_state(store):
 
 
 def test_one_subtask_that_was_not_restored_is_enough(store):
-    subtasks = [store.latest().restore("op", parallelism=2), new_backend(subtask=1)]
+    subtasks = [store.latest().restore("op", parallelism=2, subtask=number) for number in range(2)]
     offsets = [store.latest().restore_operator_state("op", parallelism=2, subtask=number) for number in range(2)]
+    of_a = key_groups(["a"], 128)[0].as_py() // 64
+    subtasks[of_a] = new_backend(subtask=of_a)
 
     with store.writer() as writer, pytest.warns(RuntimeWarning, match="were not restored"):
         writer.checkpoint({"op": subtasks}, operator_states={"op": offsets})
@@ -109,7 +115,11 @@ def of_an_empty_operator(store: StateStore) -> tuple[KeyedStateBackend, Operator
     return new_backend("z"), new_offsets(1)
 
 
-@pytest.mark.parametrize("make", [restored, restored_elsewhere, checkpointed, of_an_empty_operator])
+def computed_anew(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+    return new_backend("c", "d"), new_offsets(8, 9)
+
+
+@pytest.mark.parametrize("make", [restored, restored_elsewhere, checkpointed, of_an_empty_operator, computed_anew])
 def test_what_goes_on_from_state_or_follows_on_none_is_not_warned_of(
     store: StateStore, make: Callable[[StateStore], tuple[KeyedStateBackend, OperatorStateBackend]]
 ) -> None:
