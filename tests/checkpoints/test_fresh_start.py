@@ -70,7 +70,7 @@ def test_neither_do_those_of_operator_state(store):
 def test_one_subtask_that_was_not_restored_is_enough(store):
     subtasks = [store.latest().restore("op", parallelism=2, subtask=number) for number in range(2)]
     offsets = [store.latest().restore_operator_state("op", parallelism=2, subtask=number) for number in range(2)]
-    of_a = key_groups(["a"], 128)[0].as_py() // 64
+    of_a = key_groups(pa.array(["a"]), 128)[0].as_py() // 64
     subtasks[of_a] = new_backend(subtask=of_a)
 
     with store.writer() as writer, pytest.warns(RuntimeWarning, match="were not restored"):
