@@ -30,9 +30,6 @@ from arrowstate.checkpoints.protocol import (
     Border,
     Cancel,
     Commit,
-    CommitLost,
-    CommitRefused,
-    CommitUnknown,
     CommitWon,
     Complete,
     Decline,
@@ -43,17 +40,10 @@ from arrowstate.checkpoints.protocol import (
     Stop,
     Tick,
     Trigger,
+    end_of_commit,
 )
 from arrowstate.checkpoints.writer import CheckpointWriter, WrittenPart
-from arrowstate.errors import (
-    ArrowStateError,
-    CheckpointCancelledError,
-    CheckpointsStoppedError,
-    FencedError,
-    InvalidInputError,
-    StorageError,
-    StorageFullError,
-)
+from arrowstate.errors import ArrowStateError, CheckpointCancelledError, CheckpointsStoppedError
 from arrowstate.snapshot.disposal import dispose
 from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage.base import Storage
@@ -177,6 +167,11 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         watermark
             Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
 
+        Returns
+        -------
+        PendingCheckpoint
+            Its `result()` waits for the commit and returns the `Snapshot`.
+
         Raises
         ------
         InvalidInputError
@@ -196,7 +191,12 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
     ) -> PendingCheckpoint[SnapshotT] | None:
         """Take a periodic checkpoint if one is due, and give up those that took too long; never waits.
 
-        Arguments and errors as for `trigger`. Returns None where nothing is due, or as many are in flight as may be.
+        Arguments and errors as for `trigger`.
+
+        Returns
+        -------
+        PendingCheckpoint or None
+            None where nothing is due, or as many are in flight as may be.
         """
         return self._begin(Border(self._clock_ms()), properties, watermark)
 
@@ -217,6 +217,11 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
             As in `StateStore.savepoint`.
         properties, watermark
             As for `trigger`.
+
+        Returns
+        -------
+        PendingCheckpoint
+            Its `result()` waits for the last file and returns the savepoint, a `Snapshot`.
 
         Raises
         ------
@@ -379,17 +384,9 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
 
     def _committed(self, id: int, flight: Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
         error = flight.cause = future.exception()
-        now_ms = self._clock_ms()
         if error is None:
             flight.committed = self._store.snapshot_of(future.result())
-            self._feed(CommitWon(now_ms, id))
-        elif isinstance(error, FencedError):
-            self._feed(CommitLost(now_ms, id, str(error)))
-        elif isinstance(error, (InvalidInputError, StorageFullError, StorageError)):
-            self._feed(CommitRefused(now_ms, id, str(error)))
-        else:
-            # Whatever else it was, the entry may be in the log.
-            self._feed(CommitUnknown(now_ms, id, str(error)))
+        self._feed(end_of_commit(self._clock_ms(), id, error))
 
     def _feed(self, event: Event) -> list[Action]:
         """Let the coordination handle an event, and have done what it says."""

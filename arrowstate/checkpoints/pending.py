@@ -153,7 +153,13 @@ class PendingCheckpoint(Generic[SnapshotT]):
         return self._flight.done
 
     def progress(self) -> CheckpointProgress:
-        """Return how far it is."""
+        """Return how far it is.
+
+        Returns
+        -------
+        CheckpointProgress
+            Its `status`, and how many of its parts are written.
+        """
         return self._coordinator.progress_of(self.checkpoint_id, self._flight.ended)
 
     def result(self, timeout_ms: int | None = None) -> SnapshotT:
@@ -163,6 +169,11 @@ class PendingCheckpoint(Generic[SnapshotT]):
         ----------
         timeout_ms
             How long to wait at most; by default until it ends, which the timeout of the coordinator bounds.
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint, to be read and restored from; of a savepoint, read from its own folder.
 
         Raises
         ------

@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from arrowstate.errors import FencedError, InvalidInputError, StorageError, StorageFullError
+
 __all__ = [
     "Abort",
     "Acknowledge",
@@ -28,6 +30,7 @@ __all__ = [
     "Subtask",
     "Tick",
     "Trigger",
+    "end_of_commit",
 ]
 
 Kind = Literal["checkpoint", "savepoint"]
@@ -126,6 +129,18 @@ class CommitUnknown:
 Event = (
     Tick | Border | Trigger | Acknowledge | Decline | Cancel | CommitWon | CommitRefused | CommitLost | CommitUnknown
 )
+
+
+def end_of_commit(now_ms: int, checkpoint_id: int, error: BaseException | None) -> Event:
+    """Return what happened to a commit that ended so."""
+    if error is None:
+        return CommitWon(now_ms, checkpoint_id)
+    if isinstance(error, FencedError):
+        return CommitLost(now_ms, checkpoint_id, str(error))
+    if isinstance(error, (InvalidInputError, StorageFullError, StorageError)):
+        return CommitRefused(now_ms, checkpoint_id, str(error))
+    # Whatever else it was, the entry may be in the log.
+    return CommitUnknown(now_ms, checkpoint_id, str(error))
 
 
 # Actions: what to do now, in this order.

@@ -107,6 +107,11 @@ class BatchContext(Context):
         `read_keys` returns one value per distinct key; others refuse it. `columns` are the key columns, each key
         once, in the order of the key hash.
 
+        Returns
+        -------
+        KeyBatch
+            `columns`, the distinct keys by their hash, and which rows of the batch have them; an argument of verbs.
+
         Raises
         ------
         InvalidInputError
@@ -256,6 +261,11 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
     def process(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """Process the rows of a batch; return what the function emitted.
 
+        Returns
+        -------
+        pa.Table
+            The rows that the function emitted, with the columns of `output`.
+
         Raises
         ------
         InvalidInputError
@@ -272,6 +282,11 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
         ----------
         watermark
             Milliseconds since 1970. One below the current watermark is passed over: nothing fires.
+
+        Returns
+        -------
+        pa.Table
+            The rows that the function emitted, with the columns of `output`.
         """
         self._check_open()
         watermark = check_integer("watermark", watermark)
@@ -288,7 +303,13 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
         return self._applied(run)
 
     def advance_processing_time(self, now_ms: int) -> pa.Table:
-        """Fire all processing-time timers up to `now_ms`, milliseconds since 1970."""
+        """Fire all processing-time timers up to `now_ms`, milliseconds since 1970.
+
+        Returns
+        -------
+        pa.Table
+            The rows that the function emitted, with the columns of `output`.
+        """
         self._check_open()
         now_ms = check_integer("now_ms", now_ms)
 

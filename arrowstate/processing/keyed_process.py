@@ -136,7 +136,13 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
             return self._fire("event_time", watermark)
 
     def advance_processing_time(self, now_ms: int) -> pa.Array:
-        """Fire all processing-time timers up to `now_ms`, milliseconds since 1970, as `advance_watermark` does."""
+        """Fire all processing-time timers up to `now_ms`, milliseconds since 1970, as `advance_watermark` does.
+
+        Returns
+        -------
+        pa.Array
+            One entry per value emitted, of the output type.
+        """
         self._check_open()
         now_ms = check_integer("now_ms", now_ms)
         with self._transaction():

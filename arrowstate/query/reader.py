@@ -93,7 +93,13 @@ class SnapshotReader:
         return [f"{uid}.{name}" for uid, names in self.operators.items() for name in names]
 
     def show(self) -> dict[str, Any]:
-        """Return what it holds as plain values, as `arrowstate show --json` prints them; see `StateStore.show`."""
+        """Return what it holds as plain values, as `arrowstate show --json` prints them; see `StateStore.show`.
+
+        Returns
+        -------
+        dict[str, Any]
+            Times, properties, operators and states.
+        """
         with reading_checkpoint(self.storage, self.entry):
             return overview(self.storage, self.entry)
 
@@ -106,6 +112,11 @@ class SnapshotReader:
         ----------
         small_file_bytes
             A run file with fewer bytes is small.
+
+        Returns
+        -------
+        StorageUse
+            `files`, `bytes`, `live_bytes`, `small_files`; and `space_amplification`, bytes over live bytes.
 
         Raises
         ------
@@ -175,7 +186,13 @@ class SnapshotReader:
         columns: Sequence[str] | None = None,
         key_groups: KeyGroupRange | None = None,
     ) -> polars.DataFrame:
-        """Return the rows of a state as a Polars data frame; arguments, columns and errors as for `to_arrow`."""
+        """Return the rows of a state as a Polars data frame; arguments, columns and errors as for `to_arrow`.
+
+        Returns
+        -------
+        polars.DataFrame
+            The columns of `to_arrow`.
+        """
         import polars
 
         frame = polars.from_arrow(self.to_arrow(state, columns=columns, key_groups=key_groups))
@@ -304,6 +321,11 @@ class SnapshotReader:
         `"counter.clicks"`, holds all columns, `_key_hash` too; `show tables` lists these names, and the two tables of
         the schema `arrowstate`. Where a scan finds a file missing or damaged, the error is DuckDB's, with our message
         in its text, and `scans` has ours.
+
+        Returns
+        -------
+        duckdb.DuckDBPyConnection
+            To be closed by the caller.
         """
         return self._database.connect(self._scans.append)
 

@@ -91,6 +91,11 @@ class KeptStore(ReadableStore):
         holder
             Who reads, for those who look at the store.
 
+        Returns
+        -------
+        Lease
+            Holds the checkpoint until the end of the block; `snapshot` reads it.
+
         Raises
         ------
         CheckpointNotFoundError

@@ -79,7 +79,14 @@ class Collection:
         )
 
     def apply(self) -> CollectionReport:
-        """Do what the plan says, except to what has become needed since; see `apply_collection`."""
+        """Do what the plan says, except to what has become needed since; see `apply_collection`.
+
+        Returns
+        -------
+        CollectionReport
+            `deleted`, the paths of the files, of which there were `deleted_count` with `deleted_bytes`; and `spared`,
+            those of the plan that are needed again.
+        """
         store = self._store
         now_ms = store.clock_ms()
         with recorded("collection", store.url, now_ms) as recording:
@@ -124,6 +131,11 @@ class Compaction:
         """Do what the plan says and return the new checkpoint, None where there was nothing to do.
 
         See `apply_store_compaction` for the errors; after any of them the store holds what it held.
+
+        Returns
+        -------
+        Snapshot or None
+            The new checkpoint, with the content, properties and watermark of the one before.
         """
         store = self._store
         with recorded("compaction", store.url, store.clock_ms()) as recording:

@@ -62,6 +62,11 @@ class ReadableStore:
     def latest(self) -> Snapshot:
         """Return the newest checkpoint.
 
+        Returns
+        -------
+        Snapshot
+            To be read, restored from and verified.
+
         Raises
         ------
         CheckpointNotFoundError
@@ -83,6 +88,11 @@ class ReadableStore:
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """Return a checkpoint.
 
+        Returns
+        -------
+        Snapshot
+            As of `latest`.
+
         Raises
         ------
         CheckpointNotFoundError
@@ -91,7 +101,13 @@ class ReadableStore:
         return self.snapshot_of(self._log.checkpoint(checkpoint_id))
 
     def checkpoints(self) -> list[Snapshot]:
-        """Return all checkpoints, oldest first."""
+        """Return all checkpoints, oldest first.
+
+        Returns
+        -------
+        list[Snapshot]
+            Empty before the first checkpoint; those that were collected are not among them.
+        """
         return [self.snapshot_of(entry) for entry in self._log.backwards()][::-1]
 
     def show(self, checkpoint: int | None = None) -> dict[str, Any]:
@@ -101,6 +117,11 @@ class ReadableStore:
         `space_amplification`; and its `operators` with their key, key groups and `states`:
         kind, type, rows, bytes, each of its `schema_versions` with its columns and the number of runs that are
         stored in it, and its `time_to_live` as `ttl_ms`, `update`, `visibility` and `clock`, or None.
+
+        Returns
+        -------
+        dict[str, Any]
+            What `arrowstate show --json` prints.
 
         Raises
         ------
@@ -122,15 +143,34 @@ class ReadableStore:
         return self._chosen(checkpoint).show()
 
     def sql(self, query: str, *, checkpoint: int | None = None) -> duckdb.DuckDBPyRelation:
-        """Run a query over a checkpoint, the newest by default; see `Snapshot.sql`."""
+        """Run a query over a checkpoint, the newest by default; see `Snapshot.sql`.
+
+        Returns
+        -------
+        duckdb.DuckDBPyRelation
+            The result, which is computed when it is fetched.
+        """
         return self._chosen(checkpoint).sql(query)
 
     def tags(self) -> dict[str, int]:
-        """Return the id of the checkpoint of each tag, by name."""
+        """Return the id of the checkpoint of each tag, by name.
+
+        Returns
+        -------
+        dict[str, int]
+            Empty without tags.
+        """
         return {pin.tag: pin.checkpoint_id for pin in read_pins(self.storage) if pin.tag is not None}
 
     def verify(self, *, deep: bool = False, advance: Callable[[], None] = lambda: None) -> StoreVerification:
-        """Look at the log and every checkpoint; see `Snapshot.verify`. `advance` is called after each run."""
+        """Look at the log and every checkpoint; see `Snapshot.verify`. `advance` is called after each run.
+
+        Returns
+        -------
+        StoreVerification
+            `problems`, a list of sentences that is empty for a whole store; and `log` and `checkpoints`, what was found
+            of each, with the newest first, `newest_whole` among them.
+        """
         return verify_store(self.storage, self.store_id, deep=deep, advance=advance)
 
     def diagnose(self, *, deep: bool = True, advance: Callable[[], None] = lambda: None) -> list[str]:
@@ -160,6 +200,11 @@ class ReadableStore:
         ----------
         deep
             Read every byte; otherwise only look whether each file is there and has its size.
+
+        Returns
+        -------
+        Snapshot
+            As of `latest`.
 
         Raises
         ------

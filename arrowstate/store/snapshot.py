@@ -81,6 +81,11 @@ class Snapshot(SnapshotReader):
         rename
             Stored name to new name of states; no file is written again. Every subtask must be restored alike.
 
+        Returns
+        -------
+        KeyedStateBackend
+            With all states of the operator but those dropped; `state` takes one up by its descriptor.
+
         Raises
         ------
         OperatorNotFoundError
@@ -146,6 +151,11 @@ class Snapshot(SnapshotReader):
             The operator; one without operator state gives a backend without states.
         parallelism, subtask
             As for `restore`, and so are the errors.
+
+        Returns
+        -------
+        OperatorStateBackend
+            With all operator states; `state` takes one up by its descriptor.
         """
         with (
             recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
@@ -180,5 +190,11 @@ class Snapshot(SnapshotReader):
         deep
             Read every file, compare its checksum, and its rows with what the manifest says of them. Otherwise only
             documents are read, and of each file whether it is there and has its size.
+
+        Returns
+        -------
+        Verification
+            `problems`, a list of sentences, and `ok`, whether it is empty; how many `files`, `bytes`, `runs` and `rows`
+            were looked at.
         """
         return verify_checkpoint(self.storage, self.store_id, self.entry, deep=deep)

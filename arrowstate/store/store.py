@@ -75,6 +75,11 @@ class StateStore(KeptStore):
             `arrowstate.telemetry.OperationRecord`: what it took, and why it failed; for savepoints of a coordinator
             too. What it raises is logged, and changes nothing.
 
+        Returns
+        -------
+        StoreWriter
+            Takes checkpoints; use it in a `with` block.
+
         Raises
         ------
         CorruptDataError
@@ -197,6 +202,11 @@ class StateStore(KeptStore):
         progress
             Called with (files copied, files to copy) after each file, one call at a time.
 
+        Returns
+        -------
+        Snapshot
+            The checkpoint that was committed to this store.
+
         Raises
         ------
         StoreNotFoundError, CheckpointNotFoundError
@@ -250,7 +260,13 @@ class StateStore(KeptStore):
     def dispose_savepoint(
         self, name_or_path: str | Path, *, storage_options: Mapping[str, Any] | None = None
     ) -> tuple[str, ...]:
-        """Delete a savepoint, named as in `savepoint`; see `arrowstate.dispose_savepoint`."""
+        """Delete a savepoint, named as in `savepoint`; see `arrowstate.dispose_savepoint`.
+
+        Returns
+        -------
+        tuple[str, ...]
+            The paths of the files that were deleted.
+        """
         place = self._savepoint_place(name_or_path)
         options = options_beside(self.storage, place) if storage_options is None else storage_options
         return dispose_savepoint(place, storage_options=options, clock_ms=self.clock_ms)
@@ -289,6 +305,11 @@ def open_store(
         checksums made right, raise `CorruptDataError` in the place of ending this process; it takes a pass over the
         offsets and texts of what is read. Savepoints, imports and deep looks are always read in full. The library that
         reads Lance may still end the process, where a forged file asks for more memory than there is.
+
+    Returns
+    -------
+    StateStore
+        The store; nothing of its state is read yet.
 
     Raises
     ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -98,6 +99,24 @@ def test_an_entry_lists_what_completion_shows_and_nothing_else(instance):
     shown = {name for name in dir(instance) if not name.startswith("_")}
     assert listed <= shown
     assert shown - listed <= {"freeze", "read_keys"}
+
+
+@pytest.mark.parametrize(
+    "name", ["StateStore", "StoreWriter", "Snapshot", "Collection", "Compaction", "PendingCheckpoint", "BatchRunner"]
+)
+def test_every_verb_of_what_a_store_is_used_by_says_what_it_returns(name):
+    kind = docs_checks.find(f"arrowstate.{name}")
+    verbs = {verb: getattr(kind, verb) for verb in dir(kind) if not re.match("_|snapshot_of|states$", verb)}
+
+    silent = [
+        verb
+        for verb, function in verbs.items()
+        if inspect.isfunction(function)
+        and inspect.signature(function).return_annotation != "None"
+        and "\nReturns\n" not in inspect.getdoc(function)
+    ]
+
+    assert silent == []
 
 
 def test_what_hides_nothing_has_an_entry_without_filters_of_its_own():

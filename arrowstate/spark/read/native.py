@@ -132,6 +132,11 @@ def read_state(
         As for `arrowstate.open_store`, of values that JSON has. Spark's own reader does not know them: it reads a
         bucket with what the session has of it, or else the data source does.
 
+    Returns
+    -------
+    DataFrame
+        A row per entry, as `Snapshot.to_arrow` has them, in no particular order.
+
     Raises
     ------
     NotFoundError
@@ -174,6 +179,11 @@ def plan_read(
     storage_options: Mapping[str, Any] | None = None,
 ) -> StateScan:
     """Return how a state is read, and why so; arguments and errors are those of `read_state`.
+
+    Returns
+    -------
+    StateScan
+        `frame`, the rows; `native`, whether Spark's own reader reads them; and `reason`, a text.
 
     Examples
     --------
