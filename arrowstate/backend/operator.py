@@ -48,7 +48,7 @@ class OperatorStateBackend(Shown):
     [1]
     """
 
-    _plumbing = frozenset({"existing", "hold", "take_up", "was_stored"})
+    _plumbing = frozenset({"existing", "hold", "restored_bytes", "take_up", "was_stored"})
 
     def __init__(self) -> None:
         self._states: dict[str, OperatorListState | BroadcastState] = {}
@@ -56,6 +56,8 @@ class OperatorStateBackend(Shown):
         "Restored states that no descriptor has taken up."
         self.was_stored = False
         "Whether it was restored, or frozen for a checkpoint."
+        self.restored_bytes = 0
+        "The size of what it was restored from."
 
     def __repr__(self) -> str:
         return f"<OperatorStateBackend, states: {', '.join(self._states) or 'none'}>"
@@ -181,9 +183,11 @@ def restore_operator_backend(
     for document in operator.operator_states:
         if document.kind == "broadcast":
             number = subtask % len(document.parts)
+            backend.restored_bytes += document.parts[number].bytes
             backend.hold(restored_broadcast(storage, document, number))
             continue
         wanted = _wanted(document, pieces.get(document.name), parallelism, subtask)
+        backend.restored_bytes += sum(document.parts[number].bytes for number, _, _ in wanted)
         parts = (read_part(storage, document, number).slice(first, last - first) for number, first, last in wanted)
         backend.take_up(operator_descriptor_of(document), parts)
     return backend

@@ -318,6 +318,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
                 new_id=self._writer.new_id,
                 clock_ms=self._clock_ms,
                 cancelled=cancelled,
+                wrote=flight.recording.parts.append,
             )
             self._writers.submit(save).add_done_callback(partial(self._saved, id, flight))
         else:

@@ -24,9 +24,17 @@ from arrowstate.snapshot.reading import open_run, subtask_runs
 from arrowstate.snapshot.savepoint_rows import cutoff_of, drop_expired, merged_rows
 from arrowstate.snapshot.subtasks import fitted, subtask_of, whole_operator
 from arrowstate.snapshot.validation import validated_savepoint
-from arrowstate.snapshot.writing import FrozenSubtask, RunWriter, delete_quietly, schema_versions, write_manifest
+from arrowstate.snapshot.writing import (
+    FrozenSubtask,
+    RunWriter,
+    delete_quietly,
+    schema_versions,
+    subtask_bytes,
+    write_manifest,
+)
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Run
+from arrowstate.telemetry.records import PartRecord
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, StateRunsDocument, SubtaskDocument
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
@@ -71,6 +79,7 @@ def write_savepoint(
     clock_ms: Callable[[], int],
     cancelled: Callable[[], bool] = lambda: False,
     progress: Callable[[int, int], None] | None = None,
+    wrote: Callable[[PartRecord], object] = lambda _: None,
 ) -> LogEntryDocument:
     """Write a checkpoint as a self-contained store.
 
@@ -78,7 +87,7 @@ def write_savepoint(
     ----------
     storage, store_id, entry
         The store and the checkpoint to write.
-    target, format, new_id, clock_ms, cancelled, progress
+    target, format, new_id, clock_ms, cancelled, progress, wrote
         As in `write_frozen_savepoint`.
 
     Returns
@@ -106,6 +115,7 @@ def write_savepoint(
         clock_ms=clock_ms,
         cancelled=cancelled,
         progress=progress,
+        wrote=wrote,
     )
 
 
@@ -122,6 +132,7 @@ def write_frozen_savepoint(
     clock_ms: Callable[[], int],
     cancelled: Callable[[], bool] = lambda: False,
     progress: Callable[[int, int], None] | None = None,
+    wrote: Callable[[PartRecord], object] = lambda _: None,
 ) -> LogEntryDocument:
     """Write frozen state as a self-contained store, while the backends that it was frozen from may be written to.
 
@@ -149,6 +160,8 @@ def write_frozen_savepoint(
         Asked before each file; once it returns true the savepoint is given up.
     progress
         Called with (states of subtasks written, states of subtasks to write) after each of them.
+    wrote
+        Called with what each subtask took, and the operator state of each operator, once its files are written.
 
     Returns
     -------
@@ -181,6 +194,7 @@ def write_frozen_savepoint(
         clock_ms=clock_ms,
         cancelled=cancelled,
         progress=progress,
+        wrote=wrote,
     )
 
 
@@ -254,6 +268,7 @@ def _write(
     clock_ms: Callable[[], int],
     cancelled: Callable[[], bool],
     progress: Callable[[int, int], None] | None,
+    wrote: Callable[[PartRecord], object],
 ) -> LogEntryDocument:
     if format not in get_args(RunFormat):
         raise InvalidInputError(f"the format of a savepoint is one of {get_args(RunFormat)}, got {format!r}")
@@ -268,6 +283,7 @@ def _write(
         watermark,
         cancelled,
         progress,
+        wrote,
         total=sum(operator.parallelism * len(operator.states) for operator in operators),
     )
     commit_id, store_id = new_id(), new_id()
@@ -313,6 +329,7 @@ class _Writing:
     watermark: int | None
     cancelled: Callable[[], bool]
     progress: Callable[[int, int], None] | None
+    wrote: Callable[[PartRecord], object]
     total: int
     done: int = 0
     paths: list[str] = field(default_factory=list)
@@ -328,6 +345,7 @@ class _Writing:
         live_rows = dict.fromkeys((state.name for state in operator.states), 0)
         subtasks = []
         for number in range(operator.parallelism):
+            before = len(self.paths)
             subtask = operator.subtask(number)
             states, own_rows = [], {}
             for state in schemas:
@@ -337,25 +355,29 @@ class _Writing:
                 live_rows[name] += own_rows[name]
                 states.append(runs)
             self.ask()
+            manifest = write_manifest(self.target, operator.uid, subtask.key_groups, states, self.new_id, self.paths)
             subtasks.append(
                 SubtaskDocument(
                     subtask=number,
                     key_groups=subtask.key_groups,
-                    manifest=write_manifest(
-                        self.target, operator.uid, subtask.key_groups, states, self.new_id, self.paths
-                    ),
+                    manifest=manifest,
                     live_rows=own_rows,
                     watermark=subtask.watermark,
                     schema_versions=schema_versions(states),
                 )
             )
+            self._tell(operator.uid, number, subtask_bytes(manifest, states), before, sum(own_rows.values()))
         self.ask()
+        before = len(self.paths)
         parts = operator.operator_states()
         operator_states = (
             write_operator_states(self.target, operator.uid, parts, new_id=self.new_id, paths=self.paths)
             if parts
             else []
         )
+        if operator_states:
+            pieces = {piece.xxh3_128: piece.bytes for state in operator_states for piece in state.parts}
+            self._tell(operator.uid, None, sum(pieces.values()), before)
         if not subtasks and not operator_states:
             return None
         return OperatorDocument(
@@ -365,6 +387,14 @@ class _Writing:
             states=list(operator.states),
             subtasks=subtasks,
             operator_states=operator_states,
+        )
+
+    def _tell(self, uid: str, subtask: int | None, size: int, paths_before: int, rows: int | None = None) -> None:
+        files = len(self.paths) - paths_before
+        self.wrote(
+            PartRecord(
+                operator=uid, subtask=subtask, bytes_written=size, bytes_total=size, files_written=files, rows=rows
+            )
         )
 
     def _state(

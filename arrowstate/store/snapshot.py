@@ -135,8 +135,9 @@ class Snapshot(SnapshotReader):
                 drop=drop,
                 rename=rename,
             )
-            rows = sum(run.live_rows for state in backend.states.values() for run in state.table.runs)
-            recording.parts.append(PartRecord(operator=uid, subtask=subtask, rows=rows))
+            runs = [run for state in backend.states.values() for run in state.table.runs]
+            rows, size = sum(run.live_rows for run in runs), sum(run.segments.stored_bytes for run in runs)
+            recording.parts.append(PartRecord(operator=uid, subtask=subtask, bytes_total=size, rows=rows))
             return backend
 
     def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
@@ -161,8 +162,9 @@ class Snapshot(SnapshotReader):
             recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
             reading_checkpoint(self.storage, self.entry),
         ):
-            recording.parts.append(PartRecord(operator=uid, subtask=None))
-            return restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
+            backend = restore_operator_backend(self.storage, self.entry, uid, parallelism=parallelism, subtask=subtask)
+            recording.parts.append(PartRecord(operator=uid, subtask=None, bytes_total=backend.restored_bytes))
+            return backend
 
     def operator_state(self, uid: str, name: str) -> pa.Table:
         """Return an operator state of all subtasks as a table.

@@ -157,7 +157,7 @@ class StateStore(KeptStore):
         snapshot = self._chosen(checkpoint)
         target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
         with (
-            recorded("savepoint", self.url, self.clock_ms(), checkpoint_id=snapshot.checkpoint_id),
+            recorded("savepoint", self.url, self.clock_ms(), checkpoint_id=snapshot.checkpoint_id) as recording,
             held_while_read(
                 self.storage, snapshot.entry, holder="a savepoint", clock_ms=self.clock_ms, new_id=self.new_id
             ),
@@ -172,6 +172,7 @@ class StateStore(KeptStore):
                 new_id=self.new_id,
                 clock_ms=self.clock_ms,
                 progress=progress,
+                wrote=recording.parts.append,
             )
         return Snapshot(target, open_store_document(target).store_id, entry)
 

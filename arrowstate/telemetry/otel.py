@@ -156,8 +156,8 @@ class SpansAndMetrics:
         ended_ns = began_ns + record.duration_us * 1000
         parts = [part for part in record.parts if part.write_us is not None]
         attributes = dict(_attributes(record))
-        if len(record.parts) == 1 and not parts:
-            # What has one part and writes nothing, such as a restore, is that part.
+        if record.kind == "restore" and record.parts:
+            # One that did not fail is its one part.
             attributes.update(_of_part(record.parts[0]))
         span = self._tracer.start_span(f"arrowstate.{record.kind}", attributes=attributes, start_time=began_ns)
         if record.outcome in ("failed", "unknown"):

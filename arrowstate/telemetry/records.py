@@ -44,7 +44,8 @@ class PartRecord:
     "How long its files took, in microseconds."
     bytes_written: int | None = None
     bytes_total: int | None = None
-    "Of all files that it refers to, those written for it included."
+    """Of all files that it refers to, those written for it included; of a restore about those of the rows that the
+    backend has, dead ones included, or of the operator state that was read."""
     files_written: int | None = None
     rows: int | None = None
     "The live rows of its keyed state."
@@ -72,8 +73,8 @@ class PartRecord:
 class OperationRecord:
     """One operation on a store, from its beginning to its end; a figure that nobody measured is None.
 
-    Bytes, files and rows are those of the parts together. Of a checkpoint that failed or was aborted these are the
-    parts that were written before.
+    Bytes, files and rows are those of the parts together. Of a checkpoint or savepoint that failed or was aborted these
+    are the parts that were written before.
     """
 
     kind: Kind

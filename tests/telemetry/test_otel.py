@@ -146,6 +146,39 @@ def test_a_checkpoint_is_a_span_with_a_child_for_each_phase_and_each_subtask(sto
         assert span.start_time <= child.start_time <= child.end_time <= span.end_time
 
 
+def test_savepoints_and_restores_are_spans_with_their_bytes(store, exported, tmp_path):
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"op": [one()]})
+    records = []
+    stop = listen(records.append)
+    store.savepoint("kept")
+    snapshot.restore("op")
+    stop()
+
+    (saved,), (restored,) = exported.spans("arrowstate.savepoint"), exported.spans("arrowstate.restore")
+    common = {"arrowstate.store.url": store.url, "arrowstate.operation.outcome": "completed", "arrowstate.rows": 4000}
+    assert dict(saved.attributes) == {
+        **common,
+        "arrowstate.checkpoint.id": 1,
+        "arrowstate.bytes.written": records[0].bytes_written,
+        "arrowstate.bytes.total": records[0].bytes_written,
+        "arrowstate.files.written": 1,
+    }
+    assert dict(restored.attributes) == {
+        **common,
+        "arrowstate.checkpoint.id": 1,
+        "arrowstate.bytes.total": records[1].bytes_total,
+        "arrowstate.operator.uid": "op",
+        "arrowstate.subtask.index": 0,
+    }
+    assert exported.children(saved) == exported.children(restored) == []
+    written = {
+        where["arrowstate.operation.name"]: value for where, value in exported.points()["arrowstate.operation.written"]
+    }
+    assert written["savepoint"] == records[0].bytes_written
+    assert "restore" not in written
+
+
 def test_a_checkpoint_of_a_coordinator_is_under_the_span_in_which_it_was_triggered(store, exported):
     tracer = exported.tracers.get_tracer("job")
     with store.writer() as writer, writer.coordinator({"op": [one()]}) as checkpoints:

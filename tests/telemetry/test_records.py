@@ -196,7 +196,51 @@ def test_a_coordinator_tells_of_checkpoints_and_savepoints_in_the_thread_of_the_
     assert 0 < checkpoint.commit_us <= checkpoint.duration_us
     assert 0 < checkpoint.write_us <= checkpoint.duration_us
     assert (saved.kind, saved.outcome, saved.checkpoint_id) == ("savepoint", "completed", savepoint.checkpoint_id)
+    assert [(part.operator, part.subtask, part.rows is None) for part in saved.parts] == [
+        ("op", 0, False),
+        ("op", 1, False),
+    ]
+    assert (saved.rows, saved.files_written) == (5000, 2)
+    assert saved.bytes_written == savepoint_bytes(savepoint.result())
     assert set(threads) == {threading.current_thread()}
+
+
+def savepoint_bytes(savepoint: arrowstate.Snapshot) -> int:
+    """The size of its files, and of what is small and stands in its log entry."""
+    return savepoint.storage_use().bytes
+
+
+def test_a_savepoint_and_restores_tell_the_bytes_of_operator_state(store, told):
+    backend = arrowstate.OperatorStateBackend()
+    backend.state(OFFSETS).add_all(range(10_000))
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({}, operator_states={"source": [backend]})
+
+    saved = store.savepoint("kept")
+    whole = snapshot.restore_operator_state("source")
+    snapshot.restore_operator_state("source", parallelism=2)
+
+    checkpoint, savepoint, restore, half = told
+    assert [(part.operator, part.subtask, part.files_written) for part in savepoint.parts] == [("source", None, 1)]
+    assert savepoint.bytes_written == savepoint_bytes(saved) == checkpoint.bytes_total > 80_000
+    assert restore.bytes_total == half.bytes_total == checkpoint.bytes_total
+    assert restore.rows is None
+    assert len(whole.state(OFFSETS).get()) == 10_000
+
+
+def test_a_savepoint_that_fails_tells_what_was_written_before(store, told):
+    with store.writer() as writer:
+        writer.checkpoint({"first": [one()], "second": [one()]})
+
+    def fail(done, _):
+        if done == 2:
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        store.savepoint("kept", progress=fail)
+
+    assert [(record.kind, record.outcome) for record in told] == [("checkpoint", "completed"), ("savepoint", "failed")]
+    assert [part.operator for part in told[1].parts] == ["first"]
 
 
 def test_a_coordinator_tells_apart_what_failed_and_what_was_given_up(store, faults):
@@ -274,7 +318,7 @@ def test_listeners_are_told_of_restores_savepoints_imports_compactions_and_colle
         backend.state(TOTAL).clear_batch(pa.array(range(3500)))
         newest = writer.checkpoint({"op": [backend]})
     newest.restore("op", parallelism=2, subtask=1)
-    store.savepoint("kept")
+    saved = store.savepoint("kept")
     other = arrowstate.open_store(tmp_path / "other", create=True)
     imported = other.import_savepoint(f"{store.url}/savepoints/kept")
     compacted = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.1, min_bytes=0)).apply()
@@ -287,6 +331,10 @@ def test_listeners_are_told_of_restores_savepoints_imports_compactions_and_colle
     _, _, restore, savepoint, brought, compaction, collection = told
     assert (restore.parts[0].operator, restore.parts[0].subtask) == ("op", 1)
     assert 0 < restore.rows < 500
+    assert 0 < restore.bytes_total < told[0].bytes_total
+    assert restore.bytes_written is None
+    assert savepoint.rows == 500
+    assert savepoint.bytes_written == savepoint.bytes_total == savepoint_bytes(saved) > 500
     assert restore.checkpoint_id == savepoint.checkpoint_id == newest.checkpoint_id
     assert (brought.store, brought.checkpoint_id) == (other.url, imported.checkpoint_id)
     assert (compaction.checkpoint_id, compaction.rows) == (compacted.checkpoint_id, 500)
