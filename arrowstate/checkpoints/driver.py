@@ -169,7 +169,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
 
         Returns
         -------
-        PendingCheckpoint
+        PendingCheckpoint[SnapshotT]
             Its `result()` waits for the commit and returns the `Snapshot`.
 
         Raises
@@ -195,7 +195,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
 
         Returns
         -------
-        PendingCheckpoint or None
+        PendingCheckpoint[SnapshotT] | None
             None where nothing is due, or as many are in flight as may be.
         """
         return self._begin(Border(self._clock_ms()), properties, watermark)
@@ -220,7 +220,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
 
         Returns
         -------
-        PendingCheckpoint
+        PendingCheckpoint[SnapshotT]
             Its `result()` waits for the last file and returns the savepoint, a `Snapshot`.
 
         Raises

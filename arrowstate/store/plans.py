@@ -134,7 +134,7 @@ class Compaction:
 
         Returns
         -------
-        Snapshot or None
+        Snapshot | None
             The new checkpoint, with the content, properties and watermark of the one before.
         """
         store = self._store
