@@ -301,9 +301,12 @@ def factors(kind):
     some += [2**n for n in range(high.bit_length())]
     inside = [number for number in some if low <= number <= high]
     powers = st.builds(
-        lambda n, sign, rest: sign * 10**n + rest, st.integers(0, 76), st.sampled_from([-1, 1]), st.integers(-9, 9)
+        lambda n, sign, rest: min(max(sign * 10**n + rest, low), high),
+        st.integers(0, len(str(high)) - 1),
+        st.sampled_from([1, -1] if low else [1]),
+        st.integers(-9, 9),
     )
-    numbers = st.sampled_from(inside) | powers.filter(lambda number: low <= number <= high)
+    numbers = st.sampled_from(inside) | powers
     return numbers.map(lambda number: decimal(number, kind.scale)) if pa.types.is_decimal(kind) else numbers
 
 
