@@ -16,7 +16,6 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.errors import InvalidInputError
 from arrowstate.snapshot.operator import FrozenOperatorState
-from arrowstate.snapshot.subtasks import Content
 from arrowstate.snapshot.writing import FrozenSubtask
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
@@ -140,7 +139,7 @@ def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenChec
 
 
 def warn_of_fresh_start(
-    before: Content,
+    before: Sequence[OperatorDocument],
     frozen: FrozenCheckpoint,
     operators: Mapping[str, Sequence[KeyedStateBackend]],
     operator_states: Mapping[str, Sequence[OperatorStateBackend]],
@@ -150,14 +149,15 @@ def warn_of_fresh_start(
     It is no error, for a job may begin anew on purpose; one that has as many rows again has computed them anew. A
     backend that was frozen for a checkpoint goes on from there.
     """
-    for uid, backends in operators.items():
-        if not all(backend.was_stored for backend in backends) and (operator := before.whole(uid)) is not None:
-            had = sum(sum(subtask.live_rows.values()) for subtask in operator.subtasks)
+    for operator in before:
+        uid = operator.uid
+        if not all(backend.was_stored for backend in operators.get(uid, ())):
+            had = sum(operator.live_rows(state.name) for state in operator.states)
             has = sum(state.table.live_rows for subtask in frozen.operators[uid] for state in subtask.states)
             _warn_of_fewer_rows(uid, had, has, f"restore({uid!r})")
-    for uid, parts in operator_states.items():
-        if not all(part.was_stored for part in parts) and (operator := before.whole(uid)) is not None:
-            had = sum(piece.rows for state in operator.operator_states for piece in state.parts)
+        if not all(part.was_stored for part in operator_states.get(uid, ())):
+            had = sum(part.rows for state in operator.operator_states for part in state.parts)
+            had += sum(file.rows for state in operator.operator_states for file in state.part_files)
             has = sum(state.batch.num_rows for part in frozen.operator_states[uid] for state in part)
             _warn_of_fewer_rows(uid, had, has, f"restore_operator_state({uid!r})")
 

@@ -210,7 +210,7 @@ class CheckpointWriter(Committer):
             content = Content(self._storage, ())
         if not allow_dropped_state:
             check_nothing_dropped(content.operators, frozen)
-            warn_of_fresh_start(content, frozen, operators, operator_states or {})
+            warn_of_fresh_start(content.operators, frozen, operators, operator_states or {})
         for backend in chain.from_iterable(operators.values()):
             backend.was_stored = True
         for own in chain.from_iterable((operator_states or {}).values()):

@@ -19,13 +19,14 @@ from arrowstate import (
     open_store,
 )
 
+KEY = pa.schema([("k", pa.string())])
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
 
 
 def new_backend(*keys: str, subtask: int | None = None) -> KeyedStateBackend:
     groups = None if subtask is None else key_group_range(128, parallelism=2, subtask=subtask)
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=128, key_groups=groups)
+    backend = KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
     backend.state(TOTAL).add_batch(list(keys), [1] * len(keys))
     return backend
 
@@ -75,6 +76,32 @@ def test_one_subtask_that_was_not_restored_is_enough(store):
 
     with store.writer() as writer, pytest.warns(RuntimeWarning, match="were not restored"):
         writer.checkpoint({"op": subtasks}, operator_states={"op": offsets})
+
+
+def test_as_many_subtasks_as_have_lists_in_files_are_counted_too(tmp_path):
+    many = open_store(tmp_path / "many", create=True)
+    groups = [key_group_range(256, parallelism=256, subtask=number) for number in range(256)]
+
+    def backends(*keys: str) -> list[KeyedStateBackend]:
+        made = [KeyedStateBackend(key=KEY, max_parallelism=256, key_groups=own) for own in groups]
+        for backend in made:
+            backend.state(TOTAL)
+        for key in keys:
+            made[key_groups(pa.array([key]), 256)[0].as_py()].state(TOTAL).add_batch([key], [1])
+        return made
+
+    with many.writer() as writer:
+        writer.checkpoint({"op": backends("a", "b")}, operator_states={"op": [new_offsets(5)] * 256})
+    assert many.latest().entry.operators[0].subtask_files
+    assert many.latest().entry.operators[0].operator_states[0].part_files
+
+    with many.writer() as writer, pytest.warns(RuntimeWarning) as said:
+        writer.checkpoint({"op": backends("c")}, operator_states={"op": [new_offsets()] * 256})
+
+    assert [str(each.message).partition(",")[0] for each in said] == [
+        "the checkpoint has 1 rows of operator 'op' and the one before 2",
+        "the checkpoint has 0 rows of operator 'op' and the one before 256",
+    ]
 
 
 def test_a_coordinator_tells_it_too_and_once(store):
