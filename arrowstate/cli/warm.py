@@ -31,6 +31,7 @@ KERNEL_MODULES = (
     "arrowstate.table.pair_kernels",
     "arrowstate.table.place_kernels",
     "arrowstate.table.sparse",
+    "arrowstate.table.time_order",
     "arrowstate.table.zones",
     "arrowstate.windows.assigners",
 )

@@ -36,6 +36,8 @@ class BackgroundMerge:
         Returns where the merged rows go; called by `run`.
     expired_up_to
         Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
+    time_column
+        The number of a column by the times of which the merged run will be asked for rows; None for none.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class BackgroundMerge:
         make_sink: Callable[[], BatchSink],
         *,
         expired_up_to: int | None = None,
+        time_column: int | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.merged: Run | None = None
@@ -53,6 +56,7 @@ class BackgroundMerge:
         self._policy = policy
         self._make_sink = make_sink
         self._expired_up_to = expired_up_to
+        self._time_column = time_column
         self._merging: Merging | None = None
 
     def run(self) -> None:
@@ -69,6 +73,7 @@ class BackgroundMerge:
             self._make_sink(),
             in_steps=True,
             expired_up_to=self._expired_up_to,
+            time_column=self._time_column,
         )
         self._merging.finish()
         self.merged = self._merging.merged

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.table import kernels, pair_kernels, place_kernels
-from arrowstate.table.columns import fixed_words, fresh_words, gather_places, gather_words
+from arrowstate.table import place_kernels
+from arrowstate.table.columns import fresh_words
+from arrowstate.table.merge_sources import Chosen, Sources
+from arrowstate.table.merged_batch import BatchInTheMaking
 from arrowstate.table.run import Bits, Directory, Run, all_live
-from arrowstate.table.segment import has_second
 from arrowstate.table.segments import Segments
+from arrowstate.table.zones import MergedTimes, Zones
 
 __all__ = ["BatchSink", "MemorySink", "MergePolicy", "Merging", "fill", "merge_runs"]
 
 Ints = npt.NDArray[np.int64]
-Source = tuple[pa.RecordBatch, Ints, Bits, int]
-"Rows of one run, their hashes, the run's live bits, and the bit of the first row."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,9 @@ class MergePolicy:
     step_rows: int = 16_384
     "A merge of more rows than this, and than some batches bring, is made in steps that the next batches pay for."
     pace: int = 8
-    """How many rows of each merge under way are looked at for a row that is written, at least 2. The fewer, the more
-    evenly batches are charged, and the longer the runs of a merge are read beside those that came after them."""
+    """Half of how many rows of merges under way are looked at for a row that is written, at least 2; more where many
+    merges are under way. The fewer, the more evenly batches are charged, and the longer the runs of a merge are read
+    beside those that came after them."""
 
     def pick(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs to merge now, or none."""
@@ -69,6 +70,19 @@ class MergePolicy:
             top = max(full)
             largest = max(largest, max(run.live_rows for run in runs if self.tier(run.live_rows) == top))
         return [run for run in runs if run.live_rows <= largest]
+
+    def without_small(self, picked: Sequence[Run]) -> list[Run]:
+        """Return the runs of a merge that goes on in steps: those more than a tier below the largest are left out.
+
+        They are merged with one another meanwhile, as ever, instead of being read one by one until it is done.
+        """
+        lowest = self.tier(max(run.live_rows for run in picked)) - 1
+        return [run for run in picked if self.tier(run.live_rows) >= lowest]
+
+    def work(self, written: int, merges: int) -> int:
+        """Return how many rows of so many merges under way are looked at for rows that were written."""
+        # More than four are under way only where that is too little for what is written.
+        return self.pace * written * max(4, merges) // 2
 
     def for_appends(self) -> MergePolicy:
         """Return the policy of a state whose batches are appended without a look at what is there.
@@ -172,6 +186,9 @@ class Merging:
         directory of the merged run is made piece by piece too.
     expired_up_to
         Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
+    time_column
+        The number of a column by the times of which the merged run will be asked for rows, so that the first who asks
+        need not look at all of them; None for none.
     """
 
     def __init__(
@@ -183,6 +200,7 @@ class Merging:
         piece_rows: int | None = None,
         in_steps: bool = False,
         expired_up_to: int | None = None,
+        time_column: int | None = None,
     ) -> None:
         self.runs = tuple(runs)
         self.merged: Run | None = None
@@ -192,14 +210,13 @@ class Merging:
         self._sink = sink
         self._expired_up_to = expired_up_to
         self._is_slow = policy.is_slow
+        self._time_column = time_column
         rows, live = sum(run.rows for run in runs), sum(run.live_rows for run in runs)
-        row_bytes = max(1, sum(s.stored.nbytes for run in runs for s in run.segments) // max(1, rows))
+        row_bytes = max(1, sum(run.segments.stored_bytes for run in runs) // max(1, rows))
         self._segment_rows = max(1024, policy.segment_bytes // row_bytes)
         self._most = live
-        self._ends = [run.first_row for run in runs]
-        "One past the last row of each run that was looked at."
-        self._starts = np.cumsum([0, *(run.rows for run in runs)])
-        self._borders = [_borders_of(run) for run in runs]
+        self._times = MergedTimes(live) if in_steps and time_column is not None else None
+        self._sources = Sources(runs)
         pieces = -(-live // min(self._segment_rows, piece_rows or self._segment_rows))
         self._pieces = _pieces(max(runs, key=lambda run: run.rows), pieces) if live else []
         self._places: npt.NDArray[np.uint32] | None = None
@@ -222,12 +239,19 @@ class Merging:
         for _ in self._work:
             pass
 
-    def step(self, rows: int) -> None:
-        """Go on until so many rows of the runs were looked at, or it is done."""
+    def step(self, rows: int) -> int:
+        """Go on until so many rows of the runs were looked at, or it is done; return how many there were."""
+        looked_at = 0
         for looked in self._work:
-            rows -= looked
-            if rows <= 0:
-                return
+            looked_at += looked
+            if looked_at >= rows:
+                break
+        return looked_at
+
+    @property
+    def rows(self) -> int:
+        """How many rows the runs have, dead ones included."""
+        return int(self._sources.starts[-1])
 
     def close(self) -> None:
         """Give it up; nothing is left of it."""
@@ -236,29 +260,30 @@ class Merging:
     def let_go(self) -> None:
         """Let go of all rows of the sources and of the merged run; `places` goes on answering."""
         self.runs = tuple(replace(run, segments=Segments(), built=None) for run in self.runs)
+        self._sources = Sources(self.runs)
         self.merged = None
 
     def drop(self, number: int, rows: Ints) -> None:
         """Take rows that have just died in a run, given by its number, out of what was merged so far."""
         if self._places is None or self.done:
             return
-        ahead = int(self._starts[number]) - self.runs[number].first_row
-        end = self._ends[number]
+        ahead = int(self._sources.starts[number]) - self.runs[number].first_row
+        end = self._sources.ends[number]
         self._dead += place_kernels.clear_places(rows, end, ahead, self._places, self._live)
 
     def places(self, number: int, rows: Ints) -> Ints:
         """Return the rows of the merged run that some rows of a source became; rows that had no part are left out."""
         assert self._places is not None, "it was made in steps"
-        places = self._places[rows - self.runs[number].first_row + self._starts[number]]
+        places = self._places[rows - self.runs[number].first_row + self._sources.starts[number]]
         return places[places > 0].astype(np.int64) - 1
 
     def _steps(self) -> Generator[int, None, None]:
-        made: _BatchInTheMaking | None = None
+        made: BatchInTheMaking | None = None
         row = 0
         try:
-            for low, high in self._pieces:
-                sources, starts = self._sources(low, high)
-                chosen = _chosen(sources, self._expired_up_to)
+            for high in self._pieces:
+                piece = self._sources.piece(high)
+                chosen = piece.chosen(self._expired_up_to)
                 rows = chosen.places.size
                 if made is not None and made.rows + rows > made.capacity:
                     self._sink.append(made.finish())
@@ -267,13 +292,15 @@ class Merging:
                     if made is None:
                         room = max(rows, self._batch_rows(row))
                         by_and_by = self.in_steps and self._is_slow
-                        made = _BatchInTheMaking(sources[0][0].schema, room, small_pages=by_and_by)
-                    made.add([part for part, _, _, _ in sources], chosen)
-                    self._note(chosen, starts, row)
+                        made = BatchInTheMaking(piece.schema, room, small_pages=by_and_by)
+                    made.add(piece, chosen)
+                    if self._times is not None and self._time_column is not None:
+                        self._times.add(row, made.latest(self._time_column, rows))
+                    self._note(chosen, piece.firsts, row)
                     row += rows
                 if self._directory is not None:
                     self._counted = self._directory.count_up_to(high, self._counted)
-                yield sum(part.num_rows for part, _, _, _ in sources)
+                yield piece.rows
             if made is not None:
                 self._sink.append(made.finish())
             if row:
@@ -291,6 +318,8 @@ class Merging:
 
     def _finished(self, rows: int) -> Run:
         merged = self._sink.finish()
+        if (times := self._times) is not None and (column := self._time_column) is not None:
+            merged.segments.shared(("zones", column), lambda: Zones(merged.segments, column, times))
         if self._directory is not None:
             merged.built = self._directory
             bits = self._live[: (rows + 7) // 8]
@@ -299,148 +328,21 @@ class Merging:
             merged.live, merged.live_rows = bits, rows - self._dead
         return merged
 
-    def _sources(self, low: int | None, high: int | None) -> tuple[list[Source], list[int]]:
-        """Return the rows in a range of hashes, and by source the number of its first row among those of all runs."""
-        sources: list[Source] = []
-        starts: list[int] = []
-        for number, (run, (firsts, lasts)) in enumerate(zip(self.runs, self._borders, strict=True)):
-            first = 0 if low is None else int(np.searchsorted(lasts, low))
-            last = firsts.size if high is None else int(np.searchsorted(firsts, high))
-            for segment in run.segments[first:last]:
-                start = 0 if low is None else int(np.searchsorted(segment.hashes, low))
-                stop = segment.hashes.size if high is None else int(np.searchsorted(segment.hashes, high))
-                if start < stop:
-                    rows = segment.batch.slice(start, stop - start)
-                    bit = segment.first_row + start - run.first_row
-                    sources.append((rows, segment.hashes[start:stop], run.live, bit))
-                    starts.append(int(self._starts[number]) + bit)
-                    self._ends[number] = segment.first_row + stop
-        return sources, starts
-
-    def _note(self, chosen: _Chosen, starts: Sequence[int], row: int) -> None:
+    def _note(self, chosen: Chosen, firsts: Ints, row: int) -> None:
         """Keep where rows went, of which the first is a row of the merged run."""
         places = chosen.places
         if self._places is not None:
-            place_kernels.note_places(np.array(starts, dtype=np.int64), places, row + 1, self._places)
+            place_kernels.note_places(firsts, places, row + 1, self._places)
         if self._directory is not None:
             self._directory.count_rows(chosen.hashes)
 
 
-def _borders_of(run: Run) -> tuple[Ints, Ints]:
-    """Return the first and the last hash of each segment."""
-    return run.segments.lowest, run.segments.highest
-
-
-def _pieces(largest: Run, count: int) -> list[tuple[int | None, int | None]]:
-    """Cut the hash range into about `count` pieces; each is (low inclusive, high exclusive), None is open."""
+def _pieces(largest: Run, count: int) -> list[int | None]:
+    """Cut the hash range into about `count` pieces; return where each ends, exclusive, None for the last."""
     rows = largest.first_row + largest.rows * np.arange(1, count) // count
     ends = np.array([segment.end_row for segment in largest.segments])
     borders: list[int] = []
     for number, segment in enumerate(largest.segments):
         inside = rows[np.searchsorted(ends, rows, side="right") == number] - segment.first_row
         borders += np.unique(segment.hashes[np.maximum(inside, 0)]).tolist()
-    return list(zip([None, *borders], [*borders, None], strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Rows that go into a merged run, in its order."""
-
-    hashes: Ints
-    seconds: Ints | None
-    places: Ints
-    "The number of the source << 32 | the row there."
-
-
-def _chosen(sources: Sequence[Source], expired_up_to: int | None) -> _Chosen:
-    """Return the live rows of the sources that have not expired."""
-    hashes, places = _live(sources)
-    parts = [part for part, _, _, _ in sources]
-    if expired_up_to is not None and hashes.size:
-        updated = gather_places([part.column(part.num_columns - 1) for part in parts], places).to_numpy()
-        fresh = updated > expired_up_to
-        hashes, places = hashes[fresh], places[fresh]
-    # The live rows are a few sorted lists one after the other, which the sort puts together in one pass.
-    if hashes.size and has_second(parts[0].schema):
-        seconds = gather_places([part.column(1) for part in parts], places).to_numpy()
-        order = pair_kernels.sort_by_pair(hashes, seconds)
-        return _Chosen(hashes[order], seconds[order], places[order])
-    hashes, order = kernels.sort_by_hash(hashes)
-    return _Chosen(hashes, None, places[order])
-
-
-class _BatchInTheMaking:
-    """A record batch of a merged run, filled piece by piece."""
-
-    def __init__(self, schema: pa.Schema, capacity: int, *, small_pages: bool) -> None:
-        self.capacity = capacity
-        self.rows = 0
-        self._schema = schema
-        self._columns = [_ColumnInTheMaking(field.type, capacity, small_pages=small_pages) for field in schema]
-
-    def add(self, parts: Sequence[pa.RecordBatch], chosen: _Chosen) -> None:
-        sorted_columns = [chosen.hashes] if chosen.seconds is None else [chosen.hashes, chosen.seconds]
-        for number, column in enumerate(self._columns):
-            if number < len(sorted_columns):
-                column.add([pa.array(sorted_columns[number])], None)
-            else:
-                column.add([part.column(number) for part in parts], chosen.places)
-        self.rows += chosen.places.size
-
-    def finish(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([column.finish() for column in self._columns], schema=self._schema)
-
-
-class _ColumnInTheMaking:
-    """A column of it: where there are no nulls and the width is fixed, values go straight to where they stay."""
-
-    def __init__(self, kind: pa.DataType, capacity: int, *, small_pages: bool) -> None:
-        self._small_pages = small_pages
-        self._kind = kind
-        self._room = capacity
-        self._parts: list[pa.Array] = []
-        self._words: npt.NDArray[Any] | None = None
-        self._filled = 0
-
-    def add(self, sources: Sequence[pa.Array], places: Ints | None) -> None:
-        """Add the rows of the sources at some places, or all rows of the only one."""
-        rows = len(sources[0]) if places is None else places.size
-        words = [fixed_words(source) for source in sources]
-        if any(word is None or source.null_count for word, source in zip(words, sources, strict=True)):
-            assert places is not None, "a hash has a fixed width and is never null"
-            self._cut()
-            self._parts.append(gather_places(sources, places))
-        else:
-            first = words[0]
-            assert first is not None
-            if self._words is None:
-                shape = self._room, first.shape[1]
-                by_and_by = self._small_pages
-                self._words = fresh_words(*shape, first.dtype) if by_and_by else np.empty(shape, dtype=first.dtype)
-            out = self._words[self._filled : self._filled + rows]
-            if places is None:
-                out[:] = first
-            else:
-                gather_words([word for word in words if word is not None], places, out)
-            self._filled += rows
-        self._room -= rows
-
-    def finish(self) -> pa.Array:
-        self._cut()
-        return self._parts[0] if len(self._parts) == 1 else pa.concat_arrays(self._parts)
-
-    def _cut(self) -> None:
-        if self._words is not None:
-            values = pa.py_buffer(self._words[: self._filled])
-            self._parts.append(pa.Array.from_buffers(self._kind, self._filled, [None, values], 0))
-            self._words, self._filled = None, 0
-
-
-def _live(sources: Sequence[Source]) -> tuple[Ints, Ints]:
-    """Return hashes and places of the live rows, source by source."""
-    rows = sum(part.num_rows for part, _, _, _ in sources)
-    hashes, places = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
-    count = 0
-    for number, (_, part_hashes, live, bit) in enumerate(sources):
-        count += kernels.live_places(live, bit, part_hashes, number, hashes[count:], places[count:])
-    return hashes[:count], places[:count]
+    return [*borders, None]

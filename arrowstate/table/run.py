@@ -157,6 +157,11 @@ class Run:
         return size
 
     @property
+    def live_bytes(self) -> int:
+        """About how many bytes the live rows take."""
+        return self.segments.stored_bytes * self.live_rows // max(1, self.rows)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of rows in memory: those that are in no mapped file, and what was made of those that are."""
         size = sum(segment.converted_bytes for segment in self.segments) if self.segments.converts else 0

@@ -128,6 +128,10 @@ class Segments(Sequence[Segment]):
         addresses = self._of(column, numbers, words)
         return None if (addresses == _NONE).any() else addresses
 
+    def shape(self, column: int) -> tuple[Any, int]:
+        """Return the type of the words of a column for which there are addresses, and how many a row has."""
+        return self._shapes[column]
+
     def addresses(self, column: int, numbers: Ints) -> Addresses:
         """Return where a column of a fixed width and without nulls lies, of all segments; of some it is known then."""
         assert self.column_addresses(column, numbers) is not None, "it has no nulls"

@@ -35,6 +35,8 @@ Ints = npt.NDArray[np.int64]
 
 _logger = logging.getLogger("arrowstate.table")
 
+_PIECE_ROWS = 131_072
+"Pieces of more rows than this are no faster to merge, and take more memory."
 _LET_GO = 1
 "How many record batches that were merged are let go of at a time, at least."
 
@@ -202,8 +204,9 @@ class Table:
         self._budget = budget or Budget()
         self._killed: Journal[tuple[Run, Ints]] = Journal()
         self._merging: list[Merging] = []
-        self._written = self._dropped = 0
+        self._written = self._dropped = self._owed = 0
         self._replaced: list[Segment] = []
+        self._time_column: int | None = None
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -216,6 +219,10 @@ class Table:
     @property
     def memory_bytes(self) -> int:
         return sum(run.memory_bytes for run in self._runs)
+
+    def asked_by_time(self, column: int) -> None:
+        """Have merges from now on note the times of a column, an int64 without nulls, by which rows are asked for."""
+        self._time_column = column
 
     def find(self, keys: KeyBatch) -> Found:
         """Find the live row of each key."""
@@ -308,13 +315,19 @@ class Table:
         expired_up_to
             Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
         """
-        expected = sum(_live_bytes(run) for run in runs)
+        expected = sum(run.live_bytes for run in runs)
         # Rows of mapped files are not in memory, and a merge must not bring many of them there.
         spills = self._budget.is_exceeded(self, expected) or (
             any(run.mapped for run in runs) and expected > self._policy.segment_bytes
         )
         make_sink = partial(self._budget.spill_sink, self.schema) if spills else MemorySink
-        return BackgroundMerge([run.freeze() for run in runs], self._policy, make_sink, expired_up_to=expired_up_to)
+        return BackgroundMerge(
+            [run.freeze() for run in runs],
+            self._policy,
+            make_sink,
+            expired_up_to=expired_up_to,
+            time_column=self._time_column,
+        )
 
     def adopt(self, merge: BackgroundMerge) -> bool:
         """Put the result of a merge in the place of its runs; False, and nothing changes, if one of them is gone.
@@ -338,7 +351,8 @@ class Table:
         """Merge what the policy asks for, or the next steps of it, then spill until the budget holds.
 
         A merge of many rows is made in steps that grow with the rows written since the call before: it is done when
-        an eighth of its rows were written, so no call waits for it. Until then the table is read as it was.
+        an eighth of its rows were written at the latest, so no call waits for it. Until then the table is read as it
+        was.
 
         To be called before `find`, so that a disk without room fails a write before it has changed anything.
 
@@ -352,52 +366,61 @@ class Table:
         StorageFullError, StorageError
             If the disk has no room for rows past the budget; the table holds what it held.
         """
-        work = self._policy.pace * max(self._written, self._dropped)
+        written = max(self._written, self._dropped)
         self._written = self._dropped = 0
-        del self._replaced[: _LET_GO + len(self._replaced) // 32]
         held = {id(run) for run in self._runs}
         self._give_up([each for each in self._merging if any(id(run) not in held for run in each.runs)])
-        for merging in tuple(self._merging):
-            self._step(merging, work)
+        work = self._policy.work(written, len(self._merging))
+        self._let_go(work)
+        # What the last call looked at beyond its share, for pieces are not cut, is taken off this one.
+        left = work - self._owed
+        # The smallest first: so there are the fewest runs to read beside them.
+        for merging in sorted(self._merging, key=lambda merging: merging.rows):
+            if left > 0:
+                left -= self._step(merging, left)
         merged = {id(run) for merging in self._merging for run in merging.runs}
         self._runs = [run for run in self._runs if run.live_rows or id(run) in merged]
         while picked := self._policy.pick([run for run in self._runs if id(run) not in merged]):
-            rows = sum(run.rows for run in picked)
-            at_once = rows <= max(self._policy.step_rows, work)
+            most = max(self._policy.step_rows, left)
+            if sum(run.rows for run in picked) > most:
+                picked = self._policy.without_small(picked)
+            at_once = sum(run.rows for run in picked) <= most
             merging = Merging(
                 picked,
                 self._policy,
-                self._budget.sink(self, sum(map(_live_bytes, picked))),
+                self._budget.sink(self, sum(run.live_bytes for run in picked)),
                 # A batch that is much smaller than the one that made it due is not to wait for a piece of its size.
-                piece_rows=None
-                if at_once
-                else min(max(self._policy.step_rows // 2, work), 16 * self._policy.step_rows),
+                piece_rows=None if at_once else min(max(self._policy.step_rows // 2, work // 4), _PIECE_ROWS),
                 in_steps=not at_once,
                 expired_up_to=expired_up_to,
+                time_column=self._time_column,
             )
             self._merging.append(merging)
             if at_once:
-                self._step(merging)
+                left -= self._step(merging)
             else:
                 merged.update(map(id, picked))
+        self._owed = max(0, -left)
         if self._budget.is_exceeded(self):
             for merging in tuple(self._merging):
                 self._step(merging)
             self._replaced.clear()
         self._budget.hold(self)
 
-    def _step(self, merging: Merging, rows: int | None = None) -> None:
-        """Go on with a merge for so many rows, or to its end; when it is done, its result replaces its runs."""
+    def _step(self, merging: Merging, rows: int | None = None) -> int:
+        """Go on with a merge for so many rows, or to its end; when it is done, its result replaces its runs.
+
+        Returns how many rows were looked at.
+        """
         try:
+            looked_at = merging.rows if rows is None else merging.step(rows)
             if rows is None:
                 merging.finish()
-            else:
-                merging.step(rows)
         except BaseException:
             self._merging.remove(merging)
             raise
         if not merging.done:
-            return
+            return looked_at
         self._merging.remove(merging)
         sources = set(map(id, merging.runs))
         self._runs = [run for run in self._runs if id(run) not in sources]
@@ -408,13 +431,17 @@ class Table:
             self._replaced += [segment for run in merging.runs for segment in run.segments]
         made = {"runs": len(merging.runs), "rows": merging.merged.rows if merging.merged is not None else 0}
         _logger.debug("%(runs)d runs merged into one of %(rows)d rows", made, extra=made)
+        return looked_at
+
+    def _let_go(self, rows: int) -> None:
+        """Let go of record batches that were merged, with so many rows, and of one at least."""
+        count = 0
+        while count < len(self._replaced) and (rows > 0 or count < _LET_GO + len(self._replaced) // 32):
+            rows -= self._replaced[count].rows
+            count += 1
+        del self._replaced[:count]
 
     def _give_up(self, merges: Sequence[Merging]) -> None:
         for merging in merges:
             self._merging.remove(merging)
             merging.close()
-
-
-def _live_bytes(run: Run) -> int:
-    """About how many bytes the live rows of a run take."""
-    return sum(segment.stored.nbytes for segment in run.segments) * run.live_rows // max(1, run.rows)

@@ -2,8 +2,8 @@
 
 The time is an int64 column without nulls: the timestamp of a timer, the end of a window. Of each run it is known how
 early the live rows of each few hundred may be (see `zones`), so those that are due are found by a look at these. A run
-of which much was looked at again and again is put into the order of time, once, and from then on read from where the
-last call stopped.
+of which much was looked at again and again is put into the order of time, a part of it with each call (see
+`time_order`), and from then on read from where the last call stopped.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.table import kernels
 from arrowstate.table.journal import Journal
 from arrowstate.table.run import Run
 from arrowstate.table.segment import Segment
 from arrowstate.table.table import Table
+from arrowstate.table.time_order import OrderMark, TimeOrder
 from arrowstate.table.zones import Zones
 
 __all__ = ["Rows", "TimeColumn"]
@@ -28,9 +28,10 @@ Ints = npt.NDArray[np.int64]
 Rows = list[tuple[Run, Ints, Ints]]
 
 _LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-_SKIP_ROWS = 4096
-# To put a run in order takes about as long as to look at all of it so often.
+# To put a run in order takes about as long as to look at all of it so often; it goes on with a row for so many that
+# were looked at.
 _PASSES = 8
+_PAID = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +50,20 @@ class _Part:
     "What `lowest` becomes when these rows are gone or asked for no more."
     looked_at: int = 0
     "How many rows were looked at so far."
-    times: Ints | None = None
-    "All times, ascending; None until it is in order."
-    rows: Ints | None = None
-    "The rows they are of."
-    place: int = 0
-    "All rows before it in the order of time are dead or asked for no more."
+    owed: int = 0
+    "How many of its rows are to be put into order next."
+    order: TimeOrder | None = None
+    "Its first rows in the order of time, once it was looked at again and again."
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What is known of a run changes to this when a transaction goes back."""
+
+    lowest: int
+    passed: int
+    then: int
+    order: OrderMark | None
 
 
 class TimeColumn:
@@ -73,10 +82,11 @@ class TimeColumn:
     def __init__(self, table: Table, column: int) -> None:
         self._table = table
         self._column = column
+        table.asked_by_time(column)
         self._known: dict[int, _Part] = {}
         self._looked_at: list[_Part] = []
         "The parts of what was found last."
-        self._changes: Journal[tuple[_Part, tuple[int, int, int, int]]] = Journal()
+        self._changes: Journal[tuple[_Part, _Mark]] = Journal()
 
     def begin(self) -> int:
         """Return a mark, to be given up by `keep` or `go_back`, the latest first."""
@@ -89,14 +99,16 @@ class TimeColumn:
     def go_back(self, mark: int) -> None:
         """Give up the latest mark; the table must be, or become, what it was then."""
         for part, was in self._changes.undone(mark):
-            part.lowest, part.passed, part.then, part.place = was
+            part.lowest, part.passed, part.then = was.lowest, was.passed, was.then
+            if part.order is not None:
+                part.order.go_back(was.order)
         self._looked_at = []
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of what is in the order of time, and of what is known of the others."""
-        arrays = [array for part in self._known.values() for array in (part.times, part.rows) if array is not None]
-        return sum(array.nbytes for array in arrays) + sum(part.zones.nbytes for part in self._known.values())
+        ordered = sum(part.order.nbytes for part in self._known.values() if part.order is not None)
+        return ordered + sum(part.zones.nbytes for part in self._known.values())
 
     def find(self, up_to: int, after: int | None = None) -> Rows:
         """Return the live rows with a time up to `up_to`, and above `after`, in the order of the runs.
@@ -139,25 +151,25 @@ class TimeColumn:
     def cut(self, up_to: int, rows: int) -> int | None:
         """Return a time up to which there are about so many rows, at most `up_to`; None if none is due by then."""
         due = []
+        limit = up_to
         for part in self._parts():
             if part.lowest > up_to:
                 continue
-            if self._is_ordered(part):
-                first = self._first_of(part)
-                if first is not None and first <= up_to:
-                    times, _ = self._ordered(part)
-                    due.append(times[part.place : part.place + rows])
-            else:
-                found, above = self._pick(part, _LOWEST, up_to)
-                if found.size:
-                    due.append(part.run.segments.take(self._column, found, pa.int64()).to_numpy())
-                else:
-                    self._note(part)
-                    part.lowest = above
-        if not due:
-            return None
-        times = np.concatenate(due)
-        return min(up_to, int(np.partition(times, rows - 1)[rows - 1])) if times.size > rows else up_to
+            self._note(part)
+            if part.order is not None:
+                times, above = part.order.sample(part.run.live, up_to, rows)
+                due.append(times)
+                limit = min(limit, above)
+            found, above = self._look_at_zones(part, _LOWEST, up_to)
+            if found.size:
+                due.append(self._times_of(part, found))
+            elif part.order is None:
+                part.lowest = above
+            self._go_on(part)
+        times = np.concatenate(due) if due else np.empty(0, dtype=np.int64)
+        if times.size > rows:
+            limit = min(limit, int(np.partition(times, rows - 1)[rows - 1]))
+        return limit if times.size else None
 
     def overlapping(self, lowest: int, highest: int) -> list[Run]:
         """Return the runs that may have rows with times within these, both inclusive."""
@@ -194,77 +206,57 @@ class TimeColumn:
     def _note(self, part: _Part) -> None:
         """Remember what is about to change."""
         if self._changes.is_open:
-            self._changes.note((part, (part.lowest, part.passed, part.then, part.place)))
+            order = None if part.order is None else part.order.mark()
+            self._changes.note((part, _Mark(part.lowest, part.passed, part.then, order)))
 
     def _look(self, part: _Part, first: int, up_to: int) -> Ints:
         """Return the live rows of a part from one time to another, ascending."""
         self._looked_at.append(part)
-        if not self._is_ordered(part):
-            rows, above = self._pick(part, first, up_to)
-            if not rows.size:
-                part.lowest = above
-        else:
-            times, ordered = self._ordered(part)
-            part.place = max(part.place, int(np.searchsorted(times, first)))
-            self._skip_dead(part)
-            end = int(np.searchsorted(times, up_to, side="right"))
-            rows = ordered[part.place : end]
-            rows = np.sort(rows[part.run.is_live(rows)])
-            above = int(times[end]) if end < times.size else _HIGHEST
+        rows, above = self._look_at_zones(part, first, up_to)
+        if part.order is not None:
+            ordered, earlier = part.order.pick(part.run.live, first, up_to)
+            rows, above = np.concatenate((ordered + part.run.first_row, rows)), min(above, earlier)
+        if not rows.size:
+            part.lowest = above
         part.passed, part.then = up_to, above
+        self._go_on(part)
         return rows
 
-    def _is_ordered(self, part: _Part) -> bool:
-        """Whether it is in the order of time, or to be put into it."""
-        return part.times is not None or part.looked_at >= _PASSES * part.run.rows
-
-    def _pick(self, part: _Part, first: int, up_to: int) -> tuple[Ints, int]:
-        """Return the live rows from one time to another, ascending, and a time before which no later one is."""
-        rows, above, looked_at = part.zones.pick(part.run.live, first, up_to)
+    def _look_at_zones(self, part: _Part, first: int, up_to: int) -> tuple[Ints, int]:
+        """Return the live rows from one time to another that are in no order yet, and a time no later one is before."""
+        done = 0 if part.order is None else part.order.done
+        rows, above, looked_at = part.zones.pick(part.run.live, first, up_to, done)
         part.looked_at += looked_at
+        part.owed += looked_at // _PAID
         return rows + part.run.first_row, above
 
+    def _go_on(self, part: _Part) -> None:
+        """Put more of a run into the order of time, as much as was looked at pays for."""
+        if part.order is None and part.looked_at >= _PASSES * part.run.rows:
+            part.order, part.owed = TimeOrder(part.run.segments, self._column), 0
+        elif part.order is not None and part.order.done < part.order.rows and part.owed:
+            part.order.go_on(part.owed)
+            part.owed = 0
+
     def _earliest_of(self, part: _Part) -> int | None:
-        if self._is_ordered(part):
-            return self._first_of(part)
+        self._note(part)
+        best = None if part.order is None else part.order.earliest(part.run.live)
         # Few of those that may be the earliest are looked at, then more and more.
         count, bound = 1, part.lowest
         while True:
-            rows, above = self._pick(part, _LOWEST, bound)
+            bound = bound if best is None else min(bound, best)
+            rows, above = self._look_at_zones(part, _LOWEST, bound)
             if rows.size:
-                times = part.run.segments.take(self._column, rows, pa.int64()).to_numpy()
-                self._note(part)
-                part.lowest = int(times.min())
-                return part.lowest
-            if bound == _HIGHEST:
-                self._note(part)
-                part.lowest = _HIGHEST
-                return None
+                best = int(self._times_of(part, rows).min())
+                break
+            if bound == (_HIGHEST if best is None else best):
+                break
             count *= 4
             bound = max(above, part.zones.bound(count))
+        part.lowest = _HIGHEST if best is None else best
+        self._go_on(part)
+        return best
 
-    def _first_of(self, part: _Part) -> int | None:
-        self._note(part)
-        self._ordered(part)
-        return self._skip_dead(part)
-
-    def _skip_dead(self, part: _Part) -> int | None:
-        """Go on to the first live row in the order of time, and return its time."""
-        times, rows = self._ordered(part)
-        while part.place < rows.size:
-            live = np.flatnonzero(part.run.is_live(rows[part.place : part.place + _SKIP_ROWS]))
-            if live.size:
-                part.place += int(live[0])
-                part.lowest = int(times[part.place])
-                return part.lowest
-            part.place = min(part.place + _SKIP_ROWS, rows.size)
-        part.lowest = _HIGHEST
-        return None
-
-    def _ordered(self, part: _Part) -> tuple[Ints, Ints]:
-        if part.times is None or part.rows is None:
-            segments = part.run.segments
-            values = [segment.batch.column(self._column).to_numpy() for segment in segments]
-            part.times, order = kernels.sort_by_hash(np.concatenate(values))
-            part.rows = order + part.run.first_row
-        return part.times, part.rows
+    def _times_of(self, part: _Part, rows: Ints) -> Ints:
+        times: Ints = part.run.segments.take(self._column, rows, pa.int64()).to_numpy()
+        return times

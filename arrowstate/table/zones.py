@@ -6,6 +6,9 @@ again. So what is known of a file serves everybody in the process who restores i
 has learned the next one knows, though each micro-batch has new dead rows.
 
 Before the first look a zone knows of all its rows what the document of the run says.
+
+Of each block of zones it is known too how early its rows may be: what many restored rows cost a batch of which none is
+due is a look at their live bits, a block at a time.
 """
 
 from __future__ import annotations
@@ -21,14 +24,40 @@ from arrowstate.table.kernels import is_live
 from arrowstate.table.segments import Segments
 from arrowstate_formats.compiled import kernel, load_uint64
 
-__all__ = ["Zones"]
+__all__ = ["MergedTimes", "Zones"]
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 
 _LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _ROWS = 128
+_BLOCK = 64
+"Zones of a block."
 _3 = np.uint64(3)
+
+
+class MergedTimes:
+    """The lowest times by zone of a merged run, noted as its rows are written.
+
+    Parameters
+    ----------
+    rows
+        How many it will have at most.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.zone_rows = _ROWS
+        self.lowest: Ints = np.full(-(-rows // _ROWS), _HIGHEST, dtype=np.int64)
+        self.highest = _LOWEST
+
+    def add(self, row: int, times: Ints) -> None:
+        """Note the times of the next rows, the first of which is a row of the merged run."""
+        borders = np.arange(-row % self.zone_rows, times.size, self.zone_rows)
+        if row % self.zone_rows:
+            borders = np.concatenate(([0], borders))
+        lowest = self.lowest[row // self.zone_rows :][: borders.size]
+        np.minimum(lowest, np.minimum.reduceat(times, borders), out=lowest)
+        self.highest = max(self.highest, int(times.max()))
 
 
 class Zones:
@@ -41,13 +70,13 @@ class Zones:
     column
         The number of the time column.
     ends
-        The lowest and the highest time of each segment, or beyond them.
+        The lowest and the highest time of each segment, or beyond them; or of each zone the lowest, as a merge noted.
     rows
         How many rows a zone has; a multiple of 8.
     """
 
     def __init__(
-        self, segments: Segments, column: int, ends: Sequence[tuple[int, int]], rows: int | None = None
+        self, segments: Segments, column: int, ends: Sequence[tuple[int, int]] | MergedTimes, rows: int | None = None
     ) -> None:
         self._segments = segments
         self._column = column
@@ -55,24 +84,35 @@ class Zones:
         self._ends = np.concatenate((segments.first_rows, segments.first_rows[-1:] + segments.rows[-1:]))
         self._ends -= self._ends[0]
         count = int(self._ends[-1])
-        self.earliest_of_all = min(low for low, _ in ends)
-        self.latest_of_all = max(high for _, high in ends)
         # Two threads may have restored one file.
         self._lock = threading.Lock()
         self._live: Bits = np.full((count + 7) // 8, 0xFF, dtype=np.uint8)
+        self._lowest: Ints
+        if isinstance(ends, MergedTimes):
+            self._zone_rows = ends.zone_rows
+            self._lowest = ends.lowest[: -(-count // self._zone_rows)]
+            self.earliest_of_all, self.latest_of_all = int(self._lowest.min()), ends.highest
+        else:
+            self._lowest = self._lowest_of(ends, count)
+            self.earliest_of_all, self.latest_of_all = min(low for low, _ in ends), max(high for _, high in ends)
+        self._block_lowest: Ints = np.minimum.reduceat(self._lowest, np.arange(0, self._lowest.size, _BLOCK))
+
+    def _lowest_of(self, ends: Sequence[tuple[int, int]], count: int) -> Ints:
+        """Return for each zone the lowest time of the segments it has rows of."""
         starts = np.arange(0, count, self._zone_rows)
         first = self._numbers(starts)
         last = self._numbers(np.minimum(starts + self._zone_rows, count) - 1)
         lows = np.array([low for low, _ in ends], dtype=np.int64)
-        self._lowest: Ints = lows[first]
+        lowest: Ints = lows[first]
         while (first < last).any():
             first = np.minimum(first + 1, last)
-            np.minimum(self._lowest, lows[first], out=self._lowest)
+            np.minimum(lowest, lows[first], out=lowest)
+        return lowest
 
     @property
     def nbytes(self) -> int:
         """Bytes it takes."""
-        return self._live.nbytes + self._lowest.nbytes
+        return self._live.nbytes + self._lowest.nbytes + self._block_lowest.nbytes
 
     def bound(self, count: int) -> int:
         """Return a time that the lowest times of so many zones, as far as they are known, are not above."""
@@ -80,7 +120,7 @@ class Zones:
             return _HIGHEST
         return int(np.partition(self._lowest, count - 1)[count - 1])
 
-    def pick(self, live: Bits, first: int, up_to: int) -> tuple[Ints, int, int]:
+    def pick(self, live: Bits, first: int, up_to: int, start: int = 0) -> tuple[Ints, int, int]:
         """Return the rows, from 0, that are live and have a time from `first` to `up_to`, both inclusive.
 
         Parameters
@@ -89,6 +129,8 @@ class Zones:
             The live bits of all rows, of him who asks.
         first, up_to
             The times.
+        start
+            Rows before this one are left out; a multiple of the rows of a zone, or their end.
 
         Returns
         -------
@@ -98,7 +140,10 @@ class Zones:
         with self._lock:
             look = np.empty(self._lowest.size, dtype=np.int64)
             result = np.empty(2, dtype=np.int64)
-            count = _choose(live, self._live, self._lowest, self._zone_rows, up_to, look, result)
+            words = live.size // 8 * 8
+            bits = (live, self._live, live[:words].view(np.uint64), self._live[:words].view(np.uint64))
+            zone = -(-start // self._zone_rows)
+            count = _choose(*bits, self._lowest, self._block_lowest, self._zone_rows, zone, up_to, look, result)
             look = look[:count]
             if not count:
                 return np.empty(0, dtype=np.int64), int(result[0]), 0
@@ -113,7 +158,7 @@ class Zones:
             addresses = self._segments.addresses(self._column, needed)
             out = np.empty(count * self._zone_rows, dtype=np.int64)
             where = (look, self._zone_rows, self._ends, addresses, live, self._live, self._lowest)
-            found = _look(*where, first, up_to, result, out)
+            found = _look(*where, self._block_lowest, first, up_to, result, out)
             return out[:found].copy(), int(result[0]), int(result[1])
 
     def _numbers(self, rows: Ints) -> Ints:
@@ -121,36 +166,63 @@ class Zones:
         return np.searchsorted(self._ends, rows, side="right") - 1
 
 
-@kernel("uint8[], uint8[], int64[], int64, int64, out int64[], out int64[]")
-def _choose(live: Any, known: Any, lowest: Any, zone_rows: Any, up_to: Any, out: Any, above: Any) -> Any:
-    """Write the zones that may have rows up to a time, and count them; above[0] becomes the lowest of the others."""
+@kernel("uint8[], uint8[], uint64[], uint64[], int64[], int64[], int64, int64, int64, out int64[], out int64[]")
+def _choose(
+    live: Any,
+    known: Any,
+    live_words: Any,
+    known_words: Any,
+    lowest: Any,
+    block_lowest: Any,
+    zone_rows: Any,
+    start: Any,
+    up_to: Any,
+    out: Any,
+    above: Any,
+) -> Any:
+    """Write the zones, from one on, that may have rows up to a time, and count them.
+
+    above[0] becomes the lowest of the others.
+    """
     count = 0
     later: Any = _HIGHEST
     zone_bytes = zone_rows >> 3
+    block_words = zone_bytes * _BLOCK >> 3
     here, there = np.uint64(live.ctypes.data), np.uint64(known.ctypes.data)
-    for zone in range(lowest.size):
-        due = lowest[zone] <= up_to
-        if not due:
-            place = zone * zone_bytes
-            end = min(place + zone_bytes, live.size)
+    for block in range(start // _BLOCK, block_lowest.size):
+        if block_lowest[block] > up_to and (block + 1) * block_words <= live_words.size:
             others = np.uint64(0)
-            while place + 8 <= end:
-                others |= load_uint64(here + np.uint64(place)) & ~load_uint64(there + np.uint64(place))
-                place += 8
-            while place < end:
-                others |= np.uint64(live[place] & ~known[place])
-                place += 1
-            due = others != 0
-        if due:
-            out[count] = zone
-            count += 1
-        else:
-            later = min(later, lowest[zone])
+            for word in range(block * block_words, (block + 1) * block_words):
+                others |= live_words[word] & ~known_words[word]
+            if others == 0:
+                later = min(later, block_lowest[block])
+                continue
+        for zone in range(max(start, block * _BLOCK), min(lowest.size, (block + 1) * _BLOCK)):
+            due = lowest[zone] <= up_to
+            if not due:
+                place = zone * zone_bytes
+                end = min(place + zone_bytes, live.size)
+                others = np.uint64(0)
+                while place + 8 <= end:
+                    others |= load_uint64(here + np.uint64(place)) & ~load_uint64(there + np.uint64(place))
+                    place += 8
+                while place < end:
+                    others |= np.uint64(live[place] & ~known[place])
+                    place += 1
+                due = others != 0
+            if due:
+                out[count] = zone
+                count += 1
+            else:
+                later = min(later, lowest[zone])
     above[0] = later
     return count
 
 
-@kernel("int64[], int64, int64[], uint64[], uint8[], out uint8[], out int64[], int64, int64, out int64[], out int64[]")
+@kernel(
+    "int64[], int64, int64[], uint64[], uint8[], out uint8[], out int64[], out int64[], int64, int64, out int64[], "
+    "out int64[]"
+)
 def _look(
     zones: Any,
     zone_rows: Any,
@@ -159,6 +231,7 @@ def _look(
     live: Any,
     known: Any,
     lowest: Any,
+    block_lowest: Any,
     first: Any,
     up_to: Any,
     result: Any,
@@ -193,5 +266,11 @@ def _look(
         lowest[zones[k]] = best
         for i in range(start >> 3, (end + 7) >> 3):
             known[i] = live[i]
+        block = zones[k] // _BLOCK
+        if k + 1 == zones.size or zones[k + 1] // _BLOCK != block:
+            earliest: Any = _HIGHEST
+            for zone in range(block * _BLOCK, min(lowest.size, (block + 1) * _BLOCK)):
+                earliest = min(earliest, lowest[zone])
+            block_lowest[block] = earliest
     result[0], result[1] = later, looked_at
     return count

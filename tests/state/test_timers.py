@@ -110,7 +110,7 @@ def test_what_is_known_of_the_times_of_timers_counts_as_memory():
 
     # A bit for each at first, and what comes when all were looked at time and again.
     assert before + 125 <= once < before + 1000
-    assert backend.memory_bytes >= before + 16_000
+    assert backend.memory_bytes >= before + 12_000
 
 
 def test_after_a_restore_no_row_is_looked_at_before_its_batch_is_due(tmp_path):

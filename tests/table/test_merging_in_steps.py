@@ -106,21 +106,25 @@ def test_the_directory_made_in_steps_says_where_each_bucket_starts():
     assert directory.offsets.tolist() == np.searchsorted(buckets, np.arange(directory.offsets.size)).tolist()
 
 
-def test_each_call_takes_a_step_that_grows_with_what_was_written():
+def test_each_call_looks_at_as_many_rows_as_what_was_written_pays_for():
     model = grown()
-    looked = []
+    [merging] = model.table._merging
+    piece = merging.rows // len(merging._pieces)
+    looked, paid = [], [2 * 8]
     step = Merging.step
 
     def count(merging, rows):
-        looked.append(rows)
-        step(merging, rows)
+        looked.append(step(merging, rows))
+        return looked[-1]
 
     with patch.object(Merging, "step", count):
-        model.put([(key, 3) for key in range(5000, 5003)])
-        model.put([(5000, 4)])
+        for number in range(30):
+            model.put([(key, number) for key in range(5000, 5003)])
+            # What a call looks at beyond its share the next ones do not look at.
+            assert sum(paid) <= sum(looked) < sum(paid) + piece
+            paid.append(2 * 8 * 3)
 
-    assert looked[0] <= 8 * 2, "for the row that was written before"
-    assert 8 * 3 in looked, "for three rows"
+    assert len(looked) > 1
 
 
 def test_a_freeze_in_the_middle_of_a_merge_is_the_table_as_it_is():

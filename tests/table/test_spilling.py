@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.errors import StorageError
-from arrowstate.table import merging
 from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.merge_sources import Piece
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.spill import Budget, SpillSink
 from arrowstate.table.table import Table
@@ -143,14 +143,14 @@ def test_a_merge_that_fails_half_way_leaves_no_file_and_the_state_as_it_was(tmp_
         put(table, range(start, start + 1000), range(1000))
     put(table, range(2000, 3000), range(1000))
     pieces = iter(range(1000))
-    chosen = merging._chosen
+    chosen = Piece.chosen
 
     def fail_at_third(*arguments):
         if next(pieces) == 2:
             raise MemoryError("no memory for this piece")
         return chosen(*arguments)
 
-    monkeypatch.setattr(merging, "_chosen", fail_at_third)
+    monkeypatch.setattr(Piece, "chosen", fail_at_third)
     with pytest.raises(MemoryError):
         table.settle()
     monkeypatch.undo()

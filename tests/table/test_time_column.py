@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from arrowstate.table import time_column
+from arrowstate.table import time_column, time_order
+from arrowstate.table import zones as zones_module
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table, gather
@@ -109,35 +112,43 @@ def _all(run):
     return run, rows[live], rows[live]
 
 
-@pytest.mark.parametrize("passes", [0, 1, 8])
+@contextmanager
+def in_parts(passes, rows):
+    """Have runs put into order after so many passes over their rows, in parts of so many rows."""
+    before = time_column._PASSES, time_order._ROWS, zones_module._ROWS
+    time_column._PASSES, time_order._ROWS, zones_module._ROWS = passes, rows, 8
+    try:
+        yield
+    finally:
+        time_column._PASSES, time_order._ROWS, zones_module._ROWS = before
+
+
+PARTS = pytest.mark.parametrize(("passes", "rows"), [(0, 8), (0, 1024), (1, 8), (8, 8)])
+
+
+@PARTS
 @settings(max_examples=200, deadline=None)
 @given(steps=STEPS)
 @example(steps=[("add", [[HIGHEST]]), ("earliest", None), ("remove", HIGHEST), ("earliest", None)])
 @example(steps=[("add", [[5, 9]]), ("begin", None), ("remove", 5), ("go back", None), ("find", 5)])
-def test_what_is_found_is_what_is_due(passes, steps):
+def test_what_is_found_is_what_is_due(passes, rows, steps):
     model = Model()
-    before, time_column._PASSES = time_column._PASSES, passes
-    try:
+    with in_parts(passes, rows):
         for verb, given_ in steps:
             model.step(verb, given_)
-    finally:
-        time_column._PASSES = before
 
 
-@pytest.mark.parametrize("passes", [0, 1, 8])
+@PARTS
 @settings(max_examples=100, deadline=None)
 @given(runs=st.lists(st.lists(st.lists(TIMES, min_size=1), min_size=1), min_size=1), ends=st.lists(TIMES))
-def test_rows_that_stay_are_not_found_again_after_their_time(passes, runs, ends):
+def test_rows_that_stay_are_not_found_again_after_their_time(passes, rows, runs, ends):
     model = Model()
     after = LOWEST
-    before, time_column._PASSES = time_column._PASSES, passes
-    try:
+    with in_parts(passes, rows):
         for number, up_to in enumerate(sorted(ends)):
             model.add(runs[number % len(runs)])
             assert model.found(model.column.find(up_to, after)) == model.due(up_to, after)
             after = up_to
-    finally:
-        time_column._PASSES = before
 
 
 def test_a_segment_that_is_not_due_is_not_looked_at():
