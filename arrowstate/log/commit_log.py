@@ -177,6 +177,10 @@ class CommitLog(LogEntries):
             entry = self.get(pin.entry.number) if pin.checkpoint_id == checkpoint_id else None
             if entry is not None and entry.as_parent == pin.entry and entry.document.checkpoint_id == checkpoint_id:
                 return entry
+        first = self.get(boundary) if any(pin.and_later for pin in pins) else None
+        for entry in () if first is None else self.followed(first, pins):
+            if entry.document.checkpoint_id == checkpoint_id:
+                return entry
         # Hardly ever more than one: the savepoint with which a log began, or what a collection has left behind.
         for number in sorted({*below}.difference(pin.entry.number for pin in pins)):
             entry = self._readable(number)

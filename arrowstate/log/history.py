@@ -8,7 +8,7 @@ need not have seen. Specification: formats/spec/collection.md.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -26,7 +26,7 @@ from arrowstate.log.entries import (
     lost_entry,
     open_store_document,
 )
-from arrowstate.log.pins import read_pins
+from arrowstate.log.pins import Pin, read_pins
 from arrowstate.storage.base import Storage, listed_pages
 from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate_formats.documents import LogEntryDocument, StoreDocument, decode
@@ -41,7 +41,7 @@ _WINDOW_BYTES = 4 << 20
 
 def warn_of_loss(error: CorruptDataError) -> None:
     """Say that the newest entries are lost, and go on with what is there: what a reader does."""
-    warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+    warnings.warn(str(error), RuntimeWarning, stacklevel=4)
 
 
 def refuse_loss(error: CorruptDataError) -> None:
@@ -115,7 +115,13 @@ class History:
         if is_empty and parent.number >= self.boundary:
             yield from self.log.history().checkpoints()
             return
-        for number in reversed([number for number in self.log.numbers() if number <= parent.number]):
+        below = [number for number in self.log.numbers() if number <= parent.number]
+        followed = None
+        for followed in self.log.followed(last) if below and last is not None else ():
+            if followed.document.kind != "fence":
+                yield followed
+        reached = parent.number + 1 if followed is None else followed.document.number
+        for number in reversed([number for number in below if number < reached]):
             entry = self.log.get(number)
             if entry is not None and entry.document.kind != "fence" and self.log.is_kept(entry):
                 yield entry
@@ -249,9 +255,32 @@ class LogEntries:
 
     def is_kept(self, entry: CommittedEntry) -> bool:
         """Whether an entry below the boundary is still a checkpoint of this store."""
-        return entry.document.kind == "savepoint" or any(
-            pin.entry == entry.as_parent for pin in read_pins(self._storage)
-        )
+        if entry.document.kind == "savepoint":
+            return True
+        pins = read_pins(self._storage)
+        if any(pin.entry == entry.as_parent for pin in pins):
+            return True
+        if not any(pin.and_later and pin.entry.number < entry.document.number for pin in pins):
+            return False
+        first = self.get(self.boundary())
+        return first is not None and any(found.as_parent == entry.as_parent for found in self.followed(first, pins))
+
+    def followed(self, entry: CommittedEntry, pins: Sequence[Pin] | None = None) -> Iterator[CommittedEntry]:
+        """Yield the entries before one of the log, newest first, that leases hold with all after them.
+
+        They are there where a collection has said how far the log goes before it saw the lease. `pins` are all there
+        are, where they have just been read.
+        """
+        pins = read_pins(self._storage) if pins is None else pins
+        lowest = min((pin.entry.number for pin in pins if pin.and_later), default=None)
+        parent = entry.document.parent
+        while lowest is not None and parent is not None and parent.number >= lowest:
+            before = self.get(parent.number)
+            # What was made anew under the number of one that went is none of them.
+            if before is None or before.as_parent != parent:
+                return
+            yield before
+            parent = before.document.parent
 
 
 def ranges_of(numbers: Iterable[int]) -> list[range]:

@@ -4,6 +4,7 @@ A tag holds until it is removed, a lease until a time. Both name the log entry b
 bytes, so that an entry made anew under the number is never taken for it. Files are never changed, so a lease is
 renewed by a new file before the old one is deleted; at every moment one of them is there. A clock only decides
 when a lease that nobody renews ends, and a reader whose lease has ended finds files missing, never other data.
+A lease may hold the entries after its own as well: the log then begins there at the latest.
 Specification: formats/spec/collection.md.
 """
 
@@ -15,8 +16,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, NotFoundError
-from arrowstate.log.boundary import Boundary, NewReferences, boundaries, condemned_paths, highest_boundary, path_of
+from arrowstate.log.boundary import (
+    Boundary,
+    NewReferences,
+    boundaries,
+    condemned_paths,
+    highest_boundary,
+    missing_paths,
+    path_of,
+)
 from arrowstate.storage.base import Outcome, Storage
+from arrowstate_formats.document_base import HOLDS_LATER
 from arrowstate_formats.documents import LeaseDocument, ParentDocument, TagDocument, decode, encode
 from arrowstate_formats.names import check_tag_name
 from arrowstate_formats.run_files import checksum
@@ -41,6 +51,8 @@ class Pin:
     "The number of the log entry, and the checksum of its bytes."
     expires_at_ms: int | None = None
     "Milliseconds since 1970; None for a tag."
+    and_later: bool = False
+    "Whether a lease holds the entries after it, too."
 
     def holds(self, now_ms: int) -> bool:
         """Whether it still counts: a lease that expires now does not."""
@@ -75,23 +87,32 @@ def read_pins(storage: Storage, *, strict: bool = False) -> list[Pin]:
     FormatVersionError
         If one is of a newer version.
     """
-    pins = []
-    for path in (*storage.list(LEASE_FOLDER), *storage.list(TAG_FOLDER)):
-        if not is_pin(path):
-            if strict:
-                raise CorruptDataError(
-                    path,
-                    "it is neither a tag nor a lease that this version knows, and might say what is still needed; "
-                    "nothing is deleted: move it out of the store, or use a newer arrowstate",
-                )
-            continue
-        try:
-            data = storage.read(path)
-        except MissingFileError:
-            # Removed meanwhile; a lease is renewed by a new file before the old one goes, and the next look finds it.
-            continue
-        pins.append(_lease(path, data) if path.startswith(LEASE_FOLDER) else _tag(path, data))
-    return pins
+    listed: list[str] = []
+    while True:
+        paths = [*storage.list(LEASE_FOLDER), *storage.list(TAG_FOLDER)]
+        pins = [pin for pin in (_read_pin(storage, path, strict=strict) for path in paths) if pin is not None]
+        # One that is gone was removed, or renewed by a file that may not be in the listing. The same listing again is
+        # of a storage that lists what has gone.
+        if len(pins) == sum(map(is_pin, paths)) or paths == listed:
+            return pins
+        listed = paths
+
+
+def _read_pin(storage: Storage, path: str, *, strict: bool) -> Pin | None:
+    """Return a tag or lease, None if it has gone meanwhile, or is neither."""
+    if not is_pin(path):
+        if strict:
+            raise CorruptDataError(
+                path,
+                "it is neither a tag nor a lease that this version knows, and might say what is still needed; "
+                "nothing is deleted: move it out of the store, or use a newer arrowstate",
+            )
+        return None
+    try:
+        data = storage.read(path)
+    except MissingFileError:
+        return None
+    return _lease(path, data) if path.startswith(LEASE_FOLDER) else _tag(path, data)
 
 
 def _tag(path: str, data: bytes) -> Pin:
@@ -106,7 +127,9 @@ def _lease(path: str, data: bytes) -> Pin:
     if path != f"{LEASE_FOLDER}{document.lease_id}.json":
         raise CorruptDataError(path, f"holds the lease {document.lease_id!r}")
     holder = f"lease {document.lease_id}" + (f" of {document.holder}" if document.holder else "")
-    return Pin(path, holder, document.checkpoint_id, document.entry, document.expires_at_ms)
+    if document.holds_later:
+        holder += ", with all after it"
+    return Pin(path, holder, document.checkpoint_id, document.entry, document.expires_at_ms, document.holds_later)
 
 
 def put_tag(
@@ -162,17 +185,32 @@ def delete_tag(storage: Storage, name: str) -> None:
 
 
 def put_lease(
-    storage: Storage, lease_id: str, checkpoint_id: int, entry: ParentDocument, *, expires_at_ms: int, holder: str = ""
+    storage: Storage,
+    lease_id: str,
+    checkpoint_id: int,
+    entry: ParentDocument,
+    *,
+    expires_at_ms: int,
+    holder: str = "",
+    and_later: bool = False,
 ) -> str | None:
-    """Lease a checkpoint; return the path, or None if it is being collected or has been, and then there is no lease."""
+    """Lease a checkpoint; return the path, or None if it is being collected or has been, and then there is no lease.
+
+    With `and_later` all entries after it are leased as well, and it is refused if one of these is gone, or going.
+    """
     path = f"{LEASE_FOLDER}{lease_id}.json"
     document = LeaseDocument(
-        lease_id=lease_id, checkpoint_id=checkpoint_id, entry=entry, expires_at_ms=expires_at_ms, holder=holder
+        lease_id=lease_id,
+        checkpoint_id=checkpoint_id,
+        entry=entry,
+        expires_at_ms=expires_at_ms,
+        holder=holder,
+        features=[HOLDS_LATER] if and_later else [],
     )
     if storage.put_if_absent(path, encode(document), lease_id) is Outcome.LOST:
         raise InvalidInputError(f"there is a lease {lease_id} already; ids must never repeat")
     with _withdrawn_after_an_error(storage, path):
-        return path if _confirm(storage, path, entry, boundaries(storage)) else None
+        return path if _confirm(storage, path, entry, boundaries(storage), and_later=and_later) else None
 
 
 @contextmanager
@@ -186,16 +224,20 @@ def _withdrawn_after_an_error(storage: Storage, path: str) -> Iterator[None]:
         raise
 
 
-def _confirm(storage: Storage, path: str, entry: ParentDocument, said: Collection[Boundary]) -> bool:
+def _confirm(
+    storage: Storage, path: str, entry: ParentDocument, said: Collection[Boundary], *, and_later: bool = False
+) -> bool:
     """Whether a pin that was just made came in time; otherwise it is taken away again.
 
     A collection that has not said what it deletes will read the pins after this one. One that has said so names the
     log entry of every checkpoint that it drops, and deletes that entry last; so an entry that is there, and that no
     collection names, has all its files.
     """
-    if entry.number >= highest_boundary(said):
+    boundary = highest_boundary(said)
+    if entry.number >= boundary:
         return True
-    if path_of(entry.number) not in condemned_paths(storage, said):
+    held = {path_of(number) for number in range(entry.number, boundary if and_later else entry.number + 1)}
+    if held.isdisjoint(condemned_paths(storage, said)) and (not and_later or not missing_paths(storage, held)):
         try:
             if checksum(storage.read(path_of(entry.number))) == entry.xxh3_128:
                 return True

@@ -234,7 +234,9 @@ class _Look:
             # What cannot be read is found when it is marked.
             in_doubt = may_lack and not risked.isdisjoint(reader.files(entry.document.operators, unreadable=[]))
             choice.add(entry.document, in_doubt=in_doubt)
-        boundary, reasons = choice.made([(pin.entry.number, pin.holder) for pin in roots.held])
+        pins = [(number, pin.holder) for pin in roots.held if not pin.and_later for number in roots.held_by(pin)]
+        followed = [(number, pin.holder) for pin in roots.held if pin.and_later for number in roots.held_by(pin)]
+        boundary, reasons = choice.made(pins, followed)
         return (boundary if self.up_to is None else min(boundary, max(self.up_to, roots.floor))), reasons
 
     def _unreferenced(

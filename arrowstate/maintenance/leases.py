@@ -120,6 +120,8 @@ class CheckpointLease:
     wait
         Waits for so many seconds, and returns whether the lease was released meanwhile; by default on a
         `threading.Event`.
+    and_later
+        Whether all entries after it are held too.
 
     Raises
     ------
@@ -139,12 +141,14 @@ class CheckpointLease:
         clock_ms: Callable[[], int],
         new_id: Callable[[], str],
         wait: Callable[[float], bool] | None = None,
+        and_later: bool = False,
     ) -> None:
         ttl_ms = check_integer("ttl_ms, how long a lease lasts,", ttl_ms, 1, LONGEST_LEASE_MS, unit="milliseconds")
         self._storage = storage
         self._entry = entry
         self._ttl_ms = ttl_ms
         self._holder = holder
+        self._and_later = and_later
         self._clock_ms = clock_ms
         self._new_id = new_id
         self._released = threading.Event()
@@ -173,45 +177,59 @@ class CheckpointLease:
         return self._lost
 
     def renew(self) -> None:
-        """Make the lease last from now on; the thread of the lease does so by itself.
+        """Make the lease last from now on; the thread of the lease does so by itself; errors as for `advance`."""
+        self._take(None)
+
+    def advance(self, entry: CommittedEntry) -> None:
+        """Hold a later checkpoint from now on, in the place of the one held before.
 
         Raises
         ------
         CheckpointNotFoundError
             If the lease had ended and the checkpoint has been collected, or is being.
         StorageError
-            If the renewal cannot be written; the lease lasts as long as before.
+            If the new lease cannot be written; what was held is, as long as before.
         """
+        self._take(entry)
+
+    def _take(self, entry: CommittedEntry | None) -> None:
         with self._lock:
             if self._released.is_set():
                 raise InvalidInputError("the lease was released; take a new one")
             expires_at_ms = min(self._clock_ms() + self._ttl_ms, LARGEST_EXACT)
-            document = self._entry.document
+            entry = entry or self._entry
+            document = entry.document
             assert document.checkpoint_id is not None, "a fence is no checkpoint"
             path = put_lease(
                 self._storage,
                 self._new_id(),
                 document.checkpoint_id,
-                self._entry.as_parent,
+                entry.as_parent,
                 expires_at_ms=expires_at_ms,
                 holder=self._holder,
+                and_later=self._and_later,
             )
             if path is None:
                 raise _not_found(self._storage, document)
             # Only after the new file is there: at each moment one of them holds the checkpoint.
             before, self._path, self._expires_at_ms, self._lost = self._path, path, expires_at_ms, None
+            self._entry = entry
             if before is not None:
                 self._storage.delete(before)
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""
+        if self.leave() and self._path is not None:
+            self._storage.delete(self._path)
+
+    def leave(self) -> bool:
+        """Renew the lease no more: it holds until it ends. Returns whether it was renewed up to now."""
         with self._lock:
             if self._released.is_set():
-                return
+                return False
             self._released.set()
         self._thread.join()
-        if self._path is not None:
-            self._storage.delete(self._path)
+        return True
 
     def __enter__(self) -> CheckpointLease:
         return self

@@ -68,6 +68,7 @@ def retain(
     floor: int,
     in_doubt: Collection[int] = (),
     grace_ms: int = 0,
+    followed: Sequence[tuple[int, str]] = (),
 ) -> Retention:
     """Decide which entries of a log are kept.
 
@@ -89,6 +90,8 @@ def retain(
     grace_ms
         For how long after a compaction the checkpoint that it repeats is kept beside it, in milliseconds: the writer of
         that checkpoint still refers to its files, until its next one is committed.
+    followed
+        As `pins`, of leases that hold what comes after the entry, too.
 
     Examples
     --------
@@ -105,7 +108,7 @@ def retain(
     choice = RetentionChoice(policy, now_ms=now_ms, floor=floor, grace_ms=grace_ms)
     for document in documents:
         choice.add(document, in_doubt=document.number in in_doubt)
-    boundary, reasons = choice.made(pins)
+    boundary, reasons = choice.made(pins, followed)
     kept = {
         document.number: reasons.get(document.number, ())
         for document in documents
@@ -164,7 +167,9 @@ class RetentionChoice:
         else:
             self._repeated.append(before)
 
-    def made(self, pins: Iterable[tuple[int, str]]) -> tuple[int, dict[int, tuple[str, ...]]]:
+    def made(
+        self, pins: Iterable[tuple[int, str]], followed: Iterable[tuple[int, str]] = ()
+    ) -> tuple[int, dict[int, tuple[str, ...]]]:
         """Return the boundary, and why entries are kept, by number; those from the boundary on without a reason are."""
         policy = self._policy
         reasons: dict[int, list[str]] = {}
@@ -184,6 +189,8 @@ class RetentionChoice:
         for number in self._young:
             keep(number, f"younger than {policy.age_ms} ms")
         keep(self._last, "the newest entry")
+        for number, holder in followed:
+            keep(number, holder)
         boundary = max(self._floor, min(reasons))
         for number in self._savepoints:
             keep(number, "a savepoint")

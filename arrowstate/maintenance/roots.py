@@ -57,8 +57,15 @@ class Roots:
 
     @property
     def pinned(self) -> set[int]:
-        """The numbers of the entries that tags and leases hold."""
-        return {pin.entry.number for pin in self.held}
+        """The numbers of the entries that tags and leases hold, by themselves or below the floor with one before."""
+        return {number for pin in self.held for number in self.held_by(pin)}
+
+    def held_by(self, pin: Pin) -> Iterator[int]:
+        """Yield the number of the entry that a tag or a lease holds, and of those after it, up to the floor."""
+        yield pin.entry.number
+        if pin.and_later:
+            for part in self.numbers:
+                yield from range(max(part.start, pin.entry.number + 1), min(part.stop, self.floor))
 
     def entries(self, numbers: Iterable[int]) -> Iterator[CommittedEntry]:
         """Yield entries; those below the floor that have gone meanwhile are left out.
@@ -104,7 +111,9 @@ def read_roots(storage: Storage, *, now_ms: int, floor: int, below: Collection[i
         floor = boundary
     if below is not None:
         wanted = {*below, *(pin.entry.number for pin in held)}
-        there = (number for number in wanted if number < floor and any(number in part for part in numbers))
+        there = [number for number in wanted if number < floor and any(number in part for part in numbers)]
+        followed = min((pin.entry.number for pin in held if pin.and_later), default=floor)
+        there += [number for part in numbers for number in range(max(part.start, followed), min(part.stop, floor))]
         numbers = [
             *ranges_of(there),
             *(range(max(part.start, floor), part.stop) for part in numbers if part.stop > floor),
@@ -128,7 +137,8 @@ def read_roots(storage: Storage, *, now_ms: int, floor: int, below: Collection[i
 
 def _check_pins(roots: Roots) -> None:
     """Refuse a pin on an entry that is not there, or is another."""
-    pinned = {entry.document.number: entry for entry in roots.entries(sorted(roots.pinned))}
+    own = sorted({pin.entry.number for pin in roots.held})
+    pinned = {entry.document.number: entry for entry in roots.entries(own)}
     for pin in roots.held:
         entry = pinned.get(pin.entry.number)
         if entry is None or entry.as_parent != pin.entry:

@@ -156,9 +156,12 @@ def _verify_log(storage: Storage, log: CommitLog) -> tuple[LogCheck, int]:
         if before is not None and number > boundary and entry.document.parent != before.as_parent:
             check.problems.append(f"{path_of(number - 1)}: the entry after it was written after other bytes")
             broken.add(number - 1)
-    held = set()
+    held: set[int] = set()
     with noting(check.beside, "tags and leases", check.failures):
-        for pin in read_pins(storage):
+        pins = read_pins(storage)
+        lowest = entries.get(boundary)
+        held.update(entry.document.number for entry in (() if lowest is None else log.followed(lowest, pins)))
+        for pin in pins:
             # One that was committed since they were listed may be held too.
             entry = entries.get(pin.entry.number) or log.get(pin.entry.number)
             if entry is not None and entry.as_parent == pin.entry:

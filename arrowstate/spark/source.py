@@ -181,6 +181,10 @@ def register(spark: SparkSession) -> None:
         or one since was collected, the query ends with `CheckpointsCollectedError`.
     maxCheckpointsPerTrigger
         The most checkpoints of a micro-batch; no limit by default.
+    leaseSeconds
+        Hold the checkpoints that the stream has not read by a lease, so that no collection takes them: while the query
+        runs, and for so many seconds after it was stopped or has died, 1 or more. The lease is moved on with each
+        micro-batch. By default nothing is held. The store must be written to for it, in its folder `leases/`.
 
     and the rows of an output table, with `output`, `columns`, `waitSeconds`, and:
 
@@ -188,6 +192,8 @@ def register(spark: SparkSession) -> None:
         `earliest`, the default, for all rows, or `latest` for those committed after the start.
     maxRowsPerTrigger
         The most rows of a micro-batch; no limit by default.
+    leaseSeconds
+        As for a change feed: the checkpoints in which the rows of a micro-batch are found are held until the next one.
 
     Examples
     --------

@@ -77,7 +77,14 @@ class KeptStore(ReadableStore):
         """Remove a tag; NotFoundError if there is none of this name."""
         delete_tag(self.storage, name)
 
-    def lease(self, checkpoint: int | None = None, *, ttl_ms: int = DEFAULT_LEASE_MS, holder: str = "") -> Lease:
+    def lease(
+        self,
+        checkpoint: int | None = None,
+        *,
+        ttl_ms: int = DEFAULT_LEASE_MS,
+        holder: str = "",
+        and_later: bool = False,
+    ) -> Lease:
         """Keep a checkpoint, the newest by default, from being collected while it is read, in a `with` block.
 
         A thread renews the lease. A process that dies leaves one that ends by itself.
@@ -90,6 +97,9 @@ class KeptStore(ReadableStore):
             How long it lasts without renewal, in milliseconds, at least 1.
         holder
             Who reads, for those who look at the store.
+        and_later
+            Whether all checkpoints after it are kept too, for who reads what changed from one to the next. Versions of
+            arrowstate from before know no such leases: they collect nothing while there is one.
 
         Returns
         -------
@@ -99,7 +109,7 @@ class KeptStore(ReadableStore):
         Raises
         ------
         CheckpointNotFoundError
-            If there is no such checkpoint, or it is being collected.
+            If there is no such checkpoint, or it is being collected, or with `and_later` one after it.
 
         Examples
         --------
@@ -113,8 +123,14 @@ class KeptStore(ReadableStore):
         ...     rows = lease.snapshot.to_arrow("people.city").num_rows
         >>> rows
         1
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> with store.lease(2, and_later=True):
+        ...     _ = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+        ...     [snapshot.checkpoint_id for snapshot in store.checkpoints()]
+        [2, 3, 4]
         """
-        return Lease(self, self._committed(checkpoint), ttl_ms=ttl_ms, holder=holder)
+        return Lease(self, self._committed(checkpoint), ttl_ms=ttl_ms, holder=holder, and_later=and_later)
 
     def collect(
         self,

@@ -31,9 +31,17 @@ class Lease(CheckpointLease):
     [{'user': 'ann', 'city': 'Rome'}]
     """
 
-    def __init__(self, store: ReadableStore, committed: CommittedEntry, *, ttl_ms: int, holder: str) -> None:
+    def __init__(
+        self, store: ReadableStore, committed: CommittedEntry, *, ttl_ms: int, holder: str, and_later: bool = False
+    ) -> None:
         super().__init__(
-            store.storage, committed, ttl_ms=ttl_ms, holder=holder, clock_ms=store.clock_ms, new_id=store.new_id
+            store.storage,
+            committed,
+            ttl_ms=ttl_ms,
+            holder=holder,
+            clock_ms=store.clock_ms,
+            new_id=store.new_id,
+            and_later=and_later,
         )
         self._store = store
 

@@ -17,6 +17,7 @@ from arrowstate_formats.names import check_relative_path
 
 __all__ = [
     "FORMAT_VERSION",
+    "HOLDS_LATER",
     "MAX_NESTING",
     "MAX_PROPERTIES_BYTES",
     "NO_CHECKSUM",
@@ -70,6 +71,9 @@ TypeForm = str | dict[str, Any]
 Statistic = str | float | bool | None
 
 NO_CHECKSUM = "0" * 32
+
+HOLDS_LATER = "lease.later"
+"""The feature of a lease that holds the entries after its checkpoint, too."""
 """What stands for the checksum of a document while that checksum is computed."""
 
 
@@ -82,6 +86,8 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The longest text of a document of this kind; None for a part of one."""
     free_form: ClassVar[tuple[str, ...]] = ()
     """Members that hold JSON of any shape."""
+    known_features: ClassVar[frozenset[str]] = frozenset()
+    """The features that a document of this kind may need."""
 
 
 class VersionedDocument(Document, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ import xxhash
 
 from arrowstate_formats.document_base import (
     FORMAT_VERSION,
+    HOLDS_LATER,
     MAX_PROPERTIES_BYTES,
     NO_CHECKSUM,
     Document,
@@ -38,8 +39,8 @@ from arrowstate_formats.integers import INT64_MAX, INT64_MIN
 
 __all__ = ["FEATURES", "decode", "decode_inline", "encode", "encode_inline", "is_laid_out", "pack", "unpack"]
 
-FEATURES: frozenset[str] = frozenset()
-"""The features that this package knows; there are none yet."""
+FEATURES: frozenset[str] = frozenset({HOLDS_LATER})
+"""The features that this package knows, each in the kinds of documents that may need it."""
 
 _INDENTED_BYTES = 64 << 10
 """A longer text is for programs alone: indented it would be several times as long."""
@@ -181,7 +182,7 @@ def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
             version = head.format_version
             if version > FORMAT_VERSION:
                 raise FormatVersionError(path, version, FORMAT_VERSION)
-            unknown = [feature for feature in head.features if feature not in FEATURES]
+            unknown = [feature for feature in head.features if feature not in document_type.known_features]
             if unknown:
                 raise UnknownFeatureError(path, unknown[0], version, FORMAT_VERSION)
         is_pinned = issubclass(document_type, PinnedDocument)

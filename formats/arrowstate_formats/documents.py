@@ -34,8 +34,9 @@ from arrowstate_formats.document_base import (
     wide,
 )
 from arrowstate_formats.document_text import decode, decode_inline, encode, encode_inline, pack, unpack
+from arrowstate_formats.kept_documents import BoundaryDocument, LeaseDocument, ParentDocument, TagDocument
 from arrowstate_formats.key_groups import MAX_PARALLELISM
-from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name, check_tag_name
+from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name
 from arrowstate_formats.run_documents import (
     BatchDocument,
     ColumnStatistics,
@@ -286,13 +287,6 @@ def _check_consecutive(files: Iterable[SubtaskFileDocument | PartFileDocument]) 
         following += file.count
 
 
-class ParentDocument(Document, frozen=True, kw_only=True):
-    """The log entry before this one, pinned by the checksum of its bytes."""
-
-    number: Count
-    xxh3_128: Checksum
-
-
 class SubtaskStatisticsDocument(Document, frozen=True, kw_only=True):
     """What it took to write one subtask of a checkpoint; `subtask` is null for the operator state of all subtasks.
 
@@ -398,51 +392,3 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
             raise ValueError(f"a {self.kind} entry with {len(self.operators)} operators and content {self.content}")
         if self.content is not None and self.content.number >= self.number:
             raise ValueError(f"entry {self.number} has the content of entry {self.content.number}")
-
-
-class TagDocument(PinnedDocument, frozen=True, kw_only=True):
-    """`tags/<name>.json`: a checkpoint that is kept, whatever the retention, until the tag is removed."""
-
-    name: str
-    tag_id: Text
-    checkpoint_id: Count
-    entry: ParentDocument
-    created_at_ms: Milliseconds
-
-    def __post_init__(self) -> None:
-        check_tag_name(self.name)
-
-
-class LeaseDocument(PinnedDocument, frozen=True, kw_only=True):
-    """`leases/<lease id>.json`: a checkpoint that is kept until a time, because somebody reads it."""
-
-    lease_id: Text
-    checkpoint_id: Count
-    entry: ParentDocument
-    expires_at_ms: Milliseconds
-    holder: str = ""
-
-
-class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
-    """How far the log has been collected, and what goes now.
-
-    `gc/condemned-<boundary>-<swept>-<collection id>.json`, or `gc/boundary-...` if it condemns nothing. `condemned`
-    are the paths that a collection may be deleting. `waiting` are files that nothing refers to, by the
-    time at which a collection first saw them. `taken` are files that collections deleted, by the number of an entry
-    that was there then: a later one that refers to them was never acknowledged.
-    """
-
-    what: ClassVar[str] = "boundary"
-    max_bytes: ClassVar[int | None] = 256 << 20
-
-    boundary: Count
-    swept: Count
-    collection_id: Text
-    written_at_ms: Milliseconds
-    condemned: list[str]
-    waiting: dict[str, Milliseconds]
-    taken: dict[str, Count] = msgspec.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for path in (*self.condemned, *self.waiting, *self.taken):
-            check_relative_path(path)

@@ -117,6 +117,15 @@ TAG: Json = {
     "entry": FENCE["parent"],
     "created_at_ms": 5,
 }
+LEASE: Json = {
+    **PINNED,
+    "lease_id": "7c3e",
+    "checkpoint_id": 1,
+    "entry": FENCE["parent"],
+    "expires_at_ms": 5,
+    "holder": "",
+}
+FOLLOWING: Json = {**LEASE, "features": ["lease.later"]}
 GOOD: dict[str, tuple[str, Json]] = {
     "store": ("store", STORE),
     "entry": ("log-entry", ENTRY),
@@ -125,6 +134,8 @@ GOOD: dict[str, tuple[str, Json]] = {
     "manifest": ("manifest", MANIFEST),
     "subtasks": ("subtasks", SUBTASKS),
     "tag": ("tag", TAG),
+    "lease": ("lease", LEASE),
+    "lease-of-later": ("lease", FOLLOWING),
 }
 
 
@@ -157,6 +168,11 @@ REFUSED: dict[str, tuple[str, Callable[[Json], object], str]] = {
     "newer-version": ("entry", put("format_version", to=3), "format_version 3 is not known"),
     "version-text": ("entry", put("format_version", to="2"), "format_version is a number"),
     "unknown-feature": ("entry", put("features", to=["encrypted-runs"]), "the feature encrypted-runs is not known"),
+    "feature-of-another-kind": (
+        "tag",
+        put("features", to=["lease.later"]),
+        "the feature lease.later is known in leases only",
+    ),
     "ill-formed-feature": ("entry", put("features", to=["Encrypted"]), "the name of a feature"),
     "unknown-member": ("entry", put("since", to=3), "the member since is not known"),
     "unknown-member-inside": ("entry", put(*RUN_OF, "priority", to=1), "the member priority of a run is not known"),

@@ -55,11 +55,11 @@ def optional(value: Any) -> int | None:
 # --- README: inline objects, versions ---------------------------------------------------------------------------
 
 
-def document(data: bytes) -> Json:
+def document(data: bytes, known: tuple[str, ...] = ()) -> Json:
     found: Json = json.loads(data, object_pairs_hook=members)
     must(found.get("format_version") in (1, 2), f"format version {found.get('format_version')}")
     for feature in found.get("features", []):
-        must(False, f"the feature {feature} is not known")
+        must(feature in known, f"the feature {feature} is not known")
     return found
 
 
@@ -405,9 +405,13 @@ class Reader:
         numbers = sorted(int(path.stem) for path in (self.folder / "log").glob("*.json"))
         boundary = max([0, *(int(path.name.split("-")[1]) for path in (self.folder / "gc").glob("*-*.json"))])
         held = []
+        followed = boundary
         for path in (*(self.folder / "tags").glob("*.json"), *(self.folder / "leases").glob("*.json")):
             own_checksum(path.read_bytes())
-            held.append(document(path.read_bytes())["entry"])
+            pin = document(path.read_bytes(), ("lease.later",) if path.parent.name == "leases" else ())
+            held.append(pin["entry"])
+            if pin.get("features"):
+                followed = min(followed, pin["entry"]["number"])
         must(not boundary or boundary in numbers, "the entry at the boundary")
         found, parent = None, None
         entries: dict[int, tuple[str, Json]] = {}
@@ -419,7 +423,9 @@ class Reader:
             own = {"number": number, "xxh3_128": checksum(data)}
             if number < boundary:
                 # Collected, unless something holds it.
-                if own not in held and entry["kind"] != "savepoint":
+                if number >= followed and own == parent:
+                    parent = entry["parent"]
+                elif own not in held and entry["kind"] != "savepoint":
                     continue
             else:
                 must(parent is None or parent == own, "the chain of entries")

@@ -16,6 +16,7 @@ from arrowstate_formats import CorruptDataError, FormatVersionError
 from arrowstate_formats.document_text import _own_checksum
 from arrowstate_formats.documents import (
     Document,
+    LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
     StoreDocument,
@@ -33,6 +34,7 @@ KINDS: dict[str, type[Document]] = {
     "manifest": ManifestDocument,
     "subtasks": SubtasksDocument,
     "tag": TagDocument,
+    "lease": LeaseDocument,
 }
 
 

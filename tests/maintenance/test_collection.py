@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import json
 import re
 import threading
 import uuid
@@ -38,7 +39,8 @@ from arrowstate import (
 from arrowstate.log.boundary import boundaries, put_boundary, read_boundary
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store, path_of
-from arrowstate.log.pins import put_tag
+from arrowstate.log.pins import put_tag, read_pins
+from arrowstate.log.timeline import steps_between
 from arrowstate.maintenance import collection, collection_plan
 from arrowstate.maintenance.collection import apply_collection
 from arrowstate.maintenance.collection_plan import plan_collection
@@ -469,6 +471,140 @@ def test_the_thread_of_a_lease_renews_it_and_goes_on_after_a_failure(filled):
     assert renewed[1:] == [1_001_000, 1_001_000, 1_001_200, 1_001_300]
     assert held.lost is None
     assert filled.files("leases/") == set()
+
+
+@contextmanager
+def following(world, checkpoint, ttl_ms=500):
+    """A lease on a checkpoint and all after it; the test renews it."""
+    with world.store.lease(checkpoint, ttl_ms=10**9, and_later=True) as lease:
+        lease._ttl_ms = ttl_ms
+        lease.renew()
+        yield lease
+
+
+def ids(world):
+    return [snapshot.checkpoint_id for snapshot in world.store.checkpoints()]
+
+
+def test_a_lease_may_hold_all_that_comes_after_its_checkpoint(filled):
+    with following(filled, 2) as lease:
+        filled.checkpoint(filled.writer, 500)
+        for _ in range(2):
+            filled.now_ms += 499
+            filled.collect()
+            lease.renew()
+        assert filled.store.collect(NEWEST).plan.boundary == lease.entry.number
+        kept = ids(filled), [total(snapshot) for snapshot in filled.store.checkpoints()]
+        lease.advance(CommitLog(filled.storage).committed_checkpoint(3))
+        filled.collect()
+        moved = ids(filled)
+        assert len(filled.files("leases/")) == 1
+
+    assert kept == ([2, 3, 4], [expected(300), expected(400), expected(500)])
+    assert moved == [3, 4]
+    filled.collect()
+    assert ids(filled) == [4]
+    assert filled.files("data/") == filled.referenced()
+
+
+def test_a_lease_of_what_comes_after_ends_as_any_other(filled):
+    with following(filled, 1) as lease:
+        filled.now_ms += 500
+
+        filled.collect()
+
+        assert ids(filled) == [3]
+        with pytest.raises(CheckpointNotFoundError):
+            lease.renew()
+        assert filled.files("leases/") == set()
+
+
+def test_what_comes_after_a_lease_is_held_though_a_collection_had_planned_without_it(filled):
+    filled.checkpoint(filled.store.writer(), 500)
+    plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
+    before = [path for path in filled.files("data/", "log/") if "0001.json" not in path]
+    with following(filled, 2) as lease:
+        report = apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
+
+        # The boundary is above them by now, and they are part of the store for the lease alone.
+        assert report.boundary == path_number(filled, 4)
+        assert ids(filled) == [2, 3, 4]
+        assert [total(snapshot) for snapshot in filled.store.checkpoints()] == list(map(expected, (300, 400, 500)))
+        assert total(filled.store.snapshot(3)) == expected(400)
+        assert [step.checkpoint_id for step in steps_between(CommitLog(filled.storage), 2, None)] == [3, 4]
+        assert filled.store.verify(deep=True).problems == []
+        held = filled.store.snapshot(3)
+        assert CommitLog(filled.storage).holds(held.entry)
+        lease.renew()
+        filled.collect()
+        assert ids(filled) == [2, 3, 4]
+        lease.advance(CommitLog(filled.storage).committed_checkpoint(3))
+        filled.collect()
+        assert ids(filled) == [3, 4]
+        assert set(before) > filled.files("data/", "log/")
+
+    filled.collect()
+    assert ids(filled) == [4]
+    assert not CommitLog(filled.storage).holds(held.entry)
+    assert filled.files("data/") == filled.referenced()
+
+
+def path_number(world, checkpoint_id):
+    return CommitLog(world.storage).committed_checkpoint(checkpoint_id).document.number
+
+
+def test_what_is_made_anew_under_a_number_that_a_lease_held_is_no_checkpoint(filled):
+    plan = plan_collection(filled.storage, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
+    with following(filled, 1):
+        apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
+        entry = CommitLog(filled.storage).read(3).document
+        filled.storage.delete(path_of(3))
+        late = msgspec.structs.replace(entry, commit_id="late")
+        filled.storage.put_if_absent(path_of(3), documents.encode(late), "late")
+
+        # The one before it is found by its checksum, which the lease has.
+        assert ids(filled) == [1, 3]
+        assert not CommitLog(filled.storage).holds(late)
+        with pytest.raises(CheckpointNotFoundError):
+            filled.store.snapshot(2)
+
+
+def test_a_lease_of_what_comes_after_is_refused_where_some_of_it_is_gone(filled):
+    filled.store.tag("old", 1)
+    filled.collect()
+    store, hooked = filled.process()
+
+    with store.lease(1):
+        pass
+    with pytest.raises(CheckpointNotFoundError):
+        store.lease(1, and_later=True)
+    filled.checkpoint(filled.writer, 500)
+    hooked.act_before("put_if_absent", "leases/", filled.collect)
+    with pytest.raises(CheckpointNotFoundError):
+        store.lease(3, and_later=True)
+
+    assert filled.files("leases/") == set()
+    filled.collect()
+    assert ids(filled) == [1, 4]
+
+
+def test_a_lease_of_one_checkpoint_is_written_as_ever_and_one_of_what_comes_after_needs_a_feature(filled):
+    with filled.store.lease(1), filled.store.lease(1, and_later=True):
+        found = [json.loads(filled.storage.read(path)) for path in filled.files("leases/")]
+
+    assert sorted(lease["features"] for lease in found) == [[], ["lease.later"]]
+    members = "format_version document_xxh3_128 features extensions lease_id checkpoint_id entry expires_at_ms holder"
+    assert [" ".join(lease) for lease in found] == [members, members]
+
+
+def test_a_lease_that_is_renewed_while_pins_are_read_is_found(filled):
+    with filled.store.lease(1) as lease:
+        _store, hooked = filled.process()
+        hooked.act_after("list", "leases/", lease.renew)
+
+        [pin] = read_pins(hooked)
+
+        assert pin.expires_at_ms == lease.expires_at_ms
 
 
 class Late:

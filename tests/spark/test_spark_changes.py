@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import ArrowStateError, CheckpointsCollectedError, InvalidInputError, StateNotFoundError
+from arrowstate.log.pins import read_pins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -344,3 +347,92 @@ def test_a_query_that_fails_in_a_batch_has_every_change_once(spark: Any, history
         history.expected(second, third),
         history.expected(third, fourth),
     ]
+
+
+def leases(history: History) -> list[tuple[int, bool]]:
+    """Of each lease in the store its checkpoint, and whether it holds what comes after."""
+    return [(pin.checkpoint_id, pin.and_later) for pin in read_pins(history.opened.storage) if pin.tag is None]
+
+
+def collect_all_but_one(history: History) -> list[int | None]:
+    history.opened.collect(arrowstate.RetentionPolicy(count=1)).apply()
+    return [snapshot.checkpoint_id for snapshot in history.opened.checkpoints()]
+
+
+def test_a_stream_with_a_lease_holds_what_it_has_not_read(history: History) -> None:
+    first, second, third = history.states
+    reader = history.stream(leaseSeconds="600", maxCheckpointsPerTrigger="1", startingCheckpoint="earliest")
+    start = reader.initialOffset()
+    ends = [latest(reader, start)]
+    kept = [collect_all_but_one(history)]
+    ends.append(latest(reader, ends[0]))
+    fourth = history.commit(put={1: 12})
+    kept.append(collect_all_but_one(history))
+    ends.append(latest(reader, ends[1]))
+    rows = [as_set(read(reader, reader.partitions(*pair))) for pair in itertools.pairwise(ends)]
+    kept.append(collect_all_but_one(history))
+    moved = leases(history)
+    reader.stop()
+
+    assert kept == [[first, second, third], [first, second, third, fourth], [second, third, fourth]]
+    assert rows == [history.expected(first, second), history.expected(second, third)]
+    assert moved == leases(history) == [(second, True)]
+
+
+def test_a_micro_batch_that_is_repeated_is_held_by_a_lease_of_the_new_start(history: History) -> None:
+    reader = history.stream(leaseSeconds="600")
+    start = reader.initialOffset()
+    end = latest(reader, start)
+    for path in history.opened.storage.list("leases/"):
+        history.opened.storage.delete(path)
+    again = pickle.loads(pickle.dumps(reader))
+
+    rows = as_set(read(again, again.partitions(start, end)))
+
+    assert rows == history.expected(None, end["checkpoint_id"])
+    assert leases(history) == [(end["checkpoint_id"], True)]
+    again.stop()
+    reader.stop()
+
+
+def test_a_lease_is_for_a_stream(history: History) -> None:
+    with pytest.raises(InvalidInputError, match=r"'leaseSeconds' is for spark\.readStream"):
+        history.table(leaseSeconds="600")
+    with pytest.raises(InvalidInputError, match="'leaseSeconds' must be a whole number from 1, got '0'"):
+        history.stream(leaseSeconds="0")
+
+
+@pytest.mark.parametrize("is_leased", [True, False])
+def test_a_query_with_a_lease_goes_on_after_a_collection_that_came_while_it_was_stopped(
+    spark: Any, history: History, tmp_path: Path, is_leased: bool
+) -> None:
+    from arrowstate.spark import register
+
+    register(spark)
+    options = {"operator": "counter", "readChangeFeed": "true", **({"leaseSeconds": "600"} if is_leased else {})}
+    seen: list[set[tuple[Any, ...]]] = []
+
+    def run() -> None:
+        stream = spark.readStream.format("arrowstate").options(**options).load(str(history.store))
+        writer = stream.writeStream.foreachBatch(
+            lambda frame, _: seen.append(as_set(row.asDict() for row in frame.collect()))
+        )
+        writer = writer.option("checkpointLocation", str(tmp_path / "spark")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    *_, third = history.states
+    run()
+    fourth = history.commit(put={1: 12, 60: 60}, clear=[4])
+    fifth = history.commit(put={1: 13})
+    kept = collect_all_but_one(history)
+
+    if is_leased:
+        run()
+        assert kept == [third, fourth, fifth]
+        assert [rows for rows in seen if rows] == [
+            history.expected(None, third), history.expected(third, fourth, fifth)
+        ]  # fmt: skip
+    else:
+        assert kept == [fifth]
+        with pytest.raises(Exception, match="the changes after checkpoint 3 need it"):
+            run()

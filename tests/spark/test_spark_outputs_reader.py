@@ -14,6 +14,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import ArrowStateError, IncompatibleStateError, InvalidInputError, NotFoundError
+from arrowstate.log.pins import read_pins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -318,3 +319,28 @@ def test_the_output_and_the_changes_of_a_stateful_stream_are_streams(spark: Any,
             totals[change["k"]] = change["total"]
     stored = arrowstate.open_store(stream.store).latest().to_arrow("totals.total").to_pylist()
     assert totals == {row["k"]: row["total"] for row in stored}
+
+
+def test_a_stream_with_a_lease_holds_the_checkpoints_in_which_its_tasks_find_their_rows(output: Output) -> None:
+    def kept() -> list[int | None]:
+        output.opened.collect(arrowstate.RetentionPolicy(count=1)).apply()
+        return [snapshot.checkpoint_id for snapshot in output.opened.checkpoints()]
+
+    reader = output.stream(leaseSeconds="600")
+    start = reader.initialOffset()
+    end = latest(reader, start)
+    first = output.opened.latest().checkpoint_id
+    partitions = reader.partitions(start, end)
+    later = [output.commit(4), output.merge(9)]
+    before = kept()
+    rows = read(reader, partitions)
+    moved = latest(reader, end)
+    after = kept()
+    reader.stop()
+
+    assert before == [first, *later]
+    assert rows == list(range(5))
+    assert (moved["row"], after) == (9, later[-1:])
+    assert [pin.checkpoint_id for pin in read_pins(output.opened.storage)] == later[-1:]
+    with pytest.raises(InvalidInputError, match=r"'leaseSeconds' is for spark\.readStream"):
+        output.plan(leaseSeconds="600").reader(output.plan().schema)

@@ -18,7 +18,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance import collection
 from arrowstate.testing.faults import Call, Crashed, Fault
-from arrowstate_formats.documents import encode
+from arrowstate_formats.documents import LeaseDocument, encode
 from arrowstate_formats.run_files import checksum
 from long_form import LONG, TURN, short_or_long
 from simulate import main, simulate_many
@@ -74,6 +74,12 @@ def test_the_loss_is_noticed_if_a_collection_does_not_read_the_roots_again(monke
     monkeypatch.setattr(collection, "_held", lambda *_: set())
 
     assert violated("which a live root refers to", first=170) is not None
+
+
+def test_the_loss_is_noticed_if_a_lease_holds_its_own_checkpoint_alone(monkeypatch):
+    monkeypatch.setattr(LeaseDocument, "holds_later", False)
+
+    assert violated("which a live root refers to", first=30) is not None
 
 
 def test_a_writer_that_goes_on_after_it_was_fenced_is_noticed(monkeypatch):

@@ -29,6 +29,7 @@ from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_co
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.validation import Validation, readable
+from arrowstate.spark.read.holding import Held, check_no_lease
 from arrowstate.spark.read.options import (
     StorePlace,
     await_checkpoint,
@@ -50,7 +51,7 @@ __all__ = ["ChangePartition", "ChangePlan", "ChangeReader", "ChangeStreamReader"
 
 _BOTH = ("readChangeFeed", "operator", "state", "columns", "partitions", "keyGroups", "validate", "startingCheckpoint")
 _BATCH = (*_BOTH, "endingCheckpoint", "waitSeconds")
-_STREAM = (*_BOTH, "maxCheckpointsPerTrigger", "waitSeconds")
+_STREAM = (*_BOTH, "maxCheckpointsPerTrigger", "leaseSeconds", "waitSeconds")
 
 _NOTHING = -1
 """In an offset: no checkpoint."""
@@ -84,6 +85,8 @@ class ChangePlan:
     newest: int
     """The checkpoint up to which a table goes."""
     max_checkpoints: int | None
+    lease_seconds: int | None
+    """How long a stream holds what it has not read, None for not at all."""
     validate: Validation
     """What is compared when rows are read."""
 
@@ -140,12 +143,14 @@ class ChangePlan:
             ending=ending,
             newest=entry.checkpoint_id,
             max_checkpoints=whole_number(options, "maxCheckpointsPerTrigger", at_least=1),
+            lease_seconds=whole_number(options, "leaseSeconds", at_least=1),
             validate=validation(options),
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads it as a table."""
         check_schema(schema, self.schema)
+        check_no_lease(self.lease_seconds)
         if self.max_checkpoints is not None or self.starting == "latest":
             raise InvalidInputError(
                 "the option 'maxCheckpointsPerTrigger', and 'latest' for 'startingCheckpoint', are for "
@@ -223,6 +228,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, plan: ChangePlan) -> None:
         self.plan = plan
         self._target: int | None = None
+        self._held = Held(plan.store, plan.lease_seconds, f"a change feed of {plan.operator}.{plan.state}")
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins."""
@@ -242,12 +248,15 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next micro-batch ends."""
         log = self._log
         after = start["checkpoint_id"]
+        if after != _NOTHING:
+            self._held.from_here(after)
         until = newest_checkpoint_id(log) if self._target is None else self._target
         if until is None or until <= after:
             return start
         snapshot = _NOTHING
         if after == _NOTHING:
             snapshot = _or_nothing(oldest_followed_id(log)) if self.plan.starting == "earliest" else until
+            self._held.from_here(snapshot)
         steps = steps_between(log, _known(after), until, snapshot=_known(snapshot))
         if isinstance(limit, ReadMaxFiles):
             steps = steps[: limit.max_files]
@@ -257,12 +266,18 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return one partition per range of key groups."""
         if start == end:
             return []
+        # A micro-batch that is repeated after a restart comes here first.
+        self._held.from_here(end["snapshot"] if end["after"] == _NOTHING else end["after"])
         steps = steps_between(self._log, _known(end["after"]), end["checkpoint_id"], snapshot=_known(end["snapshot"]))
         return self.plan.partitions(steps)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition."""
         return self.plan.read(partition)
+
+    def stop(self) -> None:
+        """Leave what was not read held until the lease ends."""
+        self._held.leave()
 
     @property
     def _log(self) -> CommitLog:

@@ -21,6 +21,7 @@ from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoun
 from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.spark.micro_batches import BATCH_SUFFIX
 from arrowstate.spark.outputs import STATE, output_rows
+from arrowstate.spark.read.holding import Held, check_no_lease
 from arrowstate.spark.read.options import (
     StorePlace,
     await_checkpoint,
@@ -41,7 +42,7 @@ from arrowstate_formats.documents import LogEntryDocument, OperatorPartDocument,
 __all__ = ["OutputPlan", "OutputReader", "OutputStreamReader", "RowsPartition"]
 
 _BATCH = ("output", "columns", "checkpoint", "asOf", "waitSeconds")
-_STREAM = ("output", "columns", "startingPosition", "maxRowsPerTrigger", "waitSeconds")
+_STREAM = ("output", "columns", "startingPosition", "maxRowsPerTrigger", "leaseSeconds", "waitSeconds")
 
 _PARTITION_ROWS = 1 << 18
 _PARTITION_BYTES = 32 << 20
@@ -67,6 +68,8 @@ class OutputPlan:
     schema: StructType
     starting: str | None
     max_rows: int | None
+    lease_seconds: int | None
+    """How long a stream holds the checkpoints in which it finds its rows, None for not at all."""
     is_pinned: bool
     """Whether the checkpoint was chosen by an option."""
 
@@ -98,12 +101,14 @@ class OutputPlan:
             schema=spark_schema(pa.schema([columns.field(column) for column in chosen])),
             starting=None if starting is None else choice(options, "startingPosition", ("earliest", "latest")),
             max_rows=whole_number(options, "maxRowsPerTrigger", at_least=1),
+            lease_seconds=whole_number(options, "leaseSeconds", at_least=1),
             is_pinned=is_pinned,
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads it as a table."""
         check_schema(schema, self.schema)
+        check_no_lease(self.lease_seconds)
         if self.starting is not None or self.max_rows is not None:
             raise InvalidInputError(
                 "the options 'startingPosition' and 'maxRowsPerTrigger' are for spark.readStream; as a table an "
@@ -155,6 +160,7 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, plan: OutputPlan) -> None:
         self.plan = plan
         self._target: int | None = None
+        self._held = Held(plan.store, plan.lease_seconds, f"a stream of the output {plan.output}")
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins."""
@@ -172,7 +178,7 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends."""
         if self._target is None or start["row"] > self._target:
-            document = self._newest(self.plan.store.open())
+            document = self._newest_held()
             _check_rows(document, self.plan, start["row"])
         row = sum(part.rows for part in document.parts) if self._target is None else self._target
         if isinstance(limit, ReadMaxRows):
@@ -183,7 +189,7 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return ranges of the rows of a micro-batch that begin and end with a part."""
         if start == end:
             return []
-        document = self._newest(self.plan.store.open())
+        document = self._newest_held()
         _check_rows(document, self.plan, end["row"])
         return _ranges(document.parts, end["after"], end["row"])
 
@@ -192,6 +198,18 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, RowsPartition)
         storage = self.plan.store.open()
         yield from _rows(storage, self._newest(storage), self.plan, partition)
+
+    def stop(self) -> None:
+        """Leave the checkpoints held until the lease ends."""
+        self._held.leave()
+
+    def _newest_held(self) -> OperatorStateDocument:
+        """The rows of the newest checkpoint, which is held with all after it: a task reads the newest of these."""
+        storage = self.plan.store.open()
+        entry = find_checkpoint(storage)
+        assert entry.checkpoint_id is not None, "a fence is never read"
+        self._held.from_here(entry.checkpoint_id)
+        return _find(storage, entry, self.plan.output)
 
     def _newest(self, storage: Storage) -> OperatorStateDocument:
         return _find(storage, find_checkpoint(storage), self.plan.output)

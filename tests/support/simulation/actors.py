@@ -14,6 +14,7 @@ from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
+    CheckpointsCollectedError,
     CollectedError,
     CommitUnknownError,
     CompactionConflictError,
@@ -24,6 +25,7 @@ from arrowstate.errors import (
     StorageError,
 )
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.timeline import steps_between
 from arrowstate.maintenance.collection import apply_collection
 from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
@@ -220,6 +222,62 @@ def _read_leased(process: Process, store: StateStore, entry: LogEntryDocument) -
     lease.release()
 
 
+def _follow(process: Process) -> None:
+    """Read what comes after a checkpoint, one after the other, under a lease that is moved on more slowly."""
+    draw = process.actor.random
+    for _ in range(draw.randint(3, 6)):
+        try:
+            store = process.open()
+            there = [*CommitLog(process.storage).backwards()]
+            if there:
+                _follow_on(process, store, draw.choice(there))
+        except CheckpointsCollectedError:
+            # The lease had ended, or could not be taken in time.
+            continue
+        except ArrowStateError as error:
+            process.explained(error)
+        process.actor.wait(draw.choice((20, 60)))
+
+
+def _follow_on(process: Process, store: StateStore, entry: LogEntryDocument) -> None:
+    oracle, actor, log = process.oracle, process.actor, CommitLog(process.storage)
+    assert entry.checkpoint_id is not None, "a fence is no checkpoint"
+    lease = CheckpointLease(
+        process.storage,
+        log.committed_checkpoint(entry.checkpoint_id),
+        ttl_ms=_LEASE_MS,
+        holder=process.name,
+        clock_ms=actor.clock_ms,
+        new_id=actor.new_id,
+        wait=lambda _: True,
+        and_later=True,
+    )
+    for _ in range(actor.random.randint(2, 6)):
+        oracle.lease(process.name, lease.entry.number, lease.expires_at_ms, and_later=True)
+        actor.wait(actor.random.choice((10, 40, 80)))
+        held = lease.entry.checkpoint_id
+        try:
+            steps = steps_between(log, held, None)
+            for step in steps:
+                following = log.read(step.after).document
+                commit = oracle.commit(following.number)
+                if commit is not None and commit.acknowledged:
+                    oracle.read(process.name, following, content_of(process.storage, store.store_id, following))
+        except (CheckpointsCollectedError, CorruptDataError) as error:
+            if oracle.is_leased(process.name):
+                oracle.violated(f"{process.name} lost what came after checkpoint {held} under its lease: {error}")
+            raise
+        if steps:
+            moved = log.committed_checkpoint(steps[0].checkpoint_id)
+            # Both leases hold it, while one takes the place of the other.
+            oracle.lease(process.name, moved.document.number, lease.expires_at_ms, and_later=True)
+            lease.advance(moved)
+        else:
+            lease.renew()
+    oracle.release(process.name)
+    lease.release()
+
+
 def _compact(process: Process) -> None:
     """Compact the newest checkpoint again and again, sometimes by a plan that is old."""
     draw, oracle = process.actor.random, process.oracle
@@ -328,6 +386,7 @@ SCRIPTS: dict[str, Script] = {
     "writer": _write,
     "successor": _take_over,
     "reader": _read,
+    "follower": _follow,
     "compactor": _compact,
     "savepoint": _save,
     "tagger": _tag,

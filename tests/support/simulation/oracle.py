@@ -102,6 +102,8 @@ class Oracle:
     "Number of the entry that each tag holds."
     leases: dict[str, tuple[int, int]] = field(default_factory=dict)
     "By holder the number of the entry that is leased, and until when in milliseconds."
+    followers: set[str] = field(default_factory=set)
+    "Those of them whose lease holds what comes after the entry, too."
     now_ms: Callable[[], int] = lambda: 0
     "The time in milliseconds."
     trust_clocks: bool = True
@@ -257,9 +259,11 @@ class Oracle:
         """Note that a tag is about to go."""
         del self.tags[name]
 
-    def lease(self, holder: str, number: int, expires_at_ms: int) -> None:
-        """Note that a checkpoint is leased."""
+    def lease(self, holder: str, number: int, expires_at_ms: int, *, and_later: bool = False) -> None:
+        """Note that a checkpoint is leased, or it and all after it."""
         self.leases[holder] = (number, expires_at_ms)
+        if and_later:
+            self.followers.add(holder)
 
     def is_leased(self, holder: str) -> bool:
         """Whether a lease must still hold."""
@@ -268,11 +272,14 @@ class Oracle:
         return commit is not None and commit.acknowledged and self.trust_clocks and expires_at_ms > self.now_ms()
 
     def _leased(self) -> set[int]:
-        return {self.leases[holder][0] for holder in self.leases if self.is_leased(holder)}
+        held = {holder for holder in self.leases if self.is_leased(holder)}
+        followed = min((self.leases[holder][0] for holder in held & self.followers), default=len(self.chain))
+        return {*(self.leases[holder][0] for holder in held), *range(followed, len(self.chain))}
 
     def release(self, holder: str) -> None:
         """Note that a lease is about to end."""
         self.leases.pop(holder, None)
+        self.followers.discard(holder)
 
     def _pinned(self, number: int, what: str) -> None:
         commit = self.commit(number)

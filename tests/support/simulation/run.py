@@ -7,7 +7,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest import mock
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
@@ -80,7 +80,7 @@ class Profile:
             # Collections and commits see each other through listings: these must be fresh.
             chosen.remove(Fault.STALE)
         weight = draw.choice((0.002, 0.01, 0.04))
-        return cls(
+        profile = cls(
             cast=cast,
             retained=draw.randint(1, 3),
             grace_ms=draw.choice(_GRACE_MS),
@@ -91,6 +91,8 @@ class Profile:
             restart=draw.random() < 0.8,
             portions=draw.random() < 0.4,
         )
+        # Drawn last: a seed without one is the run that it was before there were any.
+        return replace(profile, cast=(*cast, "follower")) if 0.45 < draw.random() < 0.8 else profile
 
 
 _CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
