@@ -140,9 +140,13 @@ class StoredRun:
             low, high = hash_bounds
             pieces = [piece for piece in pieces if piece.hash_bounds[0] <= high and low <= piece.hash_bounds[1]]
         segments = self.segments(file, pieces)
+        numbers = [piece.number for piece in pieces]
         if hash_bounds is not None:
-            segments = [part for part in (segment.within(*hash_bounds) for segment in segments) if part.rows]
-        return Segments(segments), sum(self.document.batches[piece.number].bytes for piece in pieces)
+            cut = [segment.within(*hash_bounds) for segment in segments]
+            segments = [part for part in cut if part.rows]
+            numbers = [number for number, part in zip(numbers, cut, strict=True) if part.rows]
+        found = Segments(segments, lambda places: file.load([numbers[place] for place in places]))
+        return found, sum(self.document.batches[piece.number].bytes for piece in pieces)
 
 
 def clear_dead(storage: Storage, document: DeletionVectorDocument, live: Bits, rows: int, first_row: int) -> int:

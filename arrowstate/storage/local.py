@@ -305,7 +305,7 @@ class LocalStorage:
 
     def _existing(self, path: str) -> Path:
         """Where a file is that is there: every link on the way, the last too, must stay inside."""
-        return self._inside(self._root / check_path(path), path)
+        return self._inside(Path(self._inside_text + check_path(path)), path)
 
     def _new(self, path: str) -> Path:
         """Where a name is: links on the way are followed, a link under the name itself is what the name is."""
@@ -313,8 +313,11 @@ class LocalStorage:
         return self._inside(location.parent, path) / location.name
 
     def _inside(self, location: Path, path: str) -> Path:
-        # Called for every file of a restore: texts are compared several times as fast as paths.
-        real = os.path.realpath(location)
+        # Called for every file of a restore: texts are compared several times as fast as paths, and links are rare.
+        text = str(location)
+        if not _has_link(text):
+            return location
+        real = os.path.realpath(text)
         if real != self._root_text and not real.startswith(self._inside_text):
             raise CorruptDataError(path, "a symbolic link leads outside the store")
         return Path(real)
@@ -385,6 +388,20 @@ class _NewFile:
 
 _DURABLE: set[Path] = set()
 """Folders whose names this process has made durable."""
+
+
+def _has_link(location: str) -> bool:
+    """Whether a part of an absolute path, or all of it, is a symbolic link."""
+    end = 0
+    while end >= 0:
+        end = location.find(os.sep, end + 1)
+        try:
+            if stat.S_ISLNK(os.lstat(location if end < 0 else location[:end]).st_mode):
+                return True
+        except OSError:
+            # There is nothing from here on, or nobody may look; who opens it is told.
+            return False
+    return False
 
 
 def _make_folders(folder: Path, root: Path) -> None:

@@ -31,10 +31,19 @@ _HASHES, _SECONDS = -1, -2
 
 
 class Segments(Sequence[Segment]):
-    """Segments in hash order, the rows of which follow one another."""
+    """Segments in hash order, the rows of which follow one another.
 
-    def __init__(self, segments: Iterable[Segment] = ()) -> None:
+    Parameters
+    ----------
+    segments
+        They.
+    read
+        Reads the rows of several of them, given by their numbers, which takes less than one after the other.
+    """
+
+    def __init__(self, segments: Iterable[Segment] = (), read: Callable[[Sequence[int]], object] | None = None) -> None:
         self._all = tuple(segments)
+        self._read = read
         self._shared: dict[Any, Any] = {}
         self._addresses: dict[int, Addresses] = {}
         self._shapes: dict[int, tuple[Any, int]] = {}
@@ -174,7 +183,10 @@ class Segments(Sequence[Segment]):
             known = self._addresses.setdefault(name, np.zeros(len(self._all), dtype=np.uint64))
         found = known[numbers]
         if not found.all():
-            for number in np.unique(numbers[found == _UNKNOWN]):
+            unknown = np.unique(numbers[found == _UNKNOWN]).tolist()
+            if self._read is not None:
+                self._read([number for number in unknown if self._all[number].load is not None])
+            for number in unknown:
                 array = view(self._all[number])
                 known[number] = _NONE if array is None else np.uint64(array.ctypes.data)
             found = known[numbers]

@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowstate.table.segments import Segments
-from arrowstate_formats.compiled import kernel, load_uint64
+from arrowstate_formats.compiled import kernel, load_uint64, prefetch
 
 __all__ = ["Places", "first_places", "is_sparse"]
 
 Ints = npt.NDArray[np.int64]
 
 _FEW = 256
+_AHEAD = 16
 _3 = np.uint64(3)
 
 
@@ -71,7 +72,10 @@ def first_places(segments: Segments, starts: Ints, hashes: Ints, seconds: Ints |
 @kernel("int64[], uint64[], int64[], out int64[], out int64[]")
 def _find(queries: Any, addresses: Any, sizes: Any, places: Any, counts: Any) -> None:
     """Move each place on to the first row with the hash, and count the rows that have it."""
+    last = queries.size - 1
     for i in range(queries.size):
+        ahead = min(i + _AHEAD, last)
+        prefetch(addresses[ahead] + (np.uint64(places[ahead]) << _3))
         query, address, size = queries[i], addresses[i], sizes[i]
         place = places[i]
         while place < size and np.int64(load_uint64(address + (np.uint64(place) << _3))) < query:
@@ -89,7 +93,11 @@ def _find_pairs(
     queries: Any, query_seconds: Any, addresses: Any, second_addresses: Any, sizes: Any, places: Any, counts: Any
 ) -> None:
     """The same by hash and second column, by which the rows of a hash are sorted."""
+    last = queries.size - 1
     for i in range(queries.size):
+        ahead = min(i + _AHEAD, last)
+        prefetch(addresses[ahead] + (np.uint64(places[ahead]) << _3))
+        prefetch(second_addresses[ahead] + (np.uint64(places[ahead]) << _3))
         query, second, address, size = queries[i], query_seconds[i], addresses[i], sizes[i]
         place = places[i]
         while place < size and np.int64(load_uint64(address + (np.uint64(place) << _3))) < query:

@@ -33,7 +33,7 @@ _LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _ROWS = 128
 _BLOCK = 64
 "Zones of a block."
-_3 = np.uint64(3)
+_1, _2, _3, _4 = (np.uint64(number) for number in (1, 2, 3, 4))
 
 
 class MergedTimes:
@@ -191,10 +191,16 @@ def _choose(
     here, there = np.uint64(live.ctypes.data), np.uint64(known.ctypes.data)
     for block in range(start // _BLOCK, block_lowest.size):
         if block_lowest[block] > up_to and (block + 1) * block_words <= live_words.size:
-            others = np.uint64(0)
-            for word in range(block * block_words, (block + 1) * block_words):
-                others |= live_words[word] & ~known_words[word]
-            if others == 0:
+            # Four at a time, by numbers without a sign: so the processor compares many at once.
+            first, second, third, fourth = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+            word, stop = np.uint64(block * block_words), np.uint64((block + 1) * block_words)
+            while word < stop:
+                first |= live_words[word] & ~known_words[word]
+                second |= live_words[word + _1] & ~known_words[word + _1]
+                third |= live_words[word + _2] & ~known_words[word + _2]
+                fourth |= live_words[word + _3] & ~known_words[word + _3]
+                word += _4
+            if (first | second | third | fourth) == 0:
                 later = min(later, block_lowest[block])
                 continue
         for zone in range(max(start, block * _BLOCK), min(lowest.size, (block + 1) * _BLOCK)):

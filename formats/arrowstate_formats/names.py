@@ -9,6 +9,7 @@ cannot point outside the store. Specification: formats/spec/manifests-and-log.md
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
@@ -137,6 +138,12 @@ def check_relative_path(path: str) -> str:
     """
     if not _is_text(path):
         raise CorruptDataError(str(path), "a path must be a non-empty text")
+    return _checked_path(path)
+
+
+@lru_cache(maxsize=4096)
+def _checked_path(path: str) -> str:
+    # A restore meets the paths of its files again and again.
     if _NOT_IN_PATHS.search(path) or not _is_utf8(path):
         raise CorruptDataError(repr(path), "a path must have no backslash and no control character")
     if not _NO_COMPONENTS.isdisjoint(path.split("/")):

@@ -11,6 +11,8 @@ import pytest
 from arrowstate.table import sparse
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
+from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Segments
 from arrowstate.table.table import find_keys, gather
 from arrowstate_formats.key_hash import hash_columns
 from tables import HASHES
@@ -104,3 +106,20 @@ def test_few_keys_are_found_as_they_are_segment_by_segment(hashing, pairs):
         assert few == dense
         absent = set(batch.columns[0].take(pa.array(few[0][0])).to_pylist())
         assert set(map(str, asked)) - absent == set(map(str, asked)) & live_keys(run)
+
+
+def test_record_batches_that_were_not_read_yet_are_read_together():
+    batches = [pa.record_batch({"_key_hash": [first, first + 1]}) for first in (0, 10, 20)]
+    lazy = [
+        Segment(2 * number, 2, 10 * number, 10 * number + 1, 16, lambda batch=batch: batch)
+        for number, batch in enumerate(batches)
+    ]
+    asked = []
+    segments = Segments(lazy, asked.append)
+
+    segments.hash_addresses(np.array([2, 0, 2]))
+    segments.hash_addresses(np.array([0, 1]))
+    segments.hash_addresses(np.array([1, 2]))
+
+    assert asked == [[0, 2], [1]]
+    assert [segment.load for segment in lazy] == [None] * 3
