@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 import arrowstate
 from arrowstate.errors import InvalidInputError
 from arrowstate.spark import bootstrap, keyed_sink, plan_read, progress, register, stateful, write_stream
+from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 
 
 def timed(keys: Sequence[int], values: Sequence[int], seconds: Sequence[int]) -> pa.Table:
@@ -68,6 +69,24 @@ class Counts(arrowstate.BatchFunction):
         self.count.add_batch(batch["odd"], batch["odd"])
         odd = batch["odd"].unique()
         return pa.record_batch({"odd": odd, "count": self.count.get_batch(odd)})
+
+
+class Kept(arrowstate.BatchFunction):
+    """Emits the rows of the odd keys, or of the even ones, and counts them."""
+
+    def __init__(self, rest: int) -> None:
+        self.rest = rest
+
+    def open(self, context: Any) -> None:
+        self.count = context.state(arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="count"))
+
+    def process_batch(self, batch: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+        import pyarrow.compute as pc
+
+        halves = pc.multiply(pc.divide(batch["k"], 2), 2)
+        kept = batch.filter(pc.equal(pc.subtract(batch["k"], halves), self.rest))
+        self.count.add_batch(kept["k"], kept["k"])
+        return kept
 
 
 class Locked(Totals):
@@ -173,6 +192,24 @@ class Client:
         tell = telling(self.folder / "told_of_operated")
         return self.run(write_stream(*self.operators(), foreach_batch=functions, on_checkpoint=tell), "operating")
 
+    def unite(self) -> Any:
+        """Put the rows of two operators together, and sum them in windows of ten seconds."""
+        rows = self.rows().withWatermark("at", "1 second")
+        store = self.folder / "united"
+        schema = "k long, v long, at timestamp"
+        arguments = {"key": ["k"], "store": store, "parallelism": 2, "output_schema": schema}
+        odd, even = (
+            stateful(rows, operator=Kept(rest), uid=uid, **arguments) for uid, rest in (("odd", 1), ("even", 0))
+        )
+        sums = arrowstate.ReducingStateDescriptor("sums", pa.int64(), reduce="sum")
+        windows = stateful(
+            odd.union(even),
+            operator=WindowFunction(TumblingEventTimeWindows(10_000), sums, timestamp="at", value="v"),
+            uid="windows",
+            **arguments | {"output_schema": "k long, window_start long, window_end long, sums long"},
+        )
+        return self.run(windows.foreach_batch(noting(self.folder / "windows")), "uniting")
+
     def follow(self) -> int:
         """Follow the output of an operator to the end, and return how many rows came."""
         register(self.spark)
@@ -213,7 +250,9 @@ def run(remote: str, folder: Path) -> None:
     spark = SparkSession.builder.remote(remote).getOrCreate()
     client = Client(spark, folder)
     client.add(0)
+    client.unite()
     client.add(1)
+    client.unite()
     seen: dict[str, Any] = {"kind": type(spark).__module__, "folded": client.fold()}
     first = client.operate()
     # Spark has not noted that it finished the last batch, as after a crash between the two commits.
@@ -221,12 +260,13 @@ def run(remote: str, folder: Path) -> None:
         (folder / "operating" / "commits" / name).unlink(missing_ok=True)
     client.add(2)
     second = client.operate()
+    client.unite()
     seen["queries"] = [first.id, second.id]
     seen["progress"] = [[item.batchId, item.observedMetrics["arrowstate"].rows] for item in second.recentProgress]
     seen["followed"] = client.follow()
     seen["bootstrapped"] = client.bootstrap()
     seen["refused"] = client.refused()
-    for uid in ("totals", "counts", "told_of_folded", "told_of_operated"):
+    for uid in ("totals", "counts", "windows", "told_of_folded", "told_of_operated"):
         seen[uid] = [json.loads(line) for line in (folder / uid).read_text().splitlines()]
     (folder / "seen.json").write_text(json.dumps(seen))
     spark.stop()

@@ -112,6 +112,16 @@ def test_state_and_outputs_are_in_the_store_once(seen: dict[str, Any], folder: P
     assert [rows[0][3] for _, _, rows in seen["totals"]] == [_time(folder, number) for number in (0, 1, 1, 2)]
 
 
+def test_rows_of_two_operators_are_put_together_and_summed_in_windows(seen: dict[str, Any], folder: Path) -> None:
+    store = arrowstate.open_store(folder / "united")
+
+    # The watermark, one second behind the micro-batches before, passes ten seconds in the third.
+    assert seen["windows"] == [[0, 0, []], [1, 0, []], [2, 2, [[1, 0, 10_000, 3], [2, 0, 10_000, 10]]]]
+    counted = [store.sql(f"select sum(n) from {uid}.n").fetchall() for uid in ("odd", "even")]
+    assert counted == [[(30_004,)], [(30_002,)]]
+    assert len(store.checkpoints()) == 3
+
+
 def test_each_commit_is_told_once_on_the_server(seen: dict[str, Any], folder: Path) -> None:
     folded, operated = (
         [[entry.checkpoint_id, "completed"] for entry in arrowstate.open_store(folder / name).checkpoints()]
