@@ -168,3 +168,39 @@ def test_storage_options_reach_the_workers_and_stand_nowhere(
         with pytest.raises(Exception, match="'storageOptions' must be a JSON object") as error:
             spark.read.format("arrowstate").option("storageOptions", wrong).option("operator", "counter").load(bucket)
         assert "hush" not in str(error.value)
+
+
+@pytest.mark.turns(3)
+def test_tables_and_states_of_queries_are_taken_into_a_bucket_by_storage_options(
+    stream: Any, make_rows: Any, options: dict[str, Any]
+) -> None:
+    from arrowstate.spark import bootstrap, import_state
+
+    bucket, spark = f"s3://bucket/{uuid.uuid4().hex}/store", stream.spark
+    history = make_rows(7)
+    table = spark.createDataFrame(history.select(["k", "n", "v"]))
+    state = arrowstate.ReducingStateDescriptor(
+        "totals", pa.struct([("n", pa.int64()), ("v", pa.int64())]), reduce={"n": "count", "v": "sum"}
+    )
+
+    made = bootstrap(
+        table, store=bucket, uid="counter", key=["k"], states=[state], parallelism=2, storage_options=options
+    )
+    # A query goes on from it.
+    stream.add(make_rows(0))
+    stream.run(store=bucket, storage_options=options)
+    stream.rows.append(history)
+    found = arrowstate.open_store(bucket, storage_options=options).latest().to_arrow("counter.totals").to_pylist()
+
+    assert made.checkpoint_id == 1
+    assert {row["k"]: (row["n"], row["v"]) for row in found} == stream.expected()
+
+    counts = stream.frame().groupBy("k").count()
+    old = counts.writeStream.format("noop").outputMode("update").option("checkpointLocation", f"{stream.folder}/old")
+    old.trigger(availableNow=True).start().awaitTermination()
+    report = import_state(
+        spark, f"{stream.folder}/old", store=f"{bucket}-2", uid="old", parallelism=2, storage_options=options
+    )
+    taken = arrowstate.open_store(f"{bucket}-2", storage_options=options).latest().to_arrow("old.buffers")
+    assert report.checkpoint_id == 1
+    assert sum(row["count"] for row in taken.to_pylist()) == 1000

@@ -55,6 +55,7 @@ def bootstrap(
     format: RunFormat = "arrow",
     memory_budget_bytes: int | None = DEFAULT_BUDGET_BYTES,
     properties: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """Make keyed states of a table and commit them as one checkpoint, exactly once whatever Spark tries again.
 
@@ -117,6 +118,9 @@ def bootstrap(
         What each task holds of its state in memory, the rest is in mapped local files; None for no limit.
     properties
         JSON values kept in the checkpoint, for instance where the table comes from.
+    storage_options
+        As for `arrowstate.open_store`, for the driver and the tasks; what is left out comes from the environment of
+        each process.
 
     Returns
     -------
@@ -168,9 +172,10 @@ def bootstrap(
         format=format,
         memory_budget_bytes=memory_budget_bytes,
         watermark=watermark,
+        storage_options=storage_options,
     )
     run_fills([(frame, plan, order_by)], lambda _: dict(properties or {}))
-    made = open_store(plan.store)
+    made = open_store(plan.store, storage_options=storage_options)
     return made.latest() if savepoint is None else made.savepoint(savepoint)
 
 

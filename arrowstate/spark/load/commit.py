@@ -19,7 +19,6 @@ from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.commit import append_checkpoint, operator_of
 from arrowstate.spark.load.filling import FillPlan
 from arrowstate.spark.task import SubtaskResult
-from arrowstate.storage.registry import open_storage
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["FilledOperator", "commit_fill", "delete_files_of"]
@@ -54,7 +53,7 @@ def commit_fill(
     CommitUnknownError
         If it cannot be told whether it was committed; what the tasks wrote stays.
     """
-    storage = open_storage(operators[0].plan.store)
+    storage = operators[0].plan.open()
     paths = [path for operator in operators for item in operator.subtasks for path in item.paths]
     try:
         log = CommitLog(storage, on_loss=refuse_loss)
@@ -101,7 +100,7 @@ def commit_fill(
 
 def delete_files_of(plan: FillPlan) -> None:
     """Delete what the tasks of a fill have written so far, which nothing refers to."""
-    storage = open_storage(plan.store)
+    storage = plan.open()
     paths = [*storage.list(f"data/{plan.uid}/"), *storage.list("manifests/")]
     delete_quietly(storage, [path for path in paths if path.rsplit("/", 1)[-1].startswith(plan.job)])
 

@@ -11,9 +11,9 @@ written is the descriptor that was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -43,6 +43,7 @@ from arrowstate.state.kinds.map import MapState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.kinds.value import ValueState
+from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table import kernels
 from arrowstate_formats.run_files import RunFormat
@@ -103,6 +104,11 @@ class FillPlan:
     watermark: int | None = None
     format: RunFormat = "arrow"
     memory: TaskMemory = TaskMemory()
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def open(self) -> Storage:
+        """Open the storage of the store."""
+        return open_storage(self.store, storage_options=self.storage_options)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -127,7 +133,7 @@ def fill_subtask(
     StorageFullError, StorageError
         If a file cannot be written; nothing is left in the store.
     """
-    storage = open_storage(plan.store)
+    storage = plan.open()
     store_id = open_store_document(storage).store_id
     checkpoint = CommitLog(storage).read(plan.base).document if plan.adds_to and plan.base is not None else None
     task = Subtask(plan, subtask, None, storage, store_id, checkpoint, TaskMeter(now_ms))

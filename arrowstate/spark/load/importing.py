@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce as fold
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sf
@@ -58,6 +58,7 @@ def import_state(
     batch_id: int | None = None,
     overwrite: bool = False,
     memory_budget_bytes: int | None = DEFAULT_BUDGET_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ImportReport:
     """Take over the state of a Spark query from its checkpoint folder, and tell what was taken and what was not.
 
@@ -91,8 +92,8 @@ def import_state(
         A session that can read the folder, with the packages of the state store provider it was written with.
     checkpoint_location
         The `checkpointLocation` of the query.
-    store, parallelism, max_parallelism, overwrite, memory_budget_bytes
-        As in `bootstrap`.
+    store, parallelism, max_parallelism, overwrite, memory_budget_bytes, storage_options
+        As in `bootstrap`; the options are for the store, and the folder of the query is read by Spark.
     operator_id
         The stateful operator to take, as numbered by Spark from 0; all by default. `uid`, `key`, `state`, `columns` and
         `reduce` need it where the query has several.
@@ -172,6 +173,7 @@ def import_state(
             user_keys=_named(parts, "user_key"),
             memory_budget_bytes=memory_budget_bytes,
             watermark=log.watermark_ms,
+            storage_options=storage_options,
         )
         # A key may be null in Spark, and not in a store.
         frame = frame.observe(observation, sf.count_if(null_key).alias("null_keys")).where(~null_key)
@@ -203,7 +205,7 @@ def import_state(
         watermark_ms=log.watermark_ms,
         offsets=log.offsets,
         store=fills[0][1].store if fills else str(store),
-        checkpoint_id=open_store(store).latest().checkpoint_id if filled else None,
+        checkpoint_id=open_store(store, storage_options=storage_options).latest().checkpoint_id if filled else None,
         imported=tuple(imported),
         left_out=tuple(item for operator in operators for item in operator.left_out),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -63,6 +63,7 @@ def plan_fill(
     format: RunFormat = "arrow",
     memory_budget_bytes: int | None = None,
     watermark: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> FillPlan:
     """Settle how a table fills states of an operator.
 
@@ -111,7 +112,7 @@ def plan_fill(
 
     # What does not depend on the store is refused before one is made.
     fills(asked.key)
-    opened = asked.open()
+    opened = asked.open(storage_options)
     operator = opened.operator
     if operator is not None:
         _check_free(operator, states, opened.url, overwrite=overwrite)
@@ -137,6 +138,7 @@ def plan_fill(
         watermark=watermark,
         format=format,
         memory=TaskMemory(memory_budget_bytes),
+        storage_options=storage_options,
     )
 
 
