@@ -133,9 +133,15 @@ def tried(
         before it had gone well.
     """
     failed: dict[int, Exception] = {}
-    waiting = [(0, count)] if count else []
+    waiting: list[tuple[int, int, int | None]] = [(0, count, None)] if count else []
+    "The third is how many had failed when a part failed that this one is the second half of."
     while waiting:
-        start, end = waiting.pop()
+        start, end, before = waiting.pop()
+        if before == len(failed) and end - start > 1:
+            # The first half went well, so it is this one that made both fail.
+            middle = start + (end - start) // 2
+            waiting += [(middle, end, before), (start, middle, None)]
+            continue
         try:
             attempt(start, end)
         except Exception as error:
@@ -151,11 +157,11 @@ def tried(
                 # What is known to fail is left out; the rest may hold more of its kind, so not all of it is tried.
                 high = low + 1
                 middle = high + (end - high) // 2
-                waiting += [(first, last) for first, last in ((middle, end), (high, middle)) if first < last]
+                waiting += [(first, last, None) for first, last in ((middle, end), (high, middle)) if first < last]
             else:
-                waiting.append((high, end))
+                waiting.append((high, end, len(failed)))
             if start < low:
-                waiting.append((start, low))
+                waiting.append((start, low, None))
     return failed
 
 

@@ -58,6 +58,20 @@ def test_what_fails_alone_is_found_and_the_rest_is_done_in_order(seed: int, by_r
     assert done == [number for number in range(count) if number not in bad]
 
 
+def test_a_part_that_must_hold_what_fails_is_divided_before_it_is_tried() -> None:
+    parts: list[tuple[int, int]] = []
+
+    def attempt(start: int, end: int) -> None:
+        parts.append((start, end))
+        if end == 64:
+            raise InvalidInputError("bad")
+
+    failed = tried(64, attempt, is_of_function)
+
+    assert list(failed) == [63]
+    assert parts == [(0, 64), (0, 32), (32, 48), (48, 56), (56, 60), (60, 62), (62, 63), (63, 64)]
+
+
 def test_what_is_not_of_the_rows_ends_the_query() -> None:
     full = ProcessElementError(0, "full")
     full.__cause__ = StorageFullError("data/1.arrow", "No space left on device")
