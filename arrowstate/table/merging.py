@@ -29,6 +29,8 @@ __all__ = ["BatchSink", "MemorySink", "MergePolicy", "Merging", "fill", "merge_r
 
 Ints = npt.NDArray[np.int64]
 
+_LARGE_BATCH = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
@@ -53,8 +55,8 @@ class MergePolicy:
     "A merge of more rows than this, and than some batches bring, is made in steps that the next batches pay for."
     pace: int = 8
     """Half of how many rows of merges under way are looked at for a row that is written, at least 2; more where many
-    merges are under way. The fewer, the more evenly batches are charged, and the longer the runs of a merge are read
-    beside those that came after them."""
+    merges are under way, and after large batches. The fewer, the more evenly batches are charged, and the longer the
+    runs of a merge are read beside those that came after them."""
 
     def pick(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs to merge now, or none."""
@@ -80,9 +82,13 @@ class MergePolicy:
         return [run for run in picked if self.tier(run.live_rows) >= lowest]
 
     def work(self, written: int, merges: int) -> int:
-        """Return how many rows of so many merges under way are looked at for rows that were written."""
-        # More than four are under way only where that is too little for what is written.
-        return self.pace * written * max(4, merges) // 2
+        """Return how many rows of so many merges under way are looked at for rows that were written.
+
+        More than four are under way only where that is too little for what is written. After large batches it is twice
+        as much: a row of them costs less to look for, so that runs read beside a merge count for more.
+        """
+        most = 4 if written < _LARGE_BATCH else 8
+        return self.pace * written * max(most, merges) // 2
 
     def for_appends(self) -> MergePolicy:
         """Return the policy of a state whose batches are appended without a look at what is there.
