@@ -115,12 +115,12 @@ def _all(run):
 @contextmanager
 def in_parts(passes, rows):
     """Have runs put into order after so many passes over their rows, in parts of so many rows."""
-    before = time_column._PASSES, time_order._ROWS, zones_module._ROWS
-    time_column._PASSES, time_order._ROWS, zones_module._ROWS = passes, rows, 8
+    before = time_column._PASSES, time_column._PAID, time_order._ROWS, zones_module._ROWS
+    time_column._PASSES, time_column._PAID, time_order._ROWS, zones_module._ROWS = passes, 1, rows, 8
     try:
         yield
     finally:
-        time_column._PASSES, time_order._ROWS, zones_module._ROWS = before
+        time_column._PASSES, time_column._PAID, time_order._ROWS, zones_module._ROWS = before
 
 
 PARTS = pytest.mark.parametrize(("passes", "rows"), [(0, 8), (0, 1024), (1, 8), (8, 8)])
@@ -131,6 +131,12 @@ PARTS = pytest.mark.parametrize(("passes", "rows"), [(0, 8), (0, 1024), (1, 8), 
 @given(steps=STEPS)
 @example(steps=[("add", [[HIGHEST]]), ("earliest", None), ("remove", HIGHEST), ("earliest", None)])
 @example(steps=[("add", [[5, 9]]), ("begin", None), ("remove", 5), ("go back", None), ("find", 5)])
+@example(
+    steps=[
+        *(("add", [[5, 9, 7]]), ("find", 9), ("find", 9), ("begin", None)),
+        *(("remove", 5), ("find", 9), ("go back", None), ("find", 5)),
+    ]
+)
 def test_what_is_found_is_what_is_due(passes, rows, steps):
     model = Model()
     with in_parts(passes, rows):
