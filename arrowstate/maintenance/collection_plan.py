@@ -51,6 +51,7 @@ def plan_collection(
     portions: Portions | None = None,
     up_to: int | None = None,
     without: frozenset[Boundary] = frozenset(),
+    clock_ms: Callable[[], int] | None = None,
 ) -> CollectionPlan:
     """Find out what a collection would delete. Nothing is written.
 
@@ -73,6 +74,9 @@ def plan_collection(
         The number of a log entry that is kept with all after it, whatever the policy says.
     without
         Documents in `gc/` that are left alone, and not read.
+    clock_ms
+        Returns the time after the store was listed, from which a file waits that is seen for the first time: a process
+        may sleep between `now_ms` and that. By default this is `now_ms`.
 
     Raises
     ------
@@ -90,7 +94,7 @@ def plan_collection(
     open_store_document(storage)
     portions = portions or DEFAULT_PORTIONS
     holds_all = _droppable(storage, policy, now_ms, up_to) <= portions.entries
-    look = _Look(storage, policy, now_ms, grace_ms, portions, up_to, without)
+    look = _Look(storage, policy, now_ms, grace_ms, portions, up_to, without, clock_ms or (lambda: now_ms))
     plan = settled_look(lambda: look.plan(holds_all=holds_all))
     if plan is None:
         # Less goes than was to be expected.
@@ -165,6 +169,7 @@ class _Look:
     portions: Portions
     up_to: int | None
     without: frozenset[Boundary]
+    clock_ms: Callable[[], int]
 
     def plan(self, *, holds_all: bool) -> CollectionPlan | None:
         """Plan a collection; CorruptDataError where another one came in between, too.
@@ -175,6 +180,7 @@ class _Look:
         # Before any root is read: what is written from here on is not considered at all.
         unfinished = storage.list_unfinished()
         files = StoredFiles.of(storage, holds_own=holds_all)
+        listed_at_ms = max(self.now_ms, self.clock_ms())
         roots = read_roots(storage, now_ms=self.now_ms, floor=highest_boundary(files.statements))
         # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
         read = read_boundaries(storage, without=self.without)
@@ -183,7 +189,7 @@ class _Look:
         risked = files_at_risk(read.values())
         if not roots.numbers:
             # All files of a store that has no entry yet are of attempts.
-            return self._of_empty(files, unfinished, seen)
+            return self._of_empty(files, unfinished, seen, listed_at_ms)
         reader = ReferenceReader(storage)
         boundary, reasons = self._retention(roots, reader if roots.known else ReferenceReader(storage), read.values())
         kept: list[Kept] = []
@@ -195,7 +201,7 @@ class _Look:
         if dropped.further:
             deletions = [item for item in dropped.of_files() if item.path not in marked]
         elif holds_all:
-            waiting, deletions = self._unreferenced(files, unfinished, marked, dropped.files, seen)
+            waiting, deletions = self._unreferenced(files, unfinished, marked, dropped.files, seen, listed_at_ms)
         else:
             return None
         return CollectionPlan(
@@ -213,10 +219,12 @@ class _Look:
             statements=frozenset(read),
         )
 
-    def _of_empty(self, files: StoredFiles, unfinished: list[str], seen: dict[str, int]) -> CollectionPlan | None:
+    def _of_empty(
+        self, files: StoredFiles, unfinished: list[str], seen: dict[str, int], listed_at_ms: int
+    ) -> CollectionPlan | None:
         if not files.holds_own:
             return None
-        waiting, deletions = self._unreferenced(files, unfinished, {}, {}, seen)
+        waiting, deletions = self._unreferenced(files, unfinished, {}, {}, seen, listed_at_ms)
         return CollectionPlan(0, 0, (), (), _in_order(deletions), waiting, files.foreign, grace_ms=self.grace_ms)
 
     def _retention(
@@ -246,6 +254,7 @@ class _Look:
         marked: Mapping[str, tuple[int, int]],
         known: Mapping[str, tuple[int | None, str]],
         seen: Mapping[str, int],
+        listed_at_ms: int,
     ) -> tuple[tuple[Waiting, ...], list[Deletion]]:
         """Tell the files that go from those that wait."""
         waiting: list[Waiting] = []
@@ -260,8 +269,8 @@ class _Look:
                 size, reason = known[path]
                 attributed[path] = Deletion(path, kind, reason, size)
                 continue
-            first = seen.get(path, self.now_ms)
-            if self.now_ms - first >= self.grace_ms:
+            first = seen.get(path, listed_at_ms)
+            if listed_at_ms - first >= self.grace_ms:
                 reason = "nothing refers to it" if kind != "unfinished" else "it was not finished"
                 orphans.append(Deletion(path, kind, f"{reason}, first seen at {first}", None, orphan=True))
             else:

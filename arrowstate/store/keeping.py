@@ -181,7 +181,9 @@ class KeptStore(ReadableStore):
         """
         check_grace(grace_ms, allow_short=allow_short_grace)
         policy = RetentionPolicy() if policy is None else policy
-        return Collection(self, plan_collection(self.storage, policy, now_ms=self.clock_ms(), grace_ms=grace_ms))
+        now_ms = self.clock_ms()
+        plan = plan_collection(self.storage, policy, now_ms=now_ms, grace_ms=grace_ms, clock_ms=self.clock_ms)
+        return Collection(self, plan)
 
     def compact(self, policy: CompactionPolicy | None = None) -> Compaction:
         """Plan to write the newest checkpoint in fewer and fuller files; nothing is written before `apply()`.

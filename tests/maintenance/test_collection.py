@@ -473,6 +473,28 @@ def test_the_thread_of_a_lease_renews_it_and_goes_on_after_a_failure(filled):
     assert filled.files("leases/") == set()
 
 
+@at_once
+def test_a_file_waits_from_when_it_was_seen_though_the_collection_slept_before_it_looked(filled):
+    path = "data/op/total/0123456789abcdef0123456789abcdef.arrow"
+    store, hooked = filled.process()
+
+    def sleep():
+        filled.now_ms += 59_000
+        with filled.storage.write_file(path) as file:
+            file.write(b"of an attempt")
+
+    hooked.act_before("list", "", sleep)
+    store.collect(NEWEST, grace_ms=60_000).apply()
+    filled.now_ms += 2_000
+    store.collect(NEWEST, grace_ms=60_000).apply()
+    kept = path in filled.files()
+    filled.now_ms += 58_000
+    store.collect(NEWEST, grace_ms=60_000).apply()
+
+    assert kept
+    assert path not in filled.files()
+
+
 @contextmanager
 def following(world, checkpoint, ttl_ms=500):
     """A lease on a checkpoint and all after it; the test renews it."""

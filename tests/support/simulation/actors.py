@@ -368,7 +368,14 @@ def _collect(process: Process) -> None:
         try:
             process.open()
             now_ms, portions = process.actor.clock_ms(), process.portions
-            plan = plan_collection(process.storage, policy, now_ms=now_ms, grace_ms=process.grace_ms, portions=portions)
+            plan = plan_collection(
+                process.storage,
+                policy,
+                now_ms=now_ms,
+                grace_ms=process.grace_ms,
+                portions=portions,
+                clock_ms=process.actor.clock_ms,
+            )
             process.actor.wait(draw.choice((0, 0, 10, 40)))
             for _ in range(draw.choice((1, 1, 2))):
                 now_ms, new_id = process.actor.clock_ms(), process.actor.new_id
