@@ -5,6 +5,7 @@ from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.checkpoints.driver import CheckpointCoordinator
+from arrowstate.checkpoints.handles import SubtaskHandle, SubtaskWriter
 from arrowstate.checkpoints.pending import CheckpointProgress, PendingCheckpoint
 from arrowstate.errors import (
     ArrowStateError,
@@ -23,6 +24,7 @@ from arrowstate.errors import (
     FormatVersionError,
     IncompatibleStateError,
     InvalidInputError,
+    JobFailedError,
     KeyOutOfRangeError,
     KeyTypeError,
     MissingDependencyError,
@@ -33,6 +35,7 @@ from arrowstate.errors import (
     OperatorNotFoundError,
     ProcessElementError,
     QueryConflictError,
+    SourceError,
     StateNotFoundError,
     StorageError,
     StorageFullError,
@@ -78,6 +81,8 @@ __version__ = "0.1.0.dev0"
 """The version of the package; that of the format on disk is `FORMAT_VERSION`."""
 
 __all__ = [
+    "SubtaskHandle",
+    "SubtaskWriter",
     "MissingFileError",
     "NameTakenError",
     "UnknownFeatureError",
@@ -125,6 +130,7 @@ __all__ = [
     "FormatVersionError",
     "IncompatibleStateError",
     "InvalidInputError",
+    "JobFailedError",
     "KeyGroupRange",
     "KeyOutOfRangeError",
     "KeyTypeError",
@@ -142,6 +148,7 @@ __all__ = [
     "OperatorStateBackend",
     "PendingCheckpoint",
     "ProcessElementError",
+    "SourceError",
     "Quantiles",
     "QueryConflictError",
     "ReducingStateDescriptor",

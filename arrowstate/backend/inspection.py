@@ -46,6 +46,12 @@ class Iteration:
     _states: dict[str, KeyedState[Any]]
     _context: KeyContext
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a KeyedStateBackend is the state of one process and is not pickled: write it there with "
+            "store.subtask_writer(uid, subtask).write(backend), and restore it in the other one"
+        )
+
     def keys(self, state: StateDescriptor | str, namespace: Any = None) -> pa.RecordBatch:
         """Return each key that has a row in a state.
 

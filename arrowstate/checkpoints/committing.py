@@ -97,6 +97,11 @@ class Committer:
         self._newest, self._content = self._take_fence(dict(properties or {}))
 
     @property
+    def store_id(self) -> str:
+        """The identity of the store."""
+        return self._store_id
+
+    @property
     def store_key(self) -> str:
         """What runs know the store by, see `arrowstate.snapshot.reading.store_key`."""
         return store_key(self._storage, self._store_id)
@@ -105,6 +110,16 @@ class Committer:
     def newest_id(self) -> int:
         """The id of the newest checkpoint that the store may have, 0 if there is none, as far as this writer knows."""
         return max(newest_id(self._newest), self._unknown_id)
+
+    @property
+    def content(self) -> Content | CorruptDataError:
+        """What the store holds, as far as this writer knows, or why that cannot be told."""
+        return self._content
+
+    @property
+    def newest_number(self) -> int:
+        """The number of the newest log entry, as far as this writer knows."""
+        return self._newest.document.number
 
     @property
     def epoch(self) -> int:
@@ -123,10 +138,14 @@ class Committer:
         properties: Mapping[str, Any] | None = None,
         watermark: int | None = None,
         started_at_ms: int,
+        checkpoint_id: int | None = None,
+        needs: Needs | None = None,
+        statistics: Sequence[SubtaskStatisticsDocument] = (),
     ) -> LogEntryDocument:
         """Commit a checkpoint whose files are written, for instance by the tasks of a cluster.
 
-        The manifests are read, and every file that the checkpoint before does not have is looked for.
+        Where `needs` does not say which files those are, the manifests are read for it. Every file that neither the
+        checkpoint before has nor was written for this one is looked for.
 
         Raises
         ------
@@ -139,14 +158,18 @@ class Committer:
         CommitUnknownError
             If it cannot be told whether it was committed.
         """
-        operators = whole_operators(self._storage, operators)
-        needed = ReferenceReader(self._storage).files(operators)
+        if needs is None:
+            operators = whole_operators(self._storage, operators)
+            needed = ReferenceReader(self._storage).files(operators)
+            needs = Needs(set(needed), set(), self._newest.document.number)
         return self._commit(
             operators,
-            Needs(set(needed), set(), self._newest.document.number),
+            needs,
             properties=properties,
             watermark=watermark,
             started_at_ms=started_at_ms,
+            checkpoint_id=checkpoint_id,
+            statistics=statistics,
         )
 
     def _commit(

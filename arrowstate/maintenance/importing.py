@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -26,7 +26,7 @@ from arrowstate.snapshot.contents import checked_pieces
 from arrowstate.snapshot.disposal import dispose, files_to_dispose
 from arrowstate.snapshot.open_files import open_file
 from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.reading import subtask_runs
+from arrowstate.snapshot.reading import find_operator, subtask_runs
 from arrowstate.snapshot.stored_run import clear_dead
 from arrowstate.snapshot.subtasks import read_states, whole_operators
 from arrowstate.snapshot.validation import validated
@@ -83,6 +83,7 @@ def import_checkpoint(
     source_store_id: str,
     entry: LogEntryDocument,
     *,
+    operators: Collection[str] | None = None,
     claim_mode: ClaimMode,
     clock_ms: Callable[[], int],
     new_id: Callable[[], str],
@@ -96,6 +97,8 @@ def import_checkpoint(
         The store that gets it.
     source, source_store_id, entry
         The store that has it, and the checkpoint.
+    operators
+        The uids of those to take, None for all.
     claim_mode
         What becomes of the source.
     clock_ms, new_id
@@ -135,6 +138,11 @@ def import_checkpoint(
         )
     if claim_mode is ClaimMode.CLAIM:
         _check_claimable(source, clock_ms())
+    if operators is not None:
+        chosen = [find_operator(entry, uid) for uid in dict.fromkeys(operators)]
+        if not chosen:
+            raise InvalidInputError("operators must name at least one, got none; leave it out for all of them")
+        entry = replace(entry, operators=chosen)
     started_at_ms = clock_ms()
     paths: list[str] = []
     try:
@@ -142,9 +150,9 @@ def import_checkpoint(
             held_while_read(source, entry, holder="an import", clock_ms=clock_ms, new_id=new_id),
             reading_checkpoint(source, entry),
         ):
-            operators = _copied(source, storage, entry.operators, new_id, paths, progress)
+            copied = _copied(source, storage, entry.operators, new_id, paths, progress)
         # What somebody else wrote becomes this store's own, from which later reads take it on trust.
-        _validate(storage, operators)
+        _validate(storage, copied)
         writer = CheckpointWriter(
             storage,
             store_id,
@@ -164,7 +172,7 @@ def import_checkpoint(
         raise
     try:
         committed = writer.commit(
-            operators, properties=entry.properties, watermark=entry.watermark, started_at_ms=started_at_ms
+            copied, properties=entry.properties, watermark=entry.watermark, started_at_ms=started_at_ms
         )
     except (FencedError, InvalidInputError, StorageFullError, StorageError):
         # After anything else, an interrupt for one, the entry may be there and refer to the files.

@@ -5,11 +5,12 @@ The classes of this room join the layers below and hold no logic of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.checkpoints.handles import SubtaskWriter
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
@@ -101,6 +102,25 @@ class StateStore(KeptStore):
         )
         return StoreWriter(writer, side, compaction, on_checkpoint)
 
+    def subtask_writer(self, uid: str, subtask: int, *, format: RunFormat = "arrow") -> SubtaskWriter:
+        """Return what writes one subtask of an operator, for a process whose state another process commits.
+
+        Parameters
+        ----------
+        uid
+            The operator.
+        subtask
+            Its number among those of the operator, from 0.
+        format
+            The format of new run files: `arrow`, `parquet` or `lance`.
+
+        Returns
+        -------
+        SubtaskWriter
+            Its handles go to `StoreWriter.commit`.
+        """
+        return SubtaskWriter(self.storage, self.store_id, uid, subtask, format=format, new_id=self.new_id)
+
     def savepoint(
         self,
         name_or_path: str | Path,
@@ -180,6 +200,7 @@ class StateStore(KeptStore):
         self,
         source: str | Path | Snapshot,
         *,
+        operators: Collection[str] | None = None,
         claim_mode: ClaimMode = ClaimMode.NO_CLAIM,
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -195,6 +216,9 @@ class StateStore(KeptStore):
         source
             A name, for the folder `savepoints/<name>` of this store; a path or URL (with a `/`), whose newest
             checkpoint is taken; or a snapshot of another store. A lease holds a checkpoint that may be collected.
+        operators
+            The uids of those to take, such as the operators with state of a job whose sources and sinks stay behind;
+            all by default.
         claim_mode
             `NO_CLAIM` only reads the source. `CLAIM` disposes of it once the import is committed, as
             `dispose_savepoint` does; a source that is not only a savepoint is refused.
@@ -213,7 +237,10 @@ class StateStore(KeptStore):
         StoreNotFoundError, CheckpointNotFoundError
             If there is no savepoint there.
         InvalidInputError
-            If it is a checkpoint of this very store, or may not be claimed; nothing was changed.
+            If it is a checkpoint of this very store, or may not be claimed, or `operators` are none; nothing was
+            changed.
+        OperatorNotFoundError
+            If it lacks one of the operators; nothing was changed.
         CorruptDataError
             If the source is damaged; nothing was changed, and nobody fenced.
         FencedError, CollectedError, StorageFullError, StorageError
@@ -250,6 +277,7 @@ class StateStore(KeptStore):
                 source.storage,
                 source.store_id,
                 source.entry,
+                operators=operators,
                 claim_mode=claim_mode,
                 clock_ms=self.clock_ms,
                 new_id=self.new_id,

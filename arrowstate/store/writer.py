@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,11 +12,12 @@ from arrowstate.checkpoints.compaction import CompactionPolicy, compact_backends
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.checkpoints.driver import CheckpointCoordinator
 from arrowstate.checkpoints.freezing import backends_of
+from arrowstate.checkpoints.handles import SubtaskHandle, commit_handles
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.store.snapshot import Snapshot
-from arrowstate.telemetry.records import Listener
+from arrowstate.telemetry.records import Listener, recorded
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["StoreWriter"]
@@ -100,6 +101,51 @@ class StoreWriter:
         "LogEntryDocument\n            The committed entry.",
         "Snapshot\n            The checkpoint that was committed, to be read and restored from.",
     )
+
+    def commit(
+        self,
+        handles: Iterable[SubtaskHandle],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        watermark: int | None = None,
+        allow_dropped_state: bool = False,
+    ) -> Snapshot:
+        """Commit what other processes have written; return the checkpoint.
+
+        Parameters
+        ----------
+        handles
+            One of each subtask of each operator, from a `SubtaskWriter`, in any order.
+        properties, watermark, allow_dropped_state
+            As for `checkpoint`.
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint that was committed, to be read and restored from.
+
+        Raises
+        ------
+        InvalidInputError
+            If the handles do not cover each key group of each operator once, are of another store, differ in key,
+            states or max parallelism, or something of the checkpoint before is missing; nothing was committed.
+        FencedError, CollectedError, CommitUnknownError, StorageFullError, StorageError
+            As for `checkpoint`; the files stay until they are discarded, or a collection takes them.
+        """
+        writer = self._writer
+        with recorded("checkpoint", writer.url, writer.clock_ms(), listener=self._on_checkpoint) as recording:
+            with recording.committing():
+                entry = commit_handles(
+                    writer,
+                    writer.store_id,
+                    handles,
+                    properties=properties,
+                    watermark=watermark,
+                    allow_dropped_state=allow_dropped_state,
+                    started_at_ms=recording.started_at_ms,
+                )
+            recording.checkpoint_id = entry.checkpoint_id
+        return self._side.snapshot_of(entry)
 
     def coordinator(
         self,

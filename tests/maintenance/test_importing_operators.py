@@ -1,0 +1,48 @@
+"""Some operators of a checkpoint, brought into another store."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+
+SCHEMA = pa.schema([("user", pa.string())])
+
+
+@pytest.fixture
+def stores(tmp_path):
+    old, new = (arrowstate.open_store(tmp_path / name, create=True) for name in ("old", "new"))
+    backends = {}
+    for uid in ("people", "visits"):
+        backend = arrowstate.KeyedStateBackend(key=SCHEMA, max_parallelism=128)
+        backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], [uid])
+        backends[uid] = [backend]
+    with old.writer() as writer:
+        writer.checkpoint(backends)
+    return old, new
+
+
+def test_the_operators_that_are_named_come_and_no_other(stores):
+    old, new = stores
+
+    imported = new.import_savepoint(old.latest(), operators=["visits"])
+
+    assert [operator.uid for operator in imported.entry.operators] == ["visits"]
+    assert imported.to_arrow("visits.city").to_pylist() == [{"user": "ann", "city": "visits"}]
+    assert new.verify(deep=True).problems == []
+
+
+@pytest.mark.parametrize(
+    ("operators", "error"), [([], arrowstate.InvalidInputError), (["vists"], arrowstate.OperatorNotFoundError)]
+)
+def test_operators_that_are_not_there_are_refused_and_nobody_is_fenced(stores, operators, error):
+    old, new = stores
+    writer = new.writer()
+
+    with pytest.raises(error):
+        new.import_savepoint(old.latest(), operators=operators)
+
+    backend = arrowstate.KeyedStateBackend(key=SCHEMA, max_parallelism=128)
+    backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["bob"], ["Rome"])
+    assert writer.checkpoint({"people": [backend]}).checkpoint_id == 1
