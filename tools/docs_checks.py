@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLIC = ("arrowstate", "arrowstate.windows", "arrowstate.spark", "arrowstate.testing")
+PUBLIC = ("arrowstate", "arrowstate.windows", "arrowstate.runtime", "arrowstate.spark", "arrowstate.testing")
 
 # Pages that the site takes from elsewhere: where they are, and where they stand in the site.
 GUESTS = {

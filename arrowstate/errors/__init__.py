@@ -9,7 +9,7 @@ What to do                                Errors
 ========================================  ====================================================
 choose another name, id or place          `NotFoundError` and its kinds
 mend the argument or the data given       `InvalidInputError` and its kinds
-mend the function, start the query again  `UserFunctionError`
+mend the function, start the query again  `UserFunctionError`, `JobFailedError`
 use a backend from one thread at a time   `ConcurrentUseError`
 migrate the state, or declare it as it is `IncompatibleStateError`
 stop this writer                          `FencedError`, `QueryConflictError`
@@ -38,10 +38,12 @@ from arrowstate.errors.checkpointing import (
 from arrowstate.errors.given import (
     ConcurrentUseError,
     IncompatibleStateError,
+    JobFailedError,
     KeyOutOfRangeError,
     KeyTypeError,
     NullKeyError,
     ProcessElementError,
+    SourceError,
     UnsupportedStorageError,
     UserFunctionError,
     ValueOverflowError,
@@ -83,6 +85,7 @@ __all__ = [
     "FormatVersionError",
     "IncompatibleStateError",
     "InvalidInputError",
+    "JobFailedError",
     "KeyOutOfRangeError",
     "KeyTypeError",
     "MissingDependencyError",
@@ -92,6 +95,7 @@ __all__ = [
     "NullKeyError",
     "OperatorNotFoundError",
     "ProcessElementError",
+    "SourceError",
     "QueryConflictError",
     "StateNotFoundError",
     "StorageError",

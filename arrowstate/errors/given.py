@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from arrowstate_formats.errors import ArrowStateError, InvalidInputError
 
@@ -161,6 +162,31 @@ class ProcessElementError(ArrowStateError, RuntimeError):
 
 
 @dataclass(eq=False, repr=False)
+class SourceError(InvalidInputError):
+    """A source cannot give the rows of a split: they do not fit, or are no longer what was read of them before.
+
+    An exception of a library is the `__cause__`. No row was given from `position` on.
+
+    Examples
+    --------
+    >>> print(SourceError("part-7.csv", 4096, "column 'amount': 'x' is not int64", row=4099))
+    split 'part-7.csv' from position 4096, row 4099: column 'amount': 'x' is not int64
+    """
+
+    split: str
+    position: Any
+    "That of the rows that were to be read; None for the first row."
+    detail: str
+    row: int | None = None
+    "The number of the row in the split, from 0, where it is known."
+
+    def __str__(self) -> str:
+        position = "the start" if self.position is None else f"position {self.position}"
+        row = "" if self.row is None else f", row {self.row}"
+        return f"split {self.split!r} from {position}{row}: {self.detail}"
+
+
+@dataclass(eq=False, repr=False)
 class UserFunctionError(ArrowStateError, RuntimeError):
     """A function of the user's failed in a task of Spark; the states are as before the micro-batch.
 
@@ -185,6 +211,23 @@ the micro-batch
 
     def __str__(self) -> str:
         return super().__str__().rstrip()
+
+
+@dataclass(eq=False, repr=False)
+class JobFailedError(ArrowStateError, RuntimeError):
+    """A job of the runtime ended for good; what its last checkpoint has is in the store, and a new start goes on there.
+
+    Its cause is the last failure.
+
+    Examples
+    --------
+    >>> print(JobFailedError("operator 'totals' failed at row 7: ZeroDivisionError: division by zero"))
+    the job failed: operator 'totals' failed at row 7: ZeroDivisionError: division by zero; mend that and start it \
+again, it goes on with its newest checkpoint
+    """
+
+    reason: str
+    _message = "the job failed: {reason}; mend that and start it again, it goes on with its newest checkpoint"
 
 
 @dataclass(eq=False, repr=False)

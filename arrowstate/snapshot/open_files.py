@@ -86,7 +86,7 @@ def check_bounds(batch: pa.RecordBatch, document: BatchDocument, time: str | Non
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class OpenFile:
     """An open run file: its buffer, and the batches read so far."""
 

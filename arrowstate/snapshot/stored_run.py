@@ -6,6 +6,7 @@ who reads it. Specification: formats/spec/run-files.md.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,7 +146,15 @@ class StoredRun:
             cut = [segment.within(*hash_bounds) for segment in segments]
             segments = [part for part in cut if part.rows]
             numbers = [number for number, part in zip(numbers, cut, strict=True) if part.rows]
-        found = Segments(segments, lambda places: file.load([numbers[place] for place in places]))
+        # Segments that are not read yet hold the file; once all are, it must go.
+        own = weakref.ref(file)
+
+        def read(places: Sequence[int]) -> None:
+            held = own()
+            if held is not None:
+                held.load([numbers[place] for place in places])
+
+        found = Segments(segments, read)
         return found, sum(self.document.batches[piece.number].bytes for piece in pieces)
 
 

@@ -18,7 +18,7 @@ from arrowstate.errors import (
     KeyOutOfRangeError,
     ProcessElementError,
 )
-from arrowstate.spark.outputs import STATE, OutputTable
+from arrowstate.snapshot.output_tables import STATE, OutputTable
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid

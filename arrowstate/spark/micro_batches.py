@@ -17,12 +17,9 @@ from arrowstate.log.entries import path_of
 from arrowstate.log.history import History
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["BATCH_SUFFIX", "BatchRecord", "MicroBatch", "StoredState", "is_committed", "stored_state"]
+__all__ = ["BatchRecord", "MicroBatch", "StoredState", "is_committed", "stored_state"]
 
 _PROPERTY = "spark"
-
-BATCH_SUFFIX = ".batch"
-"""Ends the uid under which a store has what an operator emitted in the last micro-batch, if no table keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

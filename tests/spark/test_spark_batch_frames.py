@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.clock import new_id
-from arrowstate.spark.outputs import OutputTable, frame_of, write_output
+from arrowstate.snapshot.output_tables import OutputTable, write_output
+from arrowstate.spark.outputs import frame_of
 from arrowstate.storage import open_storage
 
 TABLE = OutputTable("changes", pa.schema([("n", pa.int64())]), is_kept=True)

@@ -13,9 +13,8 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.processing.batch_function import BatchFunction
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.spark.micro_batches import BATCH_SUFFIX
+from arrowstate.snapshot.output_tables import BATCH_SUFFIX, OutputTable
 from arrowstate.spark.operators.query import QueryOperator, uids_of
-from arrowstate.spark.outputs import OutputTable
 from arrowstate.spark.schemas import arrow_type
 from arrowstate_formats.names import check_operator_uid
 

@@ -23,13 +23,14 @@ from arrowstate.log.entries import create_store
 from arrowstate.log.history import History
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
+from arrowstate.snapshot.output_tables import appended, rows_state
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.collecting import Collector, collector_of
 from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
 from arrowstate.spark.operators.task import OperatorPlan, Step, run_subtask
-from arrowstate.spark.outputs import appended, frame_of, rows_state
+from arrowstate.spark.outputs import frame_of
 from arrowstate.spark.places import StorePlace
 from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.task import SubtaskResult

@@ -21,7 +21,7 @@ from arrowstate.spark.operators.declaring import check_broadcasts, check_operato
 from arrowstate.spark.operators.query import QueryOperator
 from arrowstate.spark.operators.stream import StatefulStream
 from arrowstate.spark.operators.task import Operator, OperatorPlan
-from arrowstate.spark.schemas import arrow_type, spark_type
+from arrowstate.spark.schemas import arrow_type, spark_schema, spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -233,7 +233,7 @@ def stateful(
         source,
         operators,
         lambda frames: frames.emitted[uid](),
-        None if table is None else table.spark_schema,
+        None if table is None else spark_schema(table.columns),
         uid,
         opened.url,
     )

@@ -17,15 +17,15 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
+from arrowstate.processing.failing import explained
 from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
+from arrowstate.snapshot.output_tables import OutputTable, write_output
 from arrowstate.spark.dead_letters import DeadLetters
-from arrowstate.spark.failures import explained
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.operators.setting_aside import process_apart
-from arrowstate.spark.outputs import OutputTable, write_output
 from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState

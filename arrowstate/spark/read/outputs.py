@@ -18,9 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
-from arrowstate.snapshot.subtasks import whole_state
-from arrowstate.spark.micro_batches import BATCH_SUFFIX
-from arrowstate.spark.outputs import STATE, output_rows
+from arrowstate.snapshot.output_tables import find_output, output_rows
 from arrowstate.spark.read.holding import Held, check_no_lease
 from arrowstate.spark.read.options import (
     StorePlace,
@@ -90,7 +88,7 @@ class OutputPlan:
             await_checkpoint(open_read_storage(options), options)
         storage, entry = open_checkpoint(options)
         name = options["output"]
-        columns = pa.schema(list(type_from_json(_find(storage, entry, name).value_type)))
+        columns = pa.schema(list(type_from_json(find_output(storage, entry, name).value_type)))
         chosen = choose_columns(options, columns.names, f"output table {name!r}")
         starting = options.get("startingPosition")
         assert entry.checkpoint_id is not None, "a fence is never read"
@@ -136,7 +134,7 @@ class OutputReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return ranges of rows that begin and end with a part."""
         storage = self.plan.store.open()
-        parts = _find(storage, self._entry(storage), self.plan.output).parts
+        parts = find_output(storage, self._entry(storage), self.plan.output).parts
         # Spark makes a partition of its own where it is given none.
         return _ranges(parts, 0, sum(part.rows for part in parts)) or [RowsPartition(0, 0)]
 
@@ -144,7 +142,7 @@ class OutputReader(DataSourceReader):
         """Yield rows in their order."""
         assert isinstance(partition, RowsPartition)
         storage = self.plan.store.open()
-        yield from _rows(storage, _find(storage, self._entry(storage), self.plan.output), self.plan, partition)
+        yield from _rows(storage, find_output(storage, self._entry(storage), self.plan.output), self.plan, partition)
 
     def _entry(self, storage: Storage) -> LogEntryDocument:
         return find_checkpoint(storage, str(self.plan.checkpoint_id))
@@ -209,33 +207,13 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         entry = find_checkpoint(storage)
         assert entry.checkpoint_id is not None, "a fence is never read"
         self._held.from_here(entry.checkpoint_id)
-        return _find(storage, entry, self.plan.output)
+        return find_output(storage, entry, self.plan.output)
 
     def _newest(self, storage: Storage) -> OperatorStateDocument:
-        return _find(storage, find_checkpoint(storage), self.plan.output)
+        return find_output(storage, find_checkpoint(storage), self.plan.output)
 
     def _newest_row(self) -> int:
         return sum(part.rows for part in self._newest(self.plan.store.open()).parts)
-
-
-def _find(storage: Storage, entry: LogEntryDocument, name: str) -> OperatorStateDocument:
-    # What an operator emitted without a table is there for one micro-batch, so its rows have no numbers that last.
-    outputs = {
-        operator.uid: state
-        for operator in entry.operators
-        for state in operator.operator_states
-        if not operator.uid.endswith(BATCH_SUFFIX) and state.name == STATE and _holds_rows(state)
-    }
-    if name not in outputs:
-        raise NotFoundError(
-            f"no output table {name!r} in checkpoint {entry.checkpoint_id}; it has "
-            f"{', '.join(map(repr, outputs)) or 'none'}"
-        )
-    return whole_state(storage, name, outputs[name])
-
-
-def _holds_rows(state: OperatorStateDocument) -> bool:
-    return state.kind == "list" and pa.types.is_struct(type_from_json(state.value_type))
 
 
 def _ranges(parts: Sequence[OperatorPartDocument], start: int, end: int) -> list[InputPartition]:

@@ -13,11 +13,11 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.layout import descriptor_of
+from arrowstate.snapshot.output_tables import write_output
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch, is_committed, stored_state
-from arrowstate.spark.outputs import write_output
 from arrowstate.spark.sink.ordering import Order
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.setting_aside import fold_apart, rows_that_fit

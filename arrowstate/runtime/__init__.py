@@ -1,0 +1,66 @@
+"""Jobs on one machine: sources, keyed exchange, functions with state, sinks, and checkpoints that flow through them.
+
+The functions are those that run on Spark, the state is in the same backends, and a checkpoint is a log entry as any
+other.
+"""
+
+from arrowstate.runtime.connectors import (
+    Batch,
+    DirectSink,
+    EndOfSplit,
+    PreparingSink,
+    Reader,
+    Sink,
+    SinkWriter,
+    Source,
+    Split,
+    Token,
+)
+from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction
+from arrowstate.runtime.job import Job
+from arrowstate.runtime.restart import Restart
+from arrowstate.runtime.running import JobStatus, RunningJob, TaskStatus
+from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
+from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
+from arrowstate.runtime.sinks.postgres import PostgresSink
+from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.runtime.sources.files import FileSource
+from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
+from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
+from arrowstate.runtime.streams import ConnectedStreams, Stream
+from arrowstate.runtime.watermarks import Watermarks
+
+__all__ = [
+    "Batch",
+    "BulkParquetSink",
+    "ChangesSource",
+    "CoBatchFunction",
+    "ConnectedStreams",
+    "DirectSink",
+    "EndOfSplit",
+    "FileSource",
+    "FunctionSink",
+    "GeneratorSource",
+    "IteratorSource",
+    "Job",
+    "JobStatus",
+    "KeyedCoProcessFunction",
+    "OutputSource",
+    "OutputTable",
+    "ParquetSink",
+    "PostgresSink",
+    "PreparingSink",
+    "PrintSink",
+    "Reader",
+    "Restart",
+    "RunningJob",
+    "Sink",
+    "SinkWriter",
+    "Source",
+    "Split",
+    "Stream",
+    "TableSource",
+    "TaskStatus",
+    "Token",
+    "Watermarks",
+]

@@ -1,0 +1,377 @@
+"""What a connector is: the interfaces of sources and sinks, for those that come with the package and those of users.
+
+A source is a description that is pickled. Its input is divided into splits, each of which is read by one reader at a
+time, from a position: that of the next row to read. Positions are part of each checkpoint, so a source must be able to
+read the same rows again from any position that it gave out. A sink gets the rows of a checkpoint once the checkpoint is
+committed, with a token that says which they are; it must know a token that it has had already.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = [
+    "Batch",
+    "DirectSink",
+    "EndOfSplit",
+    "PreparingSink",
+    "Reader",
+    "Sink",
+    "SinkWriter",
+    "Source",
+    "Split",
+    "Token",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of a source's input, and where to go on in it.
+
+    Examples
+    --------
+    >>> Split("part-0.parquet", position=65_536)
+    Split(id='part-0.parquet', position=65536)
+    """
+
+    id: str
+    """Unique within the source and the same for ever: a split that was read to its end is never read again."""
+    position: Any = None
+    """That of the next row to read, a plain value of the source's `position_type`; None for the first row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that a reader has read, all of one split; no rows where only the position is another.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> Batch(pa.record_batch({"n": [1, 2]}), split="all", position=2).rows.num_rows
+    2
+    """
+
+    rows: pa.RecordBatch
+    split: str
+    position: Any
+    """Where the split goes on after these rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfSplit:
+    """A split has no more rows and never will.
+
+    Examples
+    --------
+    >>> EndOfSplit("part-0.parquet").split
+    'part-0.parquet'
+    """
+
+    split: str
+
+
+class Reader(ABC):
+    """Reads some splits of a source, in one slot of a job; it is made, used and closed by one thread.
+
+    Derive from it; see `Source` for an example.
+    """
+
+    @abstractmethod
+    def read(self, max_rows: int) -> Batch | EndOfSplit | None:
+        """Return the next rows of one of the splits; None if there are none now. It does not wait long.
+
+        Parameters
+        ----------
+        max_rows
+            How many rows to return at most, at least 1.
+        """
+
+    @abstractmethod
+    def add(self, splits: Sequence[Split]) -> None:
+        """Read these splits too: when the job starts, and when more were discovered."""
+
+    def pause(self, splits: Collection[str]) -> None:  # noqa: B027
+        """Return no rows of these splits until they are named no more; each call names all that pause.
+
+        A reader that does not define it must return the rows of its splits in any order it likes; the runtime then
+        stops reading altogether while one of them is ahead.
+        """
+
+    def committed(self, positions: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take note that a checkpoint with these positions, by split, is committed; to tell a system outside."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what is open."""
+
+
+class Source(ABC):
+    """Where rows come from. It is pickled: the coordinator asks it for splits, each slot for a reader.
+
+    Derive from it, and run `arrowstate.testing.SourceConformance` against it.
+
+    Examples
+    --------
+    The numbers below 10 in two splits; a position is how many of a split were read:
+
+    >>> import pyarrow as pa
+    >>> from arrowstate.runtime import Batch, EndOfSplit, Reader, Source, Split
+    >>> class Numbers(Source):
+    ...     schema = pa.schema({"n": pa.int64()})
+    ...
+    ...     def discover(self, known):
+    ...         return [Split(name) for name in ("even", "odd") if name not in known]
+    ...
+    ...     def reader(self):
+    ...         return NumbersReader()
+    >>> class NumbersReader(Reader):
+    ...     def __init__(self):
+    ...         self.done = {}
+    ...
+    ...     def add(self, splits):
+    ...         self.done.update((split.id, split.position or 0) for split in splits)
+    ...
+    ...     def read(self, max_rows):
+    ...         for name, done in self.done.items():
+    ...             rest = range(name == "odd", 10, 2)[done : done + max_rows]
+    ...             if not rest:
+    ...                 del self.done[name]
+    ...                 return EndOfSplit(name)
+    ...             self.done[name] += len(rest)
+    ...             return Batch(pa.record_batch({"n": rest}), name, position=done + len(rest))
+    >>> reader = Numbers().reader()
+    >>> reader.add([Split("odd", position=3)])
+    >>> reader.read(max_rows=100).rows.to_pydict(), reader.read(max_rows=100)
+    ({'n': [7, 9]}, EndOfSplit(split='odd'))
+    """
+
+    schema: pa.Schema
+    """The columns of the rows."""
+    position_type: pa.DataType = pa.int64()
+    """The Arrow type of positions, which are kept in checkpoints."""
+    is_sequential: bool = False
+    """Whether a reader reads its splits one after another: one that was not begun holds no event time back."""
+    is_bounded: bool = True
+    """Whether the splits of the first discovery are all there will be, and each of them ends."""
+    discovery_ms: int = 10_000
+    """How often splits are discovered, in milliseconds, where the source is not bounded."""
+
+    @abstractmethod
+    def discover(self, known: Collection[str]) -> Sequence[Split]:
+        """Return the splits there are besides the known ones, whose ids are given, in the order to read them in.
+
+        Called in the process of the coordinator, before the job starts and again at intervals if the source is not
+        bounded.
+        """
+
+    @abstractmethod
+    def reader(self) -> Reader:
+        """Return a reader for a slot, which has no splits yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Which rows a sink is given: equal tokens mean equal rows.
+
+    Examples
+    --------
+    >>> str(Token("0b7e", "to_shop", checkpoint_id=7, subtask=1))
+    '0b7e/to_shop/7/1'
+    """
+
+    store_id: str
+    """The identity of the job's store."""
+    uid: str
+    """The uid of the sink."""
+    checkpoint_id: int
+    """Ascending; no rows of a checkpoint come before all of those before it were committed."""
+    subtask: int
+
+    def __str__(self) -> str:
+        return f"{self.store_id}/{self.uid}/{self.checkpoint_id}/{self.subtask}"
+
+
+class Sink(ABC):
+    """Takes the rows of a checkpoint after the checkpoint is committed, exactly once by a token.
+
+    The runtime keeps the rows: they are part of the checkpoint, and are given again until `commit` has returned. It is
+    pickled, and used in the process of the coordinator. Derive from it, and run `arrowstate.testing.SinkConformance`
+    against it.
+
+    Examples
+    --------
+    A database that has rows and the token in one transaction:
+
+    >>> import sqlite3, tempfile
+    >>> import pyarrow as pa
+    >>> from arrowstate.runtime import Sink, Token
+    >>> class Totals(Sink):
+    ...     def __init__(self, path):
+    ...         self.path = path
+    ...
+    ...     def open(self, store_id, uid):
+    ...         with sqlite3.connect(self.path) as database:
+    ...             database.execute("create table if not exists totals (user, total)")
+    ...             database.execute("create table if not exists tokens (token primary key)")
+    ...
+    ...     def commit(self, rows, token):
+    ...         with sqlite3.connect(self.path) as database:
+    ...             told = database.execute("insert or ignore into tokens values (?)", [str(token)])
+    ...             if told.rowcount:
+    ...                 database.executemany("insert into totals values (:user, :total)", rows.to_pylist())
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> sink = Totals(folder.name + "/shop.sqlite")
+    >>> sink.open("0b7e", "to_shop")
+    >>> for attempt in (1, 2):
+    ...     sink.commit(pa.table({"user": ["ann"], "total": [3]}), Token("0b7e", "to_shop", checkpoint_id=7, subtask=0))
+    >>> sqlite3.connect(sink.path).execute("select * from totals").fetchall()
+    [('ann', 3)]
+    >>> folder.cleanup()
+    """
+
+    def open(self, store_id: str, uid: str) -> None:  # noqa: B027
+        """Called once before the first commit, each time the job starts."""
+
+    @abstractmethod
+    def commit(self, rows: pa.Table, token: Token) -> None:
+        """Make these rows visible, all or none of them, unless those of this token are already.
+
+        What it raises fails the job, which starts again and gives the same rows with the same token.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what is open."""
+
+
+class DirectSink(ABC):
+    """Is given rows when they come, before a checkpoint has them: at least once.
+
+    After a failure the job goes back to the newest checkpoint, and rows that came after it come again. It is pickled,
+    and opened, used and closed in the slot of each subtask.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from arrowstate.runtime import DirectSink
+    >>> class Counted(DirectSink):
+    ...     count = 0
+    ...
+    ...     def write(self, rows, subtask):
+    ...         self.count += rows.num_rows
+    >>> sink = Counted()
+    >>> sink.write(pa.record_batch({"n": [1, 2]}), subtask=0)
+    >>> sink.count
+    2
+    """
+
+    def open(self, store_id: str, uid: str) -> None:  # noqa: B027
+        """Called once in each slot before the first rows, each time the job starts."""
+
+    @abstractmethod
+    def write(self, rows: pa.RecordBatch, subtask: int) -> None:
+        """Take rows of a subtask, at least one row. What it raises fails the job."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what is open."""
+
+
+class SinkWriter(ABC):
+    """Writes rows to a `PreparingSink` while they come, in one slot of a job; see there for an example."""
+
+    @abstractmethod
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write rows where nobody sees them yet."""
+
+    @abstractmethod
+    def prepare(self, checkpoint_id: int) -> pa.RecordBatch:
+        """Bring what was written since the last call to where a commit cannot fail, and return what names it.
+
+        Returns
+        -------
+        pa.RecordBatch
+            Committables, in the columns of the sink's `committable_schema`; none if nothing was written.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Throw away what was written and not prepared, and close."""
+
+
+class PreparingSink(ABC):
+    """A sink that rows are streamed to before their checkpoint is committed, for bulk. It is pickled.
+
+    What was prepared is part of the checkpoint, and is committed after it, in the process of the coordinator. Derive
+    from it, and run `arrowstate.testing.PreparingSinkConformance` against it.
+
+    Examples
+    --------
+    Text files that get their names with the commit:
+
+    >>> import os, pathlib, tempfile, uuid
+    >>> import pyarrow as pa
+    >>> from arrowstate.runtime import PreparingSink, SinkWriter
+    >>> class Lines(PreparingSink):
+    ...     committable_schema = pa.schema({"name": pa.string()})
+    ...
+    ...     def __init__(self, folder):
+    ...         self.folder = pathlib.Path(folder)
+    ...
+    ...     def writer(self, store_id, uid, subtask, attempt):
+    ...         return LinesWriter(self, f"{store_id}.{uid}")
+    ...
+    ...     def commit(self, committables):
+    ...         for name in committables["name"].to_pylist():
+    ...             if not (self.folder / name).exists():
+    ...                 os.rename(self.folder / f".{name}", self.folder / name)
+    ...
+    ...     def recover(self, store_id, uid, committed):
+    ...         for path in self.folder.glob(f".{store_id}.{uid}.*"):
+    ...             path.unlink()
+    >>> class LinesWriter(SinkWriter):
+    ...     def __init__(self, sink, prefix):
+    ...         self.sink, self.prefix, self.lines = sink, prefix, []
+    ...
+    ...     def write(self, rows):
+    ...         self.lines += [str(row) for row in rows.to_pylist()]
+    ...
+    ...     def prepare(self, checkpoint_id):
+    ...         names = [f"{self.prefix}.{uuid.uuid4().hex}"] if self.lines else []
+    ...         for name in names:
+    ...             (self.sink.folder / f".{name}").write_text("\\n".join(self.lines))
+    ...         self.lines = []
+    ...         return pa.record_batch([names], schema=self.sink.committable_schema)
+    ...
+    ...     def abort(self):
+    ...         self.lines = []
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> sink = Lines(folder.name)
+    >>> writer = sink.writer("0b7e", "lines", subtask=0, attempt="1")
+    >>> writer.write(pa.record_batch({"n": [1]}))
+    >>> prepared = writer.prepare(checkpoint_id=7)
+    >>> for attempt in (1, 2):
+    ...     sink.commit(prepared)
+    >>> [path.read_text() for path in sink.folder.iterdir()]
+    ["{'n': 1}"]
+    >>> folder.cleanup()
+    """
+
+    committable_schema: pa.Schema
+    """The columns of what names prepared rows, such as file names or transaction ids."""
+
+    @abstractmethod
+    def writer(self, store_id: str, uid: str, subtask: int, attempt: str) -> SinkWriter:
+        """Return a writer for a slot. `attempt` is unique to this start of the job."""
+
+    @abstractmethod
+    def commit(self, committables: pa.RecordBatch) -> None:
+        """Make visible what was prepared. What is visible already is left as it is; what is lost is an error."""
+
+    def recover(self, store_id: str, uid: str, committed: pa.RecordBatch) -> None:  # noqa: B027
+        """Throw away what killed attempts have left and no checkpoint names.
+
+        Called once before writers are made, after `committed`, all that the checkpoint names, was committed again.
+        """

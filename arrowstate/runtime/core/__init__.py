@@ -1,0 +1,1 @@
+"""The runtime without input and output: messages go in, messages come out."""

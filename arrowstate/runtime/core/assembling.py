@@ -1,0 +1,279 @@
+"""From what the subtasks wrote to one log entry, and to the sinks what the entry keeps for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.checkpoints.committing import Committer, Needs
+from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.processing.failing import explained
+from arrowstate.runtime.connectors import PreparingSink, Sink, Token
+from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
+from arrowstate.runtime.graph import Graph, SinkNode, StatefulNode
+from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.snapshot.operator import read_part
+from arrowstate.snapshot.output_tables import OutputTable as StoredTable
+from arrowstate.snapshot.output_tables import appended
+from arrowstate.snapshot.references import operator_state_files
+from arrowstate.snapshot.subtasks import whole_state
+from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.storage.base import Storage
+from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    OperatorPartDocument,
+    OperatorStateDocument,
+)
+
+__all__ = ["Entries", "Kept", "stored_splits"]
+
+PROPERTY = "arrowstate.runtime"
+"""The property of a log entry that says of which epoch and subtask the parts are that sinks have not had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Rows that a sink is to get, in one part."""
+
+    uid: str
+    epoch: int
+    subtask: int
+    part: OperatorPartDocument
+    value_type: Any
+
+    @property
+    def place(self) -> tuple[int, str, int]:
+        """Of which rows it is a part."""
+        return self.epoch, self.uid, self.subtask
+
+
+@dataclass(slots=True)
+class Entries:
+    """Commits checkpoints of a job, and then gives the sinks their rows. One thread at a time uses it."""
+
+    graph: Graph
+    storage: Storage
+    store_id: str
+    committer: Committer
+    parallelism: int
+    max_parallelism: int
+    new_id: Callable[[], str]
+    opened: bool = False
+    committed_id: int = 0
+    "The newest committed checkpoint, whose epochs and those before are done."
+    waiting: list[Kept] = field(default_factory=list)
+    "What sinks have not had, oldest first."
+
+    def restore(self) -> LogEntryDocument | None:
+        """Return the newest checkpoint, after the sinks have got what it keeps for them."""
+        entry = CommitLog(self.storage).history().checkpoint
+        self._open_sinks()
+        # A sink that the job no longer declares was let go, and so were its rows.
+        declared = {node.uid for node in self._sinks()}
+        self.waiting = [] if entry is None else [kept for kept in self._kept(entry) if kept.uid in declared]
+        self.committed_id = 0 if entry is None or entry.checkpoint_id is None else entry.checkpoint_id
+        names = self._by_sink(self.waiting)
+        self.give()
+        for node in self._sinks():
+            if isinstance(node.sink, PreparingSink):
+                rows = [self._rows(kept) for kept in names.get(node.uid, [])]
+                table = pa.Table.from_batches(rows) if rows else node.sink.committable_schema.empty_table()
+                with explained(node.uid, "recover"):
+                    node.sink.recover(self.store_id, node.uid, _committables(node.sink, table))
+        return entry
+
+    def commit(self, checkpoint_id: int, handles: Sequence[TaskHandle], *, based_on: int, started_at_ms: int) -> None:
+        """Commit a checkpoint all of whose parts are written."""
+        paths: list[str] = []
+        try:
+            new = [
+                Kept(part.uid, part.epoch, handle.subtask, part.part, part.value_type)
+                for handle in handles
+                for part in handle.parts
+                if part.epoch is not None and part.epoch > self.committed_id
+            ]
+            tables = {node.sink.name for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
+            kept = [*self.waiting, *(item for item in new if item.uid not in tables)]
+            operators = [*self._operators(handles), *self._tables(new, tables, paths), *self._pending(kept)]
+            written = {path for handle in handles for path in handle.paths}.union(paths)
+            states = [state for operator in operators for state in operator.operator_states]
+            needed = {path for handle in handles for path in handle.references}.union(operator_state_files(states))
+            watermarks = [handle.document.watermark for handle in handles if handle.document is not None]
+            known = [watermark for watermark in watermarks if watermark is not None]
+            self.committer.commit(
+                operators,
+                properties={PROPERTY: {"pending": self._places(kept)}},
+                watermark=min(known) if known and len(known) == len(watermarks) else None,
+                started_at_ms=started_at_ms,
+                checkpoint_id=checkpoint_id,
+                needs=Needs(needed, written, based_on),
+                statistics=[handle.statistics for handle in handles if handle.statistics is not None],
+            )
+        except InvalidInputError:
+            delete_quietly(self.storage, paths)
+            raise
+        self.committed_id = checkpoint_id
+        self.waiting = kept
+
+    def give(self) -> None:
+        """Give the sinks what the newest checkpoint keeps for them; what one was given it is not given again."""
+        by_uid = {node.uid: node for node in self._sinks()}
+        while self.waiting:
+            first = self.waiting[0]
+            # A token names all rows of an epoch and subtask, in however many parts they were written.
+            parts = [item for item in self.waiting if item.place == first.place]
+            node = by_uid[first.uid]
+            table = pa.Table.from_batches([self._rows(item) for item in parts])
+            with explained(first.uid, f"the commit of rows of checkpoint {first.epoch}"):
+                if isinstance(node.sink, Sink):
+                    token = Token(self.store_id, first.uid, first.epoch, first.subtask)
+                    node.sink.commit(table.cast(node.schema), token)
+                else:
+                    node.sink.commit(_committables(node.sink, table))
+            self.waiting = [item for item in self.waiting if item.place != first.place]
+
+    def close(self) -> None:
+        """Close the sinks."""
+        if self.opened:
+            self.opened = False
+            for node in self._sinks():
+                if isinstance(node.sink, Sink):
+                    node.sink.close()
+
+    def _open_sinks(self) -> None:
+        if not self.opened:
+            self.opened = True
+            for node in self._sinks():
+                if isinstance(node.sink, Sink):
+                    with explained(node.uid, "open"):
+                        node.sink.open(self.store_id, node.uid)
+
+    def _sinks(self) -> list[SinkNode]:
+        return [node for node in self.graph.sinks if isinstance(node.sink, (Sink, PreparingSink))]
+
+    def _operators(self, handles: Sequence[TaskHandle]) -> list[OperatorDocument]:
+        """What the tasks themselves have: keyed state, tables beside it, and splits."""
+        by_task: dict[str, list[TaskHandle]] = defaultdict(list)
+        for handle in sorted(handles, key=lambda handle: handle.subtask):
+            by_task[handle.task].append(handle)
+        made = []
+        for task in self.graph.tasks:
+            own = by_task[task.uid]
+            states: dict[str, list[StatePart]] = defaultdict(list)
+            for handle in own:
+                for part in handle.parts:
+                    if part.epoch is None:
+                        states[part.name].append(part)
+            documents = [
+                OperatorStateDocument(
+                    name=name,
+                    kind=parts[0].kind,
+                    value_type=parts[0].value_type,
+                    key_type=parts[0].key_type,
+                    parts=[part.part for part in parts],
+                )
+                for name, parts in states.items()
+            ]
+            keyed = isinstance(task, StatefulNode)
+            if keyed or documents:
+                made.append(
+                    OperatorDocument(
+                        uid=task.uid,
+                        key=own[0].key,
+                        max_parallelism=self.max_parallelism if keyed else 1,
+                        states=own[0].states,
+                        subtasks=[handle.document for handle in own if handle.document is not None],
+                        operator_states=documents,
+                    )
+                )
+        return made
+
+    def _tables(self, new: Sequence[Kept], names: set[str], paths: list[str]) -> list[OperatorDocument]:
+        """The output tables with the rows that are new."""
+        before = self._content()
+        made = []
+        schemas = {node.sink.name: node.schema for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
+        for name in sorted(names):
+            table = StoredTable(name, pa.schema([pa.field(item.name, item.type) for item in schemas[name]]), True)
+            parts = [item.part for item in sorted(new, key=lambda item: (item.epoch, item.subtask)) if item.uid == name]
+            made.append(appended(self.storage, table, before, parts, new_id=self.new_id, firsts={}, paths=paths))
+        return made
+
+    def _content(self) -> Sequence[OperatorDocument]:
+        content = self.committer.content
+        if isinstance(content, CorruptDataError):
+            raise content
+        return content.operators
+
+    def _pending(self, kept: Sequence[Kept]) -> list[OperatorDocument]:
+        """What sinks have not had."""
+        made = []
+        for uid, items in self._by_sink(kept).items():
+            state = OperatorStateDocument(
+                name="pending", kind="list", value_type=items[0].value_type, parts=[item.part for item in items]
+            )
+            made.append(
+                OperatorDocument(uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=[state])
+            )
+        return made
+
+    def _places(self, kept: Sequence[Kept]) -> dict[str, list[list[int]]]:
+        return {uid: [[item.epoch, item.subtask] for item in items] for uid, items in self._by_sink(kept).items()}
+
+    def _by_sink(self, kept: Sequence[Kept]) -> dict[str, list[Kept]]:
+        found: dict[str, list[Kept]] = defaultdict(list)
+        for item in kept:
+            found[item.uid].append(item)
+        return dict(found)
+
+    def _kept(self, entry: LogEntryDocument) -> Iterator[Kept]:
+        """Yield what an entry keeps for sinks, in the order of the epochs."""
+        places: Mapping[str, Sequence[Sequence[int]]] = (entry.properties or {}).get(PROPERTY, {}).get("pending", {})
+        found = []
+        for operator in entry.operators:
+            for state in operator.operator_states:
+                if operator.uid in places and state.name == "pending":
+                    whole = whole_state(self.storage, operator.uid, state)
+                    if len(whole.parts) != len(places[operator.uid]):
+                        raise CorruptDataError(
+                            f"log entry {entry.number}",
+                            f"{operator.uid}.pending has {len(whole.parts)} parts, and places for "
+                            f"{len(places[operator.uid])}",
+                        )
+                    for part, (epoch, subtask) in zip(whole.parts, places[operator.uid], strict=True):
+                        found.append(Kept(operator.uid, epoch, subtask, part, state.value_type))
+        yield from sorted(found, key=lambda item: (item.epoch, item.subtask))
+
+    def _rows(self, kept: Kept) -> pa.RecordBatch:
+        document = OperatorStateDocument(name="pending", kind="list", value_type=kept.value_type, parts=[kept.part])
+        structs = read_part(self.storage, document, 0).column(0)
+        kind = type_from_json(kept.value_type)
+        return pa.RecordBatch.from_arrays(structs.flatten(), schema=pa.schema(list(kind)))
+
+
+def _committables(sink: PreparingSink, rows: pa.Table) -> pa.RecordBatch:
+    """Return what names prepared rows, as the sink declared it: a store keeps no word of what may be null."""
+    batches = rows.cast(sink.committable_schema).combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=sink.committable_schema)
+
+
+def stored_splits(storage: Storage, entry: LogEntryDocument | None, uid: str) -> list[SplitState]:
+    """Return the splits of a source in a checkpoint."""
+    found = []
+    for operator in () if entry is None else entry.operators:
+        for state in operator.operator_states:
+            if operator.uid == uid and state.name == "splits":
+                whole = whole_state(storage, uid, state)
+                for number in range(len(whole.parts)):
+                    found += [
+                        SplitState(row["split"], row["position"], row["finished"], row["watermark"])
+                        for row in read_part(storage, whole, number).column(0).to_pylist()
+                    ]
+    return found

@@ -1,0 +1,166 @@
+"""What a task does with its rows: run a function with state, or give them on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.errors import InvalidInputError, NullKeyError, UserFunctionError
+from arrowstate.processing.batch_function import BatchFunction, BatchRunner
+from arrowstate.processing.failing import explained
+from arrowstate.processing.keyed_process import KeyedProcessRunner
+from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
+from arrowstate.runtime.graph import StatefulNode
+from arrowstate.snapshot.writing import FrozenSubtask
+from arrowstate.state.kinds.timers import TimerState
+from arrowstate.state.operator_list import BroadcastState
+
+__all__ = ["Body", "FunctionBody", "RelayBody"]
+
+Emit = Callable[[pa.RecordBatch | pa.Table], None]
+
+
+class Body(Protocol):
+    """What a task with input channels does."""
+
+    broadcasts: Mapping[str, BroadcastState]
+
+    def rows(self, port: int | str, rows: pa.Table) -> None:
+        """Process rows of an input."""
+
+    def watermark(self, watermark: int) -> None:
+        """Let event time pass."""
+
+    def tick(self, now_ms: int) -> None:
+        """Let processing time pass."""
+
+    def next_timer_ms(self) -> int | None:
+        """The earliest processing time at which a timer is due."""
+
+    def freeze(self) -> FrozenSubtask | None:
+        """Return the keyed state as it is now."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class RelayBody:
+    """Gives rows on."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self.broadcasts: Mapping[str, BroadcastState] = {}
+
+    def rows(self, port: int | str, rows: pa.Table) -> None:  # noqa: ARG002
+        self._emit(rows)
+
+    def watermark(self, watermark: int) -> None:
+        pass
+
+    def tick(self, now_ms: int) -> None:
+        pass
+
+    def next_timer_ms(self) -> int | None:
+        return None
+
+    def freeze(self) -> FrozenSubtask | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def _named(uid: str, rows: pa.Table) -> Iterator[None]:
+    """Say of rows that were refused before a function saw them, or of what it emitted, which operator it was."""
+    try:
+        yield
+    except InvalidInputError as error:
+        place = "a batch"
+        if isinstance(error, NullKeyError) and error.row < rows.num_rows:
+            place = f"the row {rows.slice(error.row, 1).to_pylist()[0]}"
+        raise UserFunctionError(uid, f"{type(error).__name__}: {error}", place, "") from error
+
+
+class FunctionBody:
+    """Runs a function with keyed state, of records or of batches."""
+
+    def __init__(
+        self,
+        node: StatefulNode,
+        backend: KeyedStateBackend,
+        broadcasts: Mapping[str, BroadcastState],
+        emit: Emit,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._node = node
+        self._backend = backend
+        self.broadcasts = broadcasts
+        self._emit = emit
+        self._output = node.schema
+        shown = {name: state.read_only() for name, state in broadcasts.items()}
+        # Each subtask has one of its own, as if it were pickled.
+        operator: Any = copy.deepcopy(node.operator)
+        self._two: OneOfTwo | None = None
+        if isinstance(operator, (CoBatchFunction, KeyedCoProcessFunction)):
+            operator = self._two = operator.one_of_two()
+        self._runner: BatchRunner | KeyedProcessRunner
+        with explained(node.uid, "open"):
+            if isinstance(operator, BatchFunction):
+                output = node.schema if node.schema.names else None
+                self._runner = BatchRunner(backend, operator, output=output, broadcasts=shown, now_ms=now_ms)
+            else:
+                fields = list(node.schema)
+                kind = None if not fields else pa.struct(fields) if len(fields) > 1 else fields[0].type
+                self._runner = KeyedProcessRunner(
+                    backend, operator, output=kind, timestamp=node.timestamp, broadcasts=shown
+                )
+        self._names = node.key.names
+
+    def rows(self, port: int | str, rows: pa.Table) -> None:
+        if isinstance(port, str):
+            with _named(self._node.uid, rows), explained(self._node.uid, f"broadcast state {port!r}"):
+                for batch in rows.combine_chunks().to_batches():
+                    self.broadcasts[port].put_batch(batch.column(0), batch.column(1))
+            return
+        if self._two is not None:
+            self._two.port = port
+        shown = None if isinstance(self._runner, BatchRunner) else rows
+        with _named(self._node.uid, rows), explained(self._node.uid, "a batch", key=self._names, rows=shown):
+            emitted = self._runner.process(rows)
+        self._give(emitted)
+
+    def watermark(self, watermark: int) -> None:
+        with explained(self._node.uid, f"watermark {watermark}"):
+            emitted = self._runner.advance_watermark(watermark)
+        self._give(emitted)
+
+    def tick(self, now_ms: int) -> None:
+        with explained(self._node.uid, f"processing time {now_ms}"):
+            emitted = self._runner.advance_processing_time(now_ms)
+        self._give(emitted)
+
+    def next_timer_ms(self) -> int | None:
+        timers = [state for state in self._backend.states.values() if isinstance(state, TimerState)]
+        times = [state.next_timestamp() for state in timers if state.descriptor.clock == "processing_time"]
+        return min((time for time in times if time is not None), default=None)
+
+    def freeze(self) -> FrozenSubtask | None:
+        return self._backend.freeze()
+
+    def close(self) -> None:
+        with explained(self._node.uid, "close"):
+            self._runner.close()
+
+    def _give(self, emitted: pa.Table | pa.Array) -> None:
+        if isinstance(emitted, pa.Table):
+            if emitted.num_rows and self._node.consumers:
+                self._emit(emitted)
+        elif len(emitted) and self._node.consumers and self._output.names:
+            columns = emitted.flatten() if len(self._output) > 1 else [emitted]
+            self._emit(pa.Table.from_arrays(columns, schema=self._output))

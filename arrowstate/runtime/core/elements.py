@@ -1,0 +1,55 @@
+"""What flows through a channel of a job, in order: rows, and what is said between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+__all__ = ["Barrier", "CancelBarrier", "Element", "EndOfData", "Rows", "Status", "Watermark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows to process."""
+
+    batch: pa.RecordBatch
+    bytes: int
+    """What they count for in the credit of their channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """No row with an event time up to this one, in milliseconds, follows in this channel."""
+
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Whether the channel is idle, so that nobody waits for its watermark."""
+
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """What comes before it is part of a checkpoint, and what comes after it is not."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBarrier:
+    """The barrier of this checkpoint will not come: it was given up upstream."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """No more rows will come."""
+
+
+Element: TypeAlias = Rows | Watermark | Status | Barrier | CancelBarrier | EndOfData

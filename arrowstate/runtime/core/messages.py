@@ -1,0 +1,263 @@
+"""What the coordinator of a job and its slots tell each other.
+
+Each message is of one attempt; those of another are void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from arrowstate_formats.documents import OperatorPartDocument, SubtaskDocument, SubtaskStatisticsDocument
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
+
+__all__ = [
+    "AbortCheckpoint",
+    "Acknowledged",
+    "AssignSplits",
+    "Cancel",
+    "CompleteCheckpoint",
+    "Declined",
+    "Deploy",
+    "Ended",
+    "Failed",
+    "FromSlot",
+    "Limit",
+    "Ready",
+    "Run",
+    "SlotFigures",
+    "SourceTime",
+    "SplitState",
+    "StatePart",
+    "StopSources",
+    "TaskFigures",
+    "TaskHandle",
+    "ToSlot",
+    "TriggerCheckpoint",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitState:
+    """How far a split was read."""
+
+    id: str
+    position: Any = None
+    finished: bool = False
+    watermark: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """What a subtask has of an operator state, or adds to it, in files that are written."""
+
+    uid: str
+    """The operator under which the store has it."""
+    name: str
+    kind: Literal["list", "union", "broadcast"]
+    value_type: Any
+    part: OperatorPartDocument
+    key_type: Any = None
+    epoch: int | None = None
+    """The checkpoint whose barrier ended the epoch of these rows; None for what is the whole of a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHandle:
+    """What a subtask has written for a checkpoint: all that a commit needs to name it."""
+
+    task: str
+    subtask: int
+    key: list[FieldDocument] = field(default_factory=list)
+    states: list[StateDocument] = field(default_factory=list)
+    document: SubtaskDocument | None = None
+    """Of its keyed state."""
+    parts: tuple[StatePart, ...] = ()
+    paths: tuple[str, ...] = ()
+    """The files written for it."""
+    references: frozenset[str] = frozenset()
+    """All files that it refers to."""
+    statistics: SubtaskStatisticsDocument | None = None
+    alignment_us: int = 0
+    """From the first barrier to the last, in microseconds."""
+
+
+# From the coordinator to a slot.
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Make all tasks anew, as a checkpoint has them, and wait."""
+
+    attempt: int
+    base: int | None
+    """The number of the log entry to restore; None to begin without state."""
+    splits: Mapping[str, Sequence[SplitState]] = field(default_factory=dict)
+    """By source what this slot reads."""
+    no_more_splits: frozenset[str] = frozenset()
+    """Sources that will get none besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Begin: all slots are ready."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the attempt: drop all tasks, and say nothing of it any more."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    attempt: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """The checkpoint is committed."""
+
+    attempt: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortCheckpoint:
+    """The checkpoint was given up, or its commit failed."""
+
+    attempt: int
+    checkpoint_id: int
+    gone: frozenset[str] = frozenset()
+    """Files that a collection took: nothing may refer to them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignSplits:
+    attempt: int
+    uid: str
+    splits: Sequence[SplitState]
+    no_more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopSources:
+    """Read no more rows; with `drain` all is as at the end of the input."""
+
+    attempt: int
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Splits of these sources that are further in event time than this pause."""
+
+    attempt: int
+    limits: Mapping[str, int]
+
+
+ToSlot: TypeAlias = (
+    Deploy
+    | Run
+    | Cancel
+    | TriggerCheckpoint
+    | CompleteCheckpoint
+    | AbortCheckpoint
+    | AssignSplits
+    | StopSources
+    | Limit
+)
+
+
+# From a slot to the coordinator.
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All tasks are made."""
+
+    attempt: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A subtask's part of a checkpoint is written."""
+
+    attempt: int
+    checkpoint_id: int
+    handle: TaskHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A subtask cannot take part in a checkpoint."""
+
+    attempt: int
+    checkpoint_id: int
+    task: str
+    subtask: int
+    reason: str
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A subtask has processed the end of its input."""
+
+    attempt: int
+    task: str
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTime:
+    """How far the event time of a source is in a slot; None while it is idle, or has shown none."""
+
+    attempt: int
+    uid: str
+    slot: int
+    watermark: int | None
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFigures:
+    """How a task in one slot is: sums since the attempt began, and how it is at the moment."""
+
+    task: str
+    subtask: int
+    rows: int
+    """Rows that it took."""
+    busy_us: int
+    blocked_us: int
+    queued_rows: int
+    watermark: int | None
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFigures:
+    """How the tasks of a slot are."""
+
+    attempt: int
+    slot: int
+    at_ms: int
+    tasks: tuple[TaskFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt cannot go on."""
+
+    attempt: int
+    slot: int
+    error: BaseException
+
+
+FromSlot: TypeAlias = Ready | Acknowledged | Declined | Ended | SourceTime | SlotFigures | Failed

@@ -1,0 +1,211 @@
+"""A source in one subtask: its splits, how far each was read, and the event time that they have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError, SourceError
+from arrowstate.processing.failing import explained
+from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
+from arrowstate.runtime.core.messages import SplitState
+from arrowstate.runtime.core.valve import WatermarkValve
+from arrowstate.runtime.graph import SourceNode
+from arrowstate.schema.times import timestamp_array
+
+__all__ = ["MAX_WATERMARK", "SourceSplits", "split_type"]
+
+MAX_WATERMARK = (1 << 63) - 1
+"""Event time at the end of the input."""
+
+
+def split_type(position: pa.DataType) -> pa.StructType:
+    """Return the type of an element of the list state `splits`, which has one for each split."""
+    return pa.struct(
+        [("split", pa.string()), ("position", position), ("finished", pa.bool_()), ("watermark", pa.int64())]
+    )
+
+
+class SourceSplits:
+    """Reads the splits of one subtask."""
+
+    def __init__(self, node: SourceNode) -> None:
+        self._node = node
+        self._uid = node.uid
+        with explained(self._uid, "reader"):
+            self._reader: Reader = node.source.reader()
+        if not isinstance(self._reader, Reader):
+            raise InvalidInputError(
+                f"the source of {self._uid!r} must give a Reader, got {type(self._reader).__name__}; derive from Reader"
+            )
+        self._states: dict[str, SplitState] = {}
+        self._numbers: dict[str, int] = {}
+        self._active_ms: dict[str, int] = {}
+        self._valve = WatermarkValve(waits_for_late=True)
+        self._ahead: set[str] = set()
+        rule = node.watermarks
+        # Before the slowest source of a group is known, each split shows its first rows and no more.
+        self._limit = None if rule is None or rule.group is None else -MAX_WATERMARK
+        self._empty_since_ms: int | None = None
+        self._is_empty_for_long = False
+        self.no_more = False
+        "Whether no split will be added."
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all there is to read was read."""
+        return self.no_more and all(state.finished for state in self._states.values())
+
+    @property
+    def watermark(self) -> int | None:
+        """The event time of all splits that count."""
+        return self._valve.watermark
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no split that is not finished has had rows for long, or none ever came."""
+        if self._node.watermarks is None:
+            return self._valve.is_idle
+        return self._valve.is_idle or self._is_empty_for_long or not self._states
+
+    @property
+    def states(self) -> list[SplitState]:
+        """How far each split was read."""
+        return list(self._states.values())
+
+    def add(self, splits: Sequence[SplitState], now_ms: int) -> None:
+        """Read these too."""
+        self._empty_since_ms, self._is_empty_for_long = None, False
+        for split in splits:
+            self._states[split.id] = split
+            if not split.finished:
+                self._numbers[split.id] = len(self._numbers)
+                if not self._node.source.is_sequential or split.watermark is not None:
+                    self._begin(split, now_ms)
+        unread = [Split(split.id, split.position) for split in splits if not split.finished]
+        if unread:
+            with explained(self._uid, f"splits {', '.join(split.id for split in unread)}"):
+                self._reader.add(unread)
+
+    def look(self) -> int | None:
+        """Return the watermark if it grew by splits that were added."""
+        return self._valve.look()
+
+    def read(self, max_rows: int, now_ms: int) -> tuple[pa.RecordBatch | None, int | None] | None:
+        """Return rows, or None at the end of a split, and the watermark if it grew by that; None for nothing now."""
+        with explained(self._uid, "reading"):
+            got = self._reader.read(max_rows)
+        if got is None:
+            return None
+        state = self._states.get(got.split)
+        if state is None or state.finished:
+            raise InvalidInputError(
+                f"the reader of source {self._uid!r} gave rows of split {got.split!r}, which it was not given, or "
+                "which has ended"
+            )
+        if isinstance(got, EndOfSplit):
+            self._states[got.split] = SplitState(got.split, state.position, True, state.watermark)
+            self._active_ms.pop(got.split, None)
+            return None, self._valve.remove(self._numbers[got.split])
+        self._check(got)
+        if got.split not in self._active_ms:
+            self._begin(state, now_ms)
+        self._active_ms[got.split] = now_ms
+        grown = self._valve.set_idle(self._numbers[got.split], False)
+        latest = self._latest(got, state.position)
+        if latest is not None and self._node.watermarks is not None:
+            known = latest - self._node.watermarks.out_of_order_ms - 1
+            highest = known if state.watermark is None else max(known, state.watermark)
+            state = SplitState(state.id, state.position, False, highest)
+            grown = self._valve.advance(self._numbers[got.split], known) or grown
+        self._states[got.split] = SplitState(got.split, got.position, False, state.watermark)
+        if self._is_ahead(state) and got.split not in self._ahead:
+            self._hold()
+        return got.rows, grown
+
+    def look_for_idle(self, now_ms: int) -> int | None:
+        """Take note of splits that had no rows for long; return the watermark if it grew by that."""
+        rule = self._node.watermarks
+        if rule is None or rule.idle_ms is None:
+            return None
+        if all(state.finished for state in self._states.values()):
+            self._empty_since_ms = now_ms if self._empty_since_ms is None else self._empty_since_ms
+            self._is_empty_for_long = now_ms - self._empty_since_ms >= rule.idle_ms
+        grown = None
+        for id, active_ms in self._active_ms.items():
+            if now_ms - active_ms >= rule.idle_ms and id not in self._ahead:
+                grown = self._valve.set_idle(self._numbers[id], True) or grown
+        return grown
+
+    def limit(self, watermark: int) -> None:
+        """Let splits pause that are ahead of this event time."""
+        self._limit = watermark
+        self._hold()
+
+    def _hold(self) -> None:
+        ahead = {state.id for state in self._states.values() if self._is_ahead(state)}
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._reader.pause(ahead)
+
+    def _is_ahead(self, state: SplitState) -> bool:
+        if self._limit is None or state.watermark is None or state.finished:
+            return False
+        return state.watermark > self._limit
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a split is ahead and the reader cannot leave it out."""
+        own = type(self._reader).pause is not Reader.pause
+        unfinished = sum(not state.finished for state in self._states.values())
+        return bool(self._ahead) and (not own or len(self._ahead) == unfinished)
+
+    def committed(self, states: Iterable[SplitState]) -> None:
+        """Tell the reader what a committed checkpoint has."""
+        self._reader.committed({state.id: state.position for state in states})
+
+    def to_arrow(self) -> pa.Array:
+        """Return what a checkpoint stores."""
+        rows = [
+            {"split": state.id, "position": state.position, "finished": state.finished, "watermark": state.watermark}
+            for state in self._states.values()
+        ]
+        return pa.array(rows, split_type(self._node.source.position_type))
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _begin(self, split: SplitState, now_ms: int) -> None:
+        self._active_ms[split.id] = now_ms
+        self._valve.add(self._numbers[split.id], watermark=split.watermark)
+
+    def _check(self, got: Batch) -> None:
+        schema = self._node.schema
+        if got.rows.schema.names != schema.names or got.rows.schema.types != schema.types:
+            raise InvalidInputError(
+                f"source {self._uid!r} must give the columns of its schema, "
+                f"{', '.join(f'{field.name} {field.type}' for field in schema)}; at position {got.position!r} of split "
+                f"{got.split!r} it gave {', '.join(f'{field.name} {field.type}' for field in got.rows.schema)}"
+            )
+        before = self._states[got.split].position
+        if isinstance(before, int) and isinstance(got.position, int) and got.position < before:
+            raise InvalidInputError(
+                f"source {self._uid!r} went back: split {got.split!r} was at position {before}, and its reader gave "
+                f"rows up to {got.position}"
+            )
+
+    def _latest(self, got: Batch, position: Any) -> int | None:
+        rule = self._node.watermarks
+        if rule is None or not got.rows.num_rows:
+            return None
+        column = got.rows.column(rule.timestamp)
+        if column.null_count:
+            row = pc.index(column.is_null(), True).as_py()
+            raise SourceError(
+                got.split, position, f"the event time, {rule.timestamp!r}, is null in row {row} from there"
+            )
+        latest: int = pc.max(timestamp_array(rule.timestamp, column, round_down=True)).as_py()
+        return latest

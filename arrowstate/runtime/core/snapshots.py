@@ -1,0 +1,182 @@
+"""The snapshot of a task: what is frozen between two steps, and written beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
+from arrowstate.runtime.core.reading import SourceSplits
+from arrowstate.runtime.core.sinking import WriteParts
+from arrowstate.runtime.core.task import OperatorTask, SourceTask, Task
+from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.snapshot.operator import write_part
+from arrowstate.snapshot.streams import CheckpointStreamFactory
+from arrowstate.snapshot.writing import FrozenSubtask, WrittenSubtask, delete_quietly, write_subtask
+from arrowstate.storage.base import Storage
+from arrowstate_formats.arrow_types import type_to_json
+from arrowstate_formats.documents import OperatorPartDocument, SubtaskStatisticsDocument
+from arrowstate_formats.run_files import INLINE_BYTES, RunFormat
+
+__all__ = ["SnapshotWork", "Written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A snapshot that is written, and what its slot needs to know of it when it is committed."""
+
+    handle: TaskHandle
+    keyed: WrittenSubtask | None
+    splits: SourceSplits | None = None
+    states: tuple[SplitState, ...] = ()
+
+
+@dataclass(slots=True)
+class SnapshotWork:
+    """What was frozen of a task."""
+
+    task: str
+    subtask: int
+    storage: Storage
+    store_id: str
+    format: RunFormat
+    new_id: Callable[[], str]
+    previous: TaskHandle | None
+    cancelled: Callable[[], bool]
+    alignment_us: int
+    sync_us: int = 0
+    keyed: FrozenSubtask | None = None
+    broadcasts: tuple[tuple[BroadcastStateDescriptor, pa.RecordBatch], ...] = ()
+    splits: SourceSplits | None = None
+    split_states: tuple[SplitState, ...] = ()
+    split_rows: pa.Array | None = None
+    sinks: list[WriteParts] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        checkpoint_id: int,
+        storage: Storage,
+        store_id: str,
+        *,
+        format: RunFormat,
+        new_id: Callable[[], str],
+        previous: TaskHandle | None,
+        cancelled: Callable[[], bool],
+        alignment_us: int,
+    ) -> SnapshotWork:
+        """Freeze a task, between two of its steps."""
+        began = time.perf_counter_ns()
+        work = cls(task.uid, task.subtask, storage, store_id, format, new_id, previous, cancelled, alignment_us)
+        if isinstance(task, OperatorTask):
+            work.keyed = task.body.freeze()
+            states = task.body.broadcasts.values()
+            work.broadcasts = tuple((state.descriptor, state.freeze()) for state in states)
+        elif isinstance(task, SourceTask):
+            work.splits = task.splits
+            work.split_states = tuple(task.splits.states)
+            work.split_rows = task.splits.to_arrow()
+        work.sinks = [made for sink in task.chain.sinks.values() if (made := sink.freeze(checkpoint_id)) is not None]
+        work.sync_us = (time.perf_counter_ns() - began) // 1000
+        return work
+
+    def write(self) -> Written:
+        """Write what the store lacks; nothing is left if that fails."""
+        began = time.perf_counter_ns()
+        paths: list[str] = []
+        try:
+            parts = [part for write in self.sinks for part in write(paths)]
+            parts += self._operator_parts(paths)
+            keyed = None if self.keyed is None else self._keyed(self.keyed)
+        except BaseException:
+            delete_quietly(self.storage, paths)
+            raise
+        written = keyed.paths if keyed is not None else ()
+        handle = TaskHandle(
+            self.task,
+            self.subtask,
+            key=[] if self.keyed is None else list(self.keyed.key),
+            states=[] if self.keyed is None else [state.document for state in self.keyed.states],
+            document=None if keyed is None else keyed.document,
+            parts=tuple(parts),
+            paths=(*paths, *written),
+            references=frozenset(part.part.path for part in parts if part.part.path is not None)
+            | (frozenset() if keyed is None else keyed.references),
+            statistics=self._statistics(keyed, parts, len(paths), (time.perf_counter_ns() - began) // 1000),
+            alignment_us=self.alignment_us,
+        )
+        return Written(handle, keyed, self.splits, self.split_states)
+
+    def _keyed(self, frozen: FrozenSubtask) -> WrittenSubtask:
+        return write_subtask(
+            self.storage,
+            self.store_id,
+            self.task,
+            self.subtask,
+            frozen,
+            format=self.format,
+            new_id=self.new_id,
+            previous=None if self.previous is None else self.previous.document,
+            cancelled=self.cancelled,
+        )
+
+    def _operator_parts(self, paths: list[str]) -> list[StatePart]:
+        """Write the operator states: what is the whole of a state in this subtask."""
+        known = {
+            (part.name, part.part.bytes, part.part.xxh3_128): part.part
+            for part in (() if self.previous is None else self.previous.parts)
+            if part.epoch is None
+        }
+        made = []
+        if self.split_rows is not None:
+            schema = pa.schema([pa.field("splits", self.split_rows.type, nullable=False)])
+            batch = pa.RecordBatch.from_arrays([self.split_rows], schema=schema)
+            made.append(self._part("splits", "list", self.split_rows.type, None, batch, known, paths))
+        for descriptor, batch in self.broadcasts:
+            made.append(
+                self._part(descriptor.name, descriptor.kind, descriptor.type, descriptor.key_type, batch, known, paths)
+            )
+        return made
+
+    def _part(
+        self,
+        name: str,
+        kind: Literal["list", "union", "broadcast"],
+        type: pa.DataType,
+        key_type: pa.DataType | None,
+        batch: pa.RecordBatch,
+        known: Mapping[tuple[str, int, str], OperatorPartDocument],
+        paths: list[str],
+    ) -> StatePart:
+        streams = CheckpointStreamFactory(
+            self.storage, inline_bytes=INLINE_BYTES, new_id=self.new_id, cancelled=self.cancelled, paths=paths
+        )
+        same = {(size, digest): part for (of, size, digest), part in known.items() if of == name}
+        part = write_part(streams, f"data/{self.task}/{name}", batch, same)
+        key = None if key_type is None else type_to_json(key_type)
+        return StatePart(self.task, name, kind, type_to_json(type), part, key_type=key)
+
+    def _statistics(
+        self, keyed: WrittenSubtask | None, parts: list[StatePart], files: int, async_us: int
+    ) -> SubtaskStatisticsDocument | None:
+        if keyed is not None:
+            statistics = keyed.statistics(self.task, sync_us=self.sync_us, async_us=async_us)
+            return replace(statistics, alignment_us=self.alignment_us)
+        if self.splits is None:
+            return None
+        size = sum(part.part.bytes for part in parts)
+        return SubtaskStatisticsDocument(
+            operator=self.task,
+            subtask=None,
+            sync_us=self.sync_us,
+            async_us=async_us,
+            bytes_written=size,
+            bytes_total=size,
+            files_written=files,
+        )

@@ -1,0 +1,297 @@
+"""A task in one subtask: takes what is at the head of its channels, one step at a time.
+
+A step is what one call of a function does, and nothing comes between: a snapshot is taken between two steps. Rows that
+came one after another in a channel are processed at once, which changes nothing but the time it takes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from arrowstate.runtime.core.barriers import BarrierHandler, Decision, Snapshot
+from arrowstate.runtime.core.bodies import Body
+from arrowstate.runtime.core.chain import Chain
+from arrowstate.runtime.core.elements import (
+    Barrier,
+    CancelBarrier,
+    Element,
+    EndOfData,
+    Rows,
+    Status,
+    Watermark,
+)
+from arrowstate.runtime.core.exchange import FRAME_ROWS
+from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
+from arrowstate.runtime.core.valve import WatermarkValve
+
+__all__ = ["Channel", "OperatorTask", "SourceTask", "Task", "TaskHooks"]
+
+Channel = tuple[int, int]
+"""The number of an edge, and the subtask that sends."""
+
+
+class TaskHooks:
+    """What a task tells its slot."""
+
+    def __init__(
+        self,
+        consumed: Callable[[Channel, int], None],
+        snapshot: Callable[[Task, int, int], None],
+        ended: Callable[[Task], None],
+        now_ms: Callable[[], int],
+        now_us: Callable[[], int],
+    ) -> None:
+        self.consumed = consumed
+        self.snapshot = snapshot
+        self.ended = ended
+        self.now_ms = now_ms
+        self.now_us = now_us
+
+
+class Task(ABC):
+    """What tasks of all kinds have."""
+
+    def __init__(self, uid: str, subtask: int, chain: Chain, hooks: TaskHooks) -> None:
+        self.uid = uid
+        self.subtask = subtask
+        self.chain = chain
+        self.hooks = hooks
+        self.has_ended = False
+        self.rows_in = 0
+        self.busy_us = 0
+        "In steps, since the attempt began."
+        self.blocked_us = 0
+        "With something to do and no room downstream for what it gives out, as far as it was looked at."
+        self.is_blocked = False
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait."""
+        return 0
+
+    @property
+    def watermark(self) -> int | None:
+        """The event time that it has given out."""
+        return None
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Do one step, and return whether there was anything to do."""
+
+    def take_snapshot(self, checkpoint_id: int, alignment_us: int = 0) -> None:
+        """Let the barrier go on, then have the snapshot taken."""
+        self.chain.event(Barrier(checkpoint_id))
+        self.hooks.snapshot(self, checkpoint_id, alignment_us)
+
+    def end(self) -> None:
+        """Give on that no rows follow."""
+        self.has_ended = True
+        self.chain.event(EndOfData())
+        self.hooks.ended(self)
+
+
+class OperatorTask(Task):
+    """A task with input channels."""
+
+    def __init__(
+        self,
+        uid: str,
+        subtask: int,
+        chain: Chain,
+        hooks: TaskHooks,
+        body: Body,
+        channels: Sequence[Channel],
+        ports: Mapping[int, int | str],
+        barriers: BarrierHandler,
+        watermark: int | None,
+    ) -> None:
+        super().__init__(uid, subtask, chain, hooks)
+        self.body = body
+        self._channels = {channel: number for number, channel in enumerate(channels)}
+        self._queues: list[deque[Element]] = [deque() for _ in channels]
+        self._ports = [ports[edge] for edge, _ in channels]
+        self._names = list(channels)
+        self._barriers = barriers
+        # A table beside the rows has no time of its own: it holds nothing back.
+        self._timed = [not isinstance(port, str) for port in self._ports]
+        self._valve = WatermarkValve(0, watermark=watermark)
+        for number, timed in enumerate(self._timed):
+            if timed:
+                # After a restore every channel is where the task was: one that is ahead waits for the others.
+                self._valve.add(number, watermark=watermark)
+        self._open = set(range(len(channels)))
+        self._next = 0
+        self._was_idle = False
+        self._first_barrier_us: int | None = None
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait."""
+        return sum(item.batch.num_rows for queue in self._queues for item in queue if isinstance(item, Rows))
+
+    @property
+    def watermark(self) -> int | None:
+        return self._valve.watermark
+
+    def deliver(self, channel: Channel, element: Element) -> None:
+        """Put an element into a channel."""
+        self._queues[self._channels[channel]].append(element)
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Take note that the coordinator gave a checkpoint up."""
+        self._decided(self._barriers.aborted(checkpoint_id))
+
+    def tick(self, now_ms: int) -> None:
+        """Let processing time pass, if a timer is due by it."""
+        due = None if self.has_ended else self.body.next_timer_ms()
+        if due is not None and due <= now_ms:
+            self.body.tick(now_ms)
+
+    def step(self) -> bool:
+        room: bool | None = None
+        count = len(self._queues)
+        for offset in range(count):
+            number = (self._next + offset) % count
+            queue = self._queues[number]
+            if not queue or self._barriers.is_blocked(number):
+                continue
+            # Nothing but rows, and time that may give out rows, waits for room.
+            if isinstance(queue[0], (Rows, Watermark, EndOfData, Status)):
+                room = self.chain.has_room if room is None else room
+                if not room:
+                    self.is_blocked = True
+                    continue
+            self._next = (number + 1) % count
+            self.is_blocked = False
+            self._take(number, queue)
+            return True
+        return False
+
+    def _take(self, number: int, queue: deque[Element]) -> None:
+        element = queue.popleft()
+        match element:
+            case Rows():
+                self._rows(number, element, queue)
+            case Watermark(timestamp):
+                if self._timed[number]:
+                    self._grown(self._valve.advance(number, timestamp))
+            case Status(is_idle):
+                if self._timed[number]:
+                    self._grown(self._valve.set_idle(number, is_idle))
+                    self._tell_status()
+            case Barrier(checkpoint_id):
+                if self._first_barrier_us is None:
+                    self._first_barrier_us = self.hooks.now_us()
+                self._decided(self._barriers.barrier(number, checkpoint_id))
+            case CancelBarrier(checkpoint_id):
+                self._decided(self._barriers.cancelled(checkpoint_id))
+            case EndOfData():
+                # It goes on giving barriers, as its sender lives to the end of the job.
+                self._open.discard(number)
+                if not self._open:
+                    self.end()
+
+    def _rows(self, number: int, first: Rows, queue: deque[Element]) -> None:
+        batches, rows, size = [first.batch], first.batch.num_rows, first.bytes
+        while queue and rows < FRAME_ROWS:
+            following = queue[0]
+            if not isinstance(following, Rows):
+                break
+            queue.popleft()
+            batches.append(following.batch)
+            rows += following.batch.num_rows
+            size += following.bytes
+        self.rows_in += rows
+        self.body.rows(self._ports[number], pa.Table.from_batches(batches))
+        self.hooks.consumed(self._names[number], size)
+
+    def _grown(self, watermark: int | None) -> None:
+        if watermark is not None:
+            self.body.watermark(watermark)
+            self.chain.event(Watermark(watermark))
+
+    def _tell_status(self) -> None:
+        if self._valve.is_idle != self._was_idle:
+            self._was_idle = self._valve.is_idle
+            self.chain.event(Status(self._was_idle))
+
+    def _decided(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            began, self._first_barrier_us = self._first_barrier_us, None
+            if isinstance(decision, Snapshot):
+                waited = 0 if began is None else self.hooks.now_us() - began
+                self.take_snapshot(decision.checkpoint_id, waited)
+            else:
+                self.chain.event(CancelBarrier(decision.checkpoint_id))
+
+
+class SourceTask(Task):
+    """A task that reads."""
+
+    def __init__(self, uid: str, subtask: int, chain: Chain, hooks: TaskHooks, splits: SourceSplits) -> None:
+        super().__init__(uid, subtask, chain, hooks)
+        self.splits = splits
+        self.may_read = False
+        "From the beginning of the job until its sources are stopped."
+        self.has_nothing_now = False
+        "Whether the reader had no rows when it was asked last."
+        self._was_idle = False
+        self._given: int | None = None
+
+    @property
+    def watermark(self) -> int | None:
+        return self._given
+
+    def step(self) -> bool:
+        if not self.may_read or self.has_ended or self.has_nothing_now:
+            return False
+        self.is_blocked = not self.chain.has_room
+        if self.is_blocked:
+            return False
+        now_ms = self.hooks.now_ms()
+        if self.splits.is_finished:
+            self.end_of_input()
+            return True
+        if self.splits.is_paused:
+            self.has_nothing_now = True
+            return False
+        got = self.splits.read(FRAME_ROWS, now_ms)
+        if got is None:
+            self.has_nothing_now = True
+            return False
+        rows, grown = got
+        self._tell_status()
+        if rows is not None:
+            self.rows_in += rows.num_rows
+            self.chain.rows(rows)
+        self._grown(grown)
+        return True
+
+    def look_again(self, now_ms: int) -> None:
+        """Ask the reader again, and let splits turn idle."""
+        self.has_nothing_now = False
+        if self.may_read and not self.has_ended:
+            self._grown(self.splits.look())
+            self._grown(self.splits.look_for_idle(now_ms))
+            self._tell_status()
+
+    def end_of_input(self) -> None:
+        """Let event time end, and give on that no rows follow."""
+        if self._was_idle:
+            self.chain.event(Status(False))
+        self._grown(MAX_WATERMARK)
+        self.end()
+
+    def _grown(self, watermark: int | None) -> None:
+        if watermark is not None and (self._given is None or watermark > self._given):
+            self._given = watermark
+            self.chain.event(Watermark(watermark))
+
+    def _tell_status(self) -> None:
+        if self.splits.is_idle != self._was_idle:
+            self._was_idle = self.splits.is_idle
+            self.chain.event(Status(self._was_idle))

@@ -1,0 +1,108 @@
+"""The watermark of a task with several input channels, and of a source with several splits.
+
+The rules are those of Flink's `StatusWatermarkValve`: the watermark is the lowest of the channels that count, and only
+ever grows. A channel that turns idle no longer counts. One that turns active again counts once it has caught up with
+the watermark that was given out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["WatermarkValve"]
+
+
+@dataclass(slots=True)
+class _Channel:
+    watermark: int | None = None
+    is_idle: bool = False
+    counts: bool = True
+    """Whether it has caught up, and is not idle."""
+
+
+class WatermarkValve:
+    """Makes one watermark of those of several channels.
+
+    Examples
+    --------
+    >>> valve = WatermarkValve(2)
+    >>> valve.advance(0, 10), valve.advance(1, 7), valve.advance(1, 30)
+    (None, 7, 10)
+    >>> valve.set_idle(0, True), valve.watermark
+    (30, 30)
+    """
+
+    def __init__(self, channels: int = 0, *, watermark: int | None = None, waits_for_late: bool = False) -> None:
+        self.watermark = watermark
+        "The one that was given out last; None before the first."
+        # Splits that are found later hold back the others, channels that were idle do not.
+        self._waits_for_late = waits_for_late
+        self._channels: dict[int, _Channel] = {}
+        for number in range(channels):
+            # Restored: nobody is known to be further, and nobody to be behind.
+            self.add(number, watermark=watermark)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all channels are."""
+        return bool(self._channels) and all(channel.is_idle for channel in self._channels.values())
+
+    def add(self, channel: int, *, watermark: int | None = None) -> None:
+        """Take in one more channel, with the watermark that it has had."""
+        self._channels[channel] = _Channel(watermark)
+        self._catch_up(self._channels[channel])
+
+    def look(self) -> int | None:
+        """Return the watermark if it grew by channels that were added."""
+        return self._grown()
+
+    def remove(self, channel: int) -> int | None:
+        """Let a channel go; return the watermark if it grew by that."""
+        self._channels.pop(channel, None)
+        return self._grown()
+
+    def advance(self, channel: int, watermark: int) -> int | None:
+        """Take note of a watermark of a channel; return that of all if it grew. A lower one is passed over."""
+        known = self._channels[channel]
+        if known.watermark is not None and watermark <= known.watermark:
+            return None
+        known.watermark = watermark
+        self._catch_up(known)
+        return self._grown()
+
+    def set_idle(self, channel: int, is_idle: bool) -> int | None:
+        """Take note that a channel is idle, or no longer; return the watermark of all if it grew by that."""
+        known = self._channels[channel]
+        if known.is_idle == is_idle:
+            return None
+        known.is_idle = is_idle
+        if not is_idle:
+            self._catch_up(known)
+            return self._grown()
+        known.counts = False
+        if self.is_idle:
+            # Nobody is waited for: all that has come is known to be complete up to the highest.
+            shown = [item.watermark for item in self._channels.values() if item.watermark is not None]
+            return self._raised(max(shown, default=None))
+        return self._grown()
+
+    def _catch_up(self, channel: _Channel) -> None:
+        behind = (
+            not self._waits_for_late
+            and self.watermark is not None
+            and (channel.watermark is None or channel.watermark < self.watermark)
+        )
+        channel.counts = not channel.is_idle and not behind
+
+    def _grown(self) -> int | None:
+        counting = [channel.watermark for channel in self._channels.values() if channel.counts]
+        # One that has none yet holds back all, and none that counts means that nothing is known.
+        if not counting or any(watermark is None for watermark in counting):
+            return None
+        return self._raised(min(watermark for watermark in counting if watermark is not None))
+
+    def _raised(self, watermark: int | None) -> int | None:
+        if watermark is None or (self.watermark is not None and watermark <= self.watermark):
+            return None
+        self.watermark = watermark
+        return watermark

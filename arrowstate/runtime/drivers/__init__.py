@@ -1,0 +1,1 @@
+"""What drives the core: one thread with a clock of its own, threads, or processes."""

@@ -1,0 +1,119 @@
+"""The mailbox of a slot: one thread has the slot step while there is something to do, and else waits for what comes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from arrowstate.clock import new_id, now_ms
+from arrowstate.runtime.core.elements import Element
+from arrowstate.runtime.core.messages import FromSlot
+from arrowstate.runtime.core.slot import Setting, Slot
+from arrowstate.runtime.graph import Graph
+from arrowstate.storage.base import Storage
+
+__all__ = ["Links", "Mailbox"]
+
+T = TypeVar("T")
+
+
+class Links(Protocol):
+    """How a slot reaches others."""
+
+    def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
+        """Bring an element to another slot; never waits for it to be taken up."""
+
+    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
+        """Tell another slot that rows were taken up."""
+
+    def tell(self, message: FromSlot) -> None:
+        """Tell the coordinator."""
+
+
+class Mailbox:
+    """Runs a slot."""
+
+    def __init__(self, graph: Graph, number: int, setting: Setting, storage: Storage, links: Links) -> None:
+        self._links = links
+        self._mail: queue.SimpleQueue[Callable[[Slot], None]] = queue.SimpleQueue()
+        self._writer = ThreadPoolExecutor(2, f"arrowstate-snapshot-{number}")
+        self._closed = False
+        self._dead = threading.Event()
+        self.slot = Slot(graph, number, setting, storage, self)
+        self.busy_since_ms: int | None = None
+        "Since when it is in one step, None between two."
+        self.thread = threading.Thread(target=self.run, name=f"arrowstate-slot-{number}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self.thread.start()
+
+    def post(self, mail: Callable[[Slot], None]) -> None:
+        """Have something done with the slot between two steps; from any thread."""
+        self._mail.put(mail)
+
+    def close(self) -> None:
+        """End after the step that runs now."""
+        self._closed = True
+        self._mail.put(lambda _: None)
+
+    # What the slot asks for.
+
+    def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
+        self._links.send(attempt, to, edge, element)
+
+    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
+        self._links.grant(attempt, to, edge, size)
+
+    def tell(self, message: FromSlot) -> None:
+        self._links.tell(message)
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as raised:  # noqa: BLE001 (the slot decides)
+                self._mail.put(lambda _, raised=raised: done(None, raised))  # type: ignore[misc]
+            else:
+                self._mail.put(lambda _: done(result, None))
+
+        if not self._closed:
+            self._writer.submit(run)
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def now_us(self) -> int:
+        return time.perf_counter_ns() // 1000
+
+    def new_id(self) -> str:
+        return new_id()
+
+    def run(self) -> None:
+        """Have the slot step until it is closed, in this thread."""
+        try:
+            while not self._closed:
+                self._take_mail(wait=False)
+                self.busy_since_ms = now_ms()
+                worked = self.slot.step()
+                self.busy_since_ms = None
+                if not worked:
+                    self._take_mail(wait=True)
+        finally:
+            self.slot.close()
+            self._writer.shutdown(wait=False, cancel_futures=True)
+
+    def _take_mail(self, *, wait: bool) -> None:
+        """Do all that has come; wait for the first of it, but not beyond the next look at timers and readers."""
+        timeout = max(self.slot.next_look_ms() - now_ms(), 1) / 1000
+        while not self._closed:
+            try:
+                mail = self._mail.get(timeout=timeout) if wait else self._mail.get_nowait()
+            except queue.Empty:
+                return
+            wait = False
+            mail(self.slot)

@@ -1,0 +1,186 @@
+"""Slots in processes of their own, which the job's process starts, links to each other, and watches."""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arrowstate.clock import now_ms
+from arrowstate.errors import InvalidInputError, MissingDependencyError, UnsupportedStorageError
+from arrowstate.runtime.core.messages import Deploy, ToSlot
+from arrowstate.runtime.core.slot import Setting
+from arrowstate.runtime.drivers.control import Connection
+from arrowstate.runtime.graph import Declared
+
+__all__ = ["ProcessSlots"]
+
+_ENDED_S = 10
+
+
+@dataclass(slots=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    control: Connection
+    passing: socket.socket
+    generation: int
+    busy_since_ms: int | None = None
+    ended: bool = False
+
+
+class ProcessSlots:
+    """Slots in processes."""
+
+    def __init__(self, job: Declared, setting: Setting, post: Callable[[Callable[[Any], None]], None]) -> None:
+        self._post = post
+        self._timeout_ms = job.task_timeout_ms
+        if str(job.store).startswith("memory:"):
+            raise UnsupportedStorageError(
+                str(job.store),
+                "memory",
+                ["a local path", "s3://", "gs://", "abfs://"],
+                "slots in processes of their own do not see the memory of this one, which threads do",
+            )
+        self._plan = {
+            "path": [str(Path(path).absolute()) for path in sys.path],
+            "graph": _pickled(job),
+            "store": str(job.store),
+            "storage_options": job.storage_options,
+            "setting": setting,
+        }
+        self._lock = threading.Lock()
+        self._closing = False
+        self._generation = 0
+        self._processes: dict[int, _Process] = {}
+        self._numbers = range(setting.parallelism)
+        self._start(self._numbers)
+
+    def tell(self, slot: int, message: ToSlot) -> None:
+        with self._lock:
+            process = self._processes[slot]
+            generations = {
+                number: max(other.generation, process.generation)
+                for number, other in self._processes.items()
+                if number != slot
+            }
+        # If it has died, the one who watches it tells.
+        with suppress(OSError):
+            process.control.send((message, generations) if isinstance(message, Deploy) else message)
+
+    def restart(self) -> None:
+        with self._lock:
+            dead = [number for number, process in self._processes.items() if process.ended]
+        if dead:
+            self._start(dead)
+            for number in dead:
+                self._post(lambda coordinator, number=number: coordinator.slot_started(number))  # type: ignore[misc]
+
+    def close(self) -> None:
+        self._closing = True
+        for process in self._processes.values():
+            # It may be gone already.
+            with suppress(OSError):
+                process.control.send(None)
+        for process in self._processes.values():
+            try:
+                process.popen.wait(_ENDED_S)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+            process.control.close()
+            process.passing.close()
+
+    def _start(self, numbers: Any) -> None:
+        """Start slots, and link each with all the others."""
+        for number in numbers:
+            self._generation += 1
+            control, theirs = socket.socketpair()
+            passing, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            command = [
+                sys.executable,
+                "-m",
+                "arrowstate.runtime.drivers.worker",
+                str(theirs.fileno()),
+                str(given.fileno()),
+            ]
+            environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            environment["PYTHONPATH"] = os.pathsep.join(self._plan["path"])  # type: ignore[arg-type]
+            popen = subprocess.Popen(
+                command, pass_fds=(theirs.fileno(), given.fileno()), env=environment, stdin=subprocess.DEVNULL
+            )
+            theirs.close()
+            given.close()
+            process = _Process(popen, Connection(control), passing, self._generation)
+            with self._lock:
+                self._processes[number] = process
+            threading.Thread(target=self._watch, args=(number, process), daemon=True).start()
+            try:
+                process.control.send({**self._plan, "slot": number})
+            except OSError:
+                # It has died already.
+                continue
+        new = set(numbers)
+        for number in self._numbers:
+            for other in range(number):
+                if number in new or other in new:
+                    self._link(number, other)
+
+    def _link(self, number: int, other: int) -> None:
+        one, two = socket.socketpair()
+        first, second = self._processes[number], self._processes[other]
+        generation = max(first.generation, second.generation)
+        for process, end, peer in ((first, one, other), (second, two, number)):
+            # It may have died already.
+            with suppress(OSError):
+                socket.send_fds(process.passing, [array.array("q", [peer, generation]).tobytes()], [end.fileno()])
+            end.close()
+
+    def _watch(self, number: int, process: _Process) -> None:
+        """Pass on what a slot says, and tell of its end."""
+        try:
+            while True:
+                message = process.control.receive()
+                if isinstance(message, tuple):
+                    self._beat(process, message[1])
+                else:
+                    self._post(lambda coordinator, message=message: coordinator.hear(message))  # type: ignore[misc]
+        except EOFError:
+            pass
+        code = process.popen.wait()
+        process.ended = True
+        if not self._closing:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            error = RuntimeError(f"slot {number} (process {process.popen.pid}) {how}")
+            self._post(lambda coordinator: coordinator.slot_lost(number, error))
+
+    def _beat(self, process: _Process, busy_since_ms: int | None) -> None:
+        """Kill a slot that is in one step for too long."""
+        process.busy_since_ms = busy_since_ms
+        limit = self._timeout_ms
+        if limit is not None and busy_since_ms is not None and now_ms() - busy_since_ms > limit:
+            process.popen.kill()
+
+
+def _pickled(job: Declared) -> bytes:
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise MissingDependencyError("a job whose slots are processes", "cloudpickle", "runtime") from error
+    try:
+        data: bytes = cloudpickle.dumps(job.graph)
+    except Exception as error:
+        raise InvalidInputError(
+            f"the job is pickled for the processes of its slots, and something in it cannot be: "
+            f"{type(error).__name__}: {error}; make it in open(), in reader() or when it is called, or start with "
+            "mode='threads'"
+        ) from error
+    return data

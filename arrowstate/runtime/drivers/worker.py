@@ -1,0 +1,177 @@
+"""The process of a slot: started by the job's, whose end is its own.
+
+Its main thread runs the mailbox. One thread hears the coordinator; for each other slot one thread reads its frames and
+one sends it frames, so that the mailbox never waits for a socket.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.runtime.core.elements import Element
+from arrowstate.runtime.core.messages import Deploy, FromSlot
+from arrowstate.runtime.drivers.control import Connection
+from arrowstate.runtime.drivers.frames import Credit, read_frame, write_credit, write_element
+from arrowstate.runtime.drivers.mailbox import Mailbox
+from arrowstate.storage.registry import open_storage
+
+__all__ = ["main"]
+
+_BEAT_S = 0.5
+
+
+class _Peer:
+    """A socket to another slot."""
+
+    def __init__(self, own: socket.socket, number: int, generation: int) -> None:
+        self.socket = own
+        self.number = number
+        self.generation = generation
+        self.outbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def send_all(self) -> None:
+        """Send what is put into the outbox; once the other slot is gone, nothing."""
+        gone = False
+        while (send := self.outbox.get()) is not None:
+            if not gone:
+                try:
+                    send()
+                except OSError:
+                    # The coordinator hears of its end before anybody else.
+                    gone = True
+
+
+class Worker:
+    """Brings messages and frames to the mailbox, and from it to where they belong."""
+
+    def __init__(self, control: socket.socket, passing: socket.socket) -> None:
+        self._control = Connection(control)
+        self._passing = passing
+        self._peers: dict[int, _Peer] = {}
+        self._linked = threading.Condition()
+        plan = self._control.receive()
+        sys.path[:] = plan["path"]
+        import pickle
+
+        # What comes over this socket is of the process that started this one.
+        graph = pickle.loads(plan["graph"])  # noqa: S301
+        storage = open_storage(plan["store"], storage_options=plan["storage_options"])
+        self._schemas: list[pa.Schema] = [edge.schema for edge in graph.edges]
+        self._mailbox = Mailbox(graph, plan["slot"], plan["setting"], storage, self)
+
+    def run(self) -> None:
+        """Go on until the job's process is gone, or says so."""
+        for work in (self._hear, self._link, self._beat):
+            threading.Thread(target=work, daemon=True).start()
+        self._mailbox.run()
+
+    # What the mailbox asks for.
+
+    def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
+        peer = self._peers[to]
+        peer.outbox.put(lambda: write_element(peer.socket, attempt, edge, element))
+
+    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
+        peer = self._peers[to]
+        peer.outbox.put(lambda: write_credit(peer.socket, attempt, edge, size))
+
+    def tell(self, message: FromSlot) -> None:
+        try:
+            self._control.send(message)
+        except OSError:
+            # The job's process is gone: nobody would commit what this one does.
+            os._exit(1)
+
+    def _hear(self) -> None:
+        try:
+            while (message := self._control.receive()) is not None:
+                generations = None
+                if isinstance(message, tuple):
+                    message, generations = message
+                if isinstance(message, Deploy):
+                    self._wait_for_links(generations or {})
+                self._mailbox.post(methodcaller("hear", message))
+        except EOFError:
+            # The job's process is gone, and with it the right to write anything.
+            os._exit(1)
+        self._mailbox.close()
+
+    def _beat(self) -> None:
+        waiting = threading.Event()
+        while not waiting.wait(_BEAT_S):
+            try:
+                self._control.send(("busy since", self._mailbox.busy_since_ms))
+            except OSError:
+                return
+
+    def _wait_for_links(self, generations: dict[int, int]) -> None:
+        with self._linked:
+            self._linked.wait_for(
+                lambda: all(
+                    (peer := self._peers.get(number)) is not None and peer.generation == generation
+                    for number, generation in generations.items()
+                )
+            )
+
+    def _link(self) -> None:
+        """Take sockets to other slots, as they are started."""
+        while True:
+            try:
+                data, files, _, _ = socket.recv_fds(self._passing, 64, 1)
+            except OSError:
+                return
+            if not data:
+                return
+            number, generation = array.array("q", data)
+            peer = _Peer(socket.socket(fileno=files[0]), number, generation)
+            with self._linked:
+                before = self._peers.get(number)
+                self._peers[number] = peer
+                self._linked.notify_all()
+            if before is not None:
+                before.outbox.put(None)
+                before.socket.close()
+            threading.Thread(target=peer.send_all, daemon=True).start()
+            threading.Thread(target=self._receive, args=(peer,), daemon=True).start()
+
+    def _receive(self, peer: _Peer) -> None:
+        number = peer.number
+        while True:
+            try:
+                frame = read_frame(peer.socket, self._schemas)
+            except OSError:
+                return
+            if frame is None:
+                return
+            attempt, edge, element = frame
+            if isinstance(element, Credit):
+                size = element.size
+                self._mailbox.post(lambda slot, a=attempt, e=edge, s=size: slot.granted(a, e, number, s))  # type: ignore[misc]
+            else:
+                self._mailbox.post(lambda slot, a=attempt, e=edge, i=element: slot.take(a, e, number, i))  # type: ignore[misc]
+
+
+def main(argv: list[str]) -> Any:
+    """Run a slot: `python -m arrowstate.runtime.drivers.worker CONTROL_FD PASSING_FD`."""
+    # The job's process decides when slots end; a keyboard interrupt reaches all of its group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One slot is one thread of work: all of them together have the machine.
+    pa.set_cpu_count(1)
+    control, passing = (socket.socket(fileno=int(number)) for number in argv)
+    Worker(control, passing).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,189 @@
+"""The plan of a job: what its tasks are, and what becomes of the rows that each gives out.
+
+A task is what one slot runs as a whole: a source, a function with state, or the functions after an exchange that has no
+state behind it. What is done row by row needs no channel: it is part of the task before. Between tasks are edges, whose
+rule says which subtask gets a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from arrowstate.checkpoints.coordination import CheckpointOptions
+from arrowstate.errors import InvalidInputError
+from arrowstate.processing.batch_function import BatchFunction
+from arrowstate.processing.process_function import KeyedProcessFunction
+from arrowstate.runtime.connectors import Source
+from arrowstate.runtime.restart import Restart
+from arrowstate.runtime.watermarks import Watermarks
+from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate_formats.names import check_operator_uid
+
+__all__ = [
+    "Consumer",
+    "Declared",
+    "Edge",
+    "Graph",
+    "MapNode",
+    "Mode",
+    "Node",
+    "RelayNode",
+    "Rule",
+    "SinkNode",
+    "SourceNode",
+    "StatefulNode",
+    "TaskNode",
+]
+
+Mode: TypeAlias = Literal["processes", "threads", "inline"]
+Rule: TypeAlias = Literal["keyed", "rebalance", "global", "broadcast"]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Node:
+    """A place in the job that gives out rows."""
+
+    schema: pa.Schema
+    consumers: list[Consumer] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SourceNode(Node):
+    """Reads rows."""
+
+    uid: str
+    source: Source
+    watermarks: Watermarks | None = None
+
+    @property
+    def inputs(self) -> list[Edge]:
+        return []
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class MapNode(Node):
+    """Makes rows of rows, without state."""
+
+    function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class StatefulNode(Node):
+    """A function with keyed state."""
+
+    uid: str
+    operator: BatchFunction | KeyedProcessFunction
+    key: pa.Schema
+    timestamp: str | None = None
+    broadcasts: tuple[BroadcastStateDescriptor, ...] = ()
+    inputs: list[Edge] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class RelayNode(Node):
+    """Gives on what an exchange brings."""
+
+    uid: str
+    inputs: list[Edge] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SinkNode:
+    """Takes rows."""
+
+    uid: str
+    sink: Any
+    schema: pa.Schema
+
+
+TaskNode: TypeAlias = SourceNode | StatefulNode | RelayNode
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Edge:
+    """From all subtasks of a task to all of another."""
+
+    number: int
+    rule: Rule
+    target: StatefulNode | RelayNode
+    port: int | str = 0
+    """Which input of the target it is: 0 or 1 for rows, a name for a broadcast state."""
+    schema: pa.Schema
+    """The columns of the rows."""
+    key: tuple[str, ...] = ()
+    """The columns of the rows that are the key of the target, in its order."""
+    origin: TaskNode | None = None
+
+
+Consumer: TypeAlias = MapNode | Edge | SinkNode
+
+
+@dataclass(slots=True)
+class Graph:
+    """A whole job."""
+
+    tasks: list[TaskNode] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    sinks: list[SinkNode] = field(default_factory=list)
+    _uids: set[str] = field(default_factory=set)
+
+    def take_uid(self, uid: str) -> None:
+        """Take note of a name in the store, which nothing else of the job may have."""
+        check_operator_uid(uid)
+        if uid.lower() in self._uids:
+            raise InvalidInputError(f"uids must differ in more than case, {uid!r} is taken; name another one")
+        self._uids.add(uid.lower())
+
+    def task(self, uid: str) -> TaskNode:
+        """Return a task by its uid."""
+        return next(task for task in self.tasks if task.uid == uid)
+
+    @property
+    def sources(self) -> list[SourceNode]:
+        return [task for task in self.tasks if isinstance(task, SourceNode)]
+
+    def in_order(self) -> list[TaskNode]:
+        """Return the tasks so that each comes after those that feed it."""
+        done: list[TaskNode] = []
+        while len(done) < len(self.tasks):
+            ready = [
+                task for task in self.tasks if task not in done and all(edge.origin in done for edge in task.inputs)
+            ]
+            done += ready
+        return done
+
+    def sinks_of(self, node: Node) -> Iterator[SinkNode]:
+        """Yield the sinks that a task writes to."""
+        for consumer in node.consumers:
+            if isinstance(consumer, SinkNode):
+                yield consumer
+            elif isinstance(consumer, MapNode):
+                yield from self.sinks_of(consumer)
+
+    def edges_of(self, node: Node) -> Iterator[Edge]:
+        """Yield the edges that a task sends to."""
+        for consumer in node.consumers:
+            if isinstance(consumer, Edge):
+                yield consumer
+            elif isinstance(consumer, MapNode):
+                yield from self.edges_of(consumer)
+
+
+class Declared(Protocol):
+    """What a job says of itself to whoever runs it."""
+
+    store: str | Path
+    storage_options: Mapping[str, Any] | None
+    graph: Graph
+    parallelism: int
+    max_parallelism: int | None
+    options: CheckpointOptions
+    mode: Literal["exactly-once", "at-least-once"]
+    restart: Restart
+    allow_non_restored_state: bool
+    task_timeout_ms: int | None

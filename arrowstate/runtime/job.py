@@ -1,0 +1,167 @@
+"""Jobs as they are declared, and how they are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from arrowstate.checkpoints.coordination import CheckpointOptions
+from arrowstate.errors import InvalidInputError
+from arrowstate.runtime.connectors import Source
+from arrowstate.runtime.graph import Graph, Mode, SourceNode
+from arrowstate.runtime.restart import Restart
+from arrowstate.runtime.running import RunningJob, start
+from arrowstate.runtime.streams import Stream, check_timestamps
+from arrowstate.runtime.watermarks import Watermarks
+from arrowstate.store.snapshot import Snapshot
+from arrowstate_formats.integers import check_integer
+from arrowstate_formats.key_groups import MAX_PARALLELISM, check_max_parallelism
+
+__all__ = ["Job"]
+
+
+class Job:
+    """A job on one machine: what it reads, what it does with it, and what becomes of the results.
+
+    Its state, its positions in the sources, and the rows that sinks have not had are in the checkpoints of one store,
+    which belongs to the job. Started again with the same store it goes on where its newest checkpoint is, with
+    everything exactly once; at any parallelism.
+
+    Parameters
+    ----------
+    store
+        Where the store is; made if there is none.
+    parallelism
+        The number of slots, each of which runs one subtask of everything; 1 to `max_parallelism`.
+    max_parallelism
+        The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
+        parallelism above 85.
+    options
+        When checkpoints are taken; by default every ten seconds.
+    mode
+        `exactly-once`, or `at-least-once`: then no channel waits for a barrier, and rows may count twice after a
+        restart.
+    restart
+        What happens after a failure; by default it starts again after 1 s to 60 s, for ever.
+    storage_options
+        As for `arrowstate.open_store`.
+    allow_non_restored_state
+        Let go what the store has of operators that the job does not declare. Without it that is refused.
+    task_timeout_ms
+        A slot in a process of its own that is in one step for longer, at least 1 ms, is taken to hang: it is killed,
+        and the job starts again from its newest checkpoint. None for never.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa, tempfile
+    >>> from arrowstate.runtime import Job, OutputTable, TableSource
+    >>> class Totals(arrowstate.BatchFunction):
+    ...     def open(self, context):
+    ...         self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    ...
+    ...     def process_batch(self, batch, context):
+    ...         keys = context.group_keys(batch)
+    ...         self.total.add_batch(keys, batch["amount"])
+    ...         return pa.record_batch([*keys.columns, self.total.read_keys(keys)], names=["user", "total"])
+    >>> folder = tempfile.mkdtemp()
+    >>> job = Job(folder + "/store")
+    >>> given = TableSource(pa.table({"user": ["ann", "bob", "ann"], "amount": [1, 5, 2]}))
+    >>> payments = job.source(given, uid="payments")
+    >>> schema = pa.schema([("user", pa.string()), ("total", pa.int64())])
+    >>> totals = payments.stateful(Totals(), key=["user"], uid="totals", output_schema=schema)
+    >>> totals.sink(OutputTable("changes"))
+    >>> snapshot = job.run(mode="inline")
+    >>> snapshot.sql("select user, total from totals.total order by user").fetchall()
+    [('ann', 3), ('bob', 5)]
+    """
+
+    def __init__(
+        self,
+        store: str | Path,
+        *,
+        parallelism: int = 1,
+        max_parallelism: int | None = None,
+        options: CheckpointOptions | None = None,
+        mode: Literal["exactly-once", "at-least-once"] = "exactly-once",
+        restart: Restart | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        allow_non_restored_state: bool = False,
+        task_timeout_ms: int | None = None,
+    ) -> None:
+        self.store = store
+        self.parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
+        self.max_parallelism = None if max_parallelism is None else check_max_parallelism(max_parallelism)
+        self.options = options or CheckpointOptions(interval_ms=10_000)
+        if mode not in ("exactly-once", "at-least-once"):
+            raise InvalidInputError(f"mode must be exactly-once or at-least-once, got {mode!r}")
+        self.mode = mode
+        self.restart = restart or Restart.exponential()
+        self.storage_options = storage_options
+        self.allow_non_restored_state = allow_non_restored_state
+        self.task_timeout_ms = check_integer("task_timeout_ms", task_timeout_ms, 1, optional=True)
+        self.graph = Graph()
+
+    def __repr__(self) -> str:
+        return f"<Job in {self.store}: {', '.join(task.uid for task in self.graph.tasks) or 'nothing yet'}>"
+
+    def source(self, source: Source, *, uid: str, watermarks: Watermarks | None = None) -> Stream:
+        """Read rows.
+
+        Parameters
+        ----------
+        source
+            Where from.
+        uid
+            Its name in the store, where its positions are kept; the same at every start.
+        watermarks
+            How far event time is by its rows; by default it stands still until the end of the input.
+
+        Raises
+        ------
+        InvalidInputError
+            If the uid is taken, or the source has no such timestamp column.
+        """
+        if watermarks is not None and watermarks.timestamp not in source.schema.names:
+            raise InvalidInputError(
+                f"source {uid!r} has no column {watermarks.timestamp!r}; it has {', '.join(source.schema.names)}"
+            )
+        if watermarks is not None:
+            check_timestamps(f"source {uid!r}", source.schema.field(watermarks.timestamp))
+        self.graph.take_uid(uid)
+        node = SourceNode(uid=uid, source=source, watermarks=watermarks, schema=source.schema)
+        self.graph.tasks.append(node)
+        return Stream(self.graph, [(node, node)])
+
+    def start(self, *, mode: Mode = "processes", seed: int = 0) -> RunningJob:
+        """Start the job, and return while it runs.
+
+        Parameters
+        ----------
+        mode
+            Where slots run: in `processes` of their own, in `threads` of this one, or `inline`, in whatever thread asks
+            the running job to go on, in an order that the seed decides and with a clock of its own.
+        seed
+            For `inline`.
+
+        Raises
+        ------
+        InvalidInputError
+            If the job has no source, the store holds the state of others, or a part of the job cannot be pickled.
+        FencedError
+            If a newer writer opens the store while this one starts.
+        """
+        if not self.graph.sources:
+            raise InvalidInputError("a job needs a source; make one with job.source(...)")
+        return start(self, mode, seed)
+
+    def run(self, *, mode: Mode = "processes", seed: int = 0) -> Snapshot:
+        """Run the job to the end of its input, and return the snapshot that it ended with; errors as for `start`.
+
+        Raises
+        ------
+        JobFailedError
+            If it failed and is not to start again.
+        """
+        with self.start(mode=mode, seed=seed) as running:
+            return running.wait()

@@ -1,0 +1,67 @@
+"""Sinks that are called with rows as they come: at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.runtime.connectors import DirectSink
+
+__all__ = ["FunctionSink", "PrintSink"]
+
+
+class FunctionSink(DirectSink):
+    """Calls a function with rows when they come: at least once.
+
+    After a failure the job goes back to the newest checkpoint, and rows that came after it come again.
+
+    Parameters
+    ----------
+    function : callable
+        `function(rows)` takes a `pyarrow.RecordBatch`. It is called in the slots of the job. What it raises fails the
+        job, which starts again.
+
+    Raises
+    ------
+    InvalidInputError
+        If it cannot be called.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from arrowstate.runtime import FunctionSink
+    >>> seen = []
+    >>> FunctionSink(seen.append).write(pa.record_batch({"n": [1, 2]}), subtask=0)
+    >>> seen[0].to_pydict()
+    {'n': [1, 2]}
+    """
+
+    def __init__(self, function: Callable[[pa.RecordBatch], Any]) -> None:
+        if not callable(function):
+            raise InvalidInputError(f"a FunctionSink needs a function, got {type(function).__name__}")
+        self.function = function
+
+    def write(self, rows: pa.RecordBatch, subtask: int) -> None:  # noqa: ARG002
+        """Call the function."""
+        self.function(rows)
+
+
+class PrintSink(DirectSink):
+    """Prints rows when they come, a line for each, with the number of the subtask: at least once.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from arrowstate.runtime import PrintSink
+    >>> PrintSink().write(pa.record_batch({"user": ["ann", "bob"], "total": [3, 5]}), subtask=1)
+    1> {'user': 'ann', 'total': 3}
+    1> {'user': 'bob', 'total': 5}
+    """
+
+    def write(self, rows: pa.RecordBatch, subtask: int) -> None:
+        """Print rows."""
+        # In one call, so that lines of other processes do not come between.
+        print("\n".join(f"{subtask}> {row}" for row in rows.to_pylist()), flush=True)

@@ -1,0 +1,88 @@
+"""Rows as the CSV that `COPY` of PostgreSQL reads."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from arrowstate.errors import InvalidInputError
+
+__all__ = ["as_copy_text"]
+
+_BATCH_ROWS = 65_536
+
+
+def as_copy_text(rows: pa.Table) -> Iterator[bytes]:
+    """Yield the rows as CSV without a header: a text is always quoted, a null is empty and not.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no text for a type.
+    """
+    options = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
+    for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
+        columns = [_plain(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]
+        text = io.BytesIO()
+        pyarrow.csv.write_csv(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), text, options)
+        yield text.getvalue()
+
+
+def _plain(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column of a type that is written as PostgreSQL reads it."""
+    type = column.type
+    if pa.types.is_dictionary(type):
+        return _plain(column.cast(type.value_type), field)
+    if pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_fixed_size_binary(type):
+        return _texts(column, lambda value: "\\x" + value.hex())
+    if pa.types.is_binary_view(type):
+        return _plain(column.cast(pa.binary()), field)
+    if pa.types.is_string_view(type) or pa.types.is_null(type):
+        return column.cast(pa.large_string())
+    if pa.types.is_float16(type):
+        return column.cast(pa.float32())
+    if pa.types.is_duration(type):
+        unit = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}[type.unit]
+        if type.unit == "ns":
+            column, unit = pc.divide(column.cast(pa.int64()), 1000), "microseconds"
+        return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), unit, " ")
+    if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
+        return _texts(column, _array)
+    if pa.types.is_struct(type) or pa.types.is_map(type):
+        return _texts(column, lambda value: json.dumps(value, default=str, ensure_ascii=False))
+    if pa.types.is_nested(type) or pa.types.is_interval(type):
+        raise InvalidInputError(f"column {field.name!r} is {type}, for which PostgreSQL has no text; cast it first")
+    return column
+
+
+def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+    values = column.to_pylist(maps_as_pydicts="strict")
+    return pa.array([None if value is None else text(value) for value in values], pa.large_string())
+
+
+def _array(values: list[Any]) -> str:
+    """Return an array as PostgreSQL writes it."""
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, list):
+        return _array(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        value = "\\x" + value.hex()
+    elif isinstance(value, dict):
+        value = json.dumps(value, default=str, ensure_ascii=False)
+    elif isinstance(value, (int, float)):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,267 @@
+"""Files of rows from a row on, one class per format: what a file has, its batches, and which row an error is of."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+__all__ = ["FORMATS", "NEED_SCHEMA", "Misfit", "RowFile"]
+
+_BATCH_ROWS = 65_536
+_BLOCK_BYTES = 4 << 20
+"""A line of a text is no longer than this."""
+
+
+_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
+class Misfit(ValueError):
+    """A file has not the rows that are asked for."""
+
+    def __init__(self, detail: str, row: int | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.row = row
+
+
+class RowFile(ABC):
+    """A file of rows."""
+
+    schema: pa.Schema
+    """The columns of the file, where it says them."""
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        self.file = file
+        self.name = name
+        self.count = 0
+        """How many rows there are before what was read last, those that were passed over among them."""
+
+    @abstractmethod
+    def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from a number on, in the columns of `schema`."""
+
+    def row_of(self, error: BaseException) -> int | None:  # noqa: ARG002
+        """Return the number of the row that an error is of, None if it does not say."""
+        return None
+
+    def _after(self, rows: pa.RecordBatch, row: int) -> pa.RecordBatch:
+        """Count rows, and return those from number `row` on."""
+        first = self.count
+        self.count += rows.num_rows
+        return rows.slice(max(0, row - first)) if row < self.count else rows.slice(rows.num_rows)
+
+    def _fitted(self, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the columns of `schema`, of its types."""
+        if rows.schema.equals(schema):
+            return rows
+        columns = []
+        for field in schema:
+            numbers = rows.schema.get_all_field_indices(field.name)
+            if len(numbers) != 1:
+                times = "no column" if not numbers else f"{len(numbers)} columns"
+                raise Misfit(f"the file has {times} {field.name!r}")
+            columns.append(self._cast(rows.column(numbers[0]), field))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        if column.type.equals(field.type):
+            return column
+        if _family(column.type) != _family(field.type):
+            raise Misfit(f"column {field.name!r} is {column.type} in the file, not {field.type}")
+        try:
+            return column.cast(field.type)
+        except pa.ArrowInvalid as error:
+            row = self.count + _first_misfit(column, field.type)
+            raise Misfit(f"column {field.name!r} does not fit {field.type}: {error}", row) from error
+
+
+class ParquetRows(RowFile):
+    """Parquet: reads from the row group of the first row."""
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        super().__init__(file, name)
+        self._rows = pq.ParquetFile(file)
+        self.schema = self._rows.schema_arrow
+
+    def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from a number on."""
+        metadata = self._rows.metadata
+        ends = list(accumulate(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)))
+        groups = [number for number, end in enumerate(ends) if end > row]
+        self.count = ends[groups[0] - 1] if groups and groups[0] else 0
+        if not groups:
+            self.count = metadata.num_rows
+            return
+        # A dot in a name would be a path to the reader.
+        names = [field.name for field in schema if field.name in self.schema.names]
+        columns = None if any("." in name for name in self.schema.names) else names
+        for rows in self._rows.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
+            fitted = self._fitted(rows, schema)
+            yield self._after(fitted, row)
+
+
+class ArrowRows(RowFile):
+    """Arrow IPC, a file or a stream: passes over record batches, of a file without reading most of them."""
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        super().__init__(file, name)
+        self._is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        self._rows = pa.ipc.open_file(file) if self._is_file else pa.ipc.open_stream(file)
+        self.schema = self._rows.schema
+
+    def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from a number on."""
+        if not self._is_file:
+            for rows in self._rows:
+                yield self._after(self._fitted(rows, schema), row)
+            return
+        number = 0
+        counter = self._counter() if row else None
+        while counter is not None and number < self._rows.num_record_batches:
+            rows = counter.get_batch(number)
+            if self.count + rows.num_rows > row:
+                break
+            self.count += rows.num_rows
+            number += 1
+        for further in range(number, self._rows.num_record_batches):
+            yield self._after(self._fitted(self._rows.get_batch(further), schema), row)
+
+    def _counter(self) -> Any:
+        """Return a reader of one narrow column, which tells the rows of a batch."""
+        widths = {number: _width(field.type) for number, field in enumerate(self.schema)}
+        if not widths:
+            return self._rows
+        narrowest = min(widths, key=lambda number: widths[number])
+        return pa.ipc.open_file(self.file, options=pa.ipc.IpcReadOptions(included_fields=[narrowest]))
+
+
+class TextRows(RowFile):
+    """A text that is parsed from its beginning, compressed if its name says so."""
+
+    empty: str
+    """What the parser says of a text without anything in it."""
+
+    @abstractmethod
+    def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a text."""
+
+    def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from a number on."""
+        codec = next((codec for suffix, codec in _CODECS.items() if self.name.endswith(suffix)), None)
+        text = self.file if codec is None else pa.CompressedInputStream(self.file, codec)
+        try:
+            parsed = self.parsed(text, schema)
+        except pa.ArrowInvalid as error:
+            if self.empty in str(error):
+                return
+            raise
+        for rows in parsed:
+            yield self._after(self._fitted(rows, schema), row)
+
+
+class CsvRows(TextRows):
+    """CSV with the names of the columns in its first line."""
+
+    empty = "Empty CSV file"
+
+    def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a text."""
+        return pyarrow.csv.open_csv(
+            text,
+            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=schema,
+                include_columns=schema.names,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def row_of(self, error: BaseException) -> int | None:
+        """Return the row of a message; there, the line with the names is row 1."""
+        found = re.search(r"Row #(\d+)", str(error))
+        return None if found is None else int(found[1]) - 2
+
+
+class JsonRows(TextRows):
+    """JSON, an object a line."""
+
+    empty = "Empty JSON stream"
+
+    def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a text."""
+        return pyarrow.json.open_json(
+            text,
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )
+
+    def row_of(self, error: BaseException) -> int | None:
+        """Return the row of a message, which counts from the beginning of a block."""
+        found = re.search(r"in row (\d+)$", str(error))
+        return None if found is None else self.count + int(found[1])
+
+
+FORMATS: dict[str, type[RowFile]] = {"parquet": ParquetRows, "csv": CsvRows, "json": JsonRows, "arrow": ArrowRows}
+NEED_SCHEMA = ("csv", "json")
+"""Formats whose files do not say the types of their columns."""
+
+
+def _family(type: pa.DataType) -> str:
+    """Return what types between which a value is cast have in common."""
+    if pa.types.is_dictionary(type):
+        return _family(type.value_type)
+    for name, test in (
+        ("integer", pa.types.is_integer),
+        ("float", pa.types.is_floating),
+        ("timestamp", pa.types.is_timestamp),
+        ("date", pa.types.is_date),
+        ("time", pa.types.is_time),
+        ("duration", pa.types.is_duration),
+        ("decimal", pa.types.is_decimal),
+    ):
+        if test(type):
+            return f"{name} in {type.tz}" if name == "timestamp" else name
+    if pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type):
+        return "string"
+    if pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_binary_view(type):
+        return "binary"
+    if pa.types.is_map(type):
+        return f"map of {_family(type.key_type)} to {_family(type.item_type)}"
+    if pa.types.is_struct(type):
+        return f"struct of {[(field.name, _family(field.type)) for field in type]}"
+    if pa.types.is_list(type) or pa.types.is_large_list(type):
+        return f"list of {_family(type.value_type)}"
+    return str(type)
+
+
+def _first_misfit(column: pa.Array, type: pa.DataType) -> int:
+    """Return the first row of a column that cannot be cast, of which there is one."""
+    low, high = 0, len(column) - 1
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low + 1).cast(type)
+        except pa.ArrowInvalid:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _width(type: pa.DataType) -> int:
+    try:
+        return type.bit_width
+    except ValueError:
+        return 1 << 10

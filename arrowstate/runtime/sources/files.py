@@ -1,0 +1,288 @@
+"""Sources of files in a folder: Parquet, CSV, JSON and Arrow.
+
+A split is a file. Its position has the number of the next row, and the size and the version of the file when it was
+begun: a file that is another one by then has no such row, and is an error. So files must be complete when they are
+seen; a writer gives them their names last, or names that are left out until then.
+"""
+
+from __future__ import annotations
+
+import datetime
+import glob
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import fsspec
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError, SourceError
+from arrowstate.runtime.connectors import Reader, Source, Split
+from arrowstate.runtime.sources.file_formats import FORMATS, NEED_SCHEMA, Misfit
+from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, checked_schema, row_number
+
+__all__ = ["FileSource"]
+
+Format = Literal["parquet", "csv", "json", "arrow"]
+
+_VERSION_KEYS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
+"""What filesystems say of a file that is another value once it was written again, the surest first."""
+
+_TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
+class FileSource(Source):
+    """The rows of the files in a folder and below it.
+
+    Files are read in the order in which they were modified, then of their names. Left out are those with a name, or in
+    a folder, that begins with `.` or `_`, and those that end with `.tmp` or `.inprogress`. A file must be complete
+    when it has its name, and stay as it is until it was read and a checkpoint was taken.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        A folder, or a pattern such as `/data/2026-*/*.csv`; local, or a URL that fsspec opens.
+    format : {"parquet", "csv", "json", "arrow"}, default "parquet"
+        CSV has the names of its columns in the first line, and an empty field without quotes is null. JSON has an
+        object a line, in which what is not there is null. Both may be compressed, which their names say (`.gz`,
+        `.bz2`, `.zst`, `.lz4`). Arrow is the file format or the stream format of Arrow IPC.
+    schema : pa.Schema, optional
+        The columns to read, by their names; other columns of the files are left out. Numbers, texts, bytes and times
+        of other widths become those of the schema where nothing is lost. By default that of the oldest file;
+        it must be given for CSV and JSON.
+    is_bounded : bool, default True
+        Whether the files that are there when the job starts are all; otherwise it looks for new ones for ever.
+    discovery_ms : int, default 10_000
+        How often it looks for new files, in milliseconds.
+    storage_options : mapping, optional
+        What the fsspec filesystem takes.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no such local folder, or no schema. A file that is cut, was changed after it was begun, or has rows
+        that do not fit is told when it is read, as a `SourceError` with the file, the position and, where it is known,
+        the row.
+
+    Notes
+    -----
+    A position is a struct: `row` int64, the number of the next row in the file; `size_bytes` int64 and `version`
+    string, of the file when it was begun. To go on inside a file, Parquet reads from the row group of the row, Arrow
+    from its record batch; CSV and JSON are parsed from the beginning.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib, pyarrow as pa
+    >>> from arrowstate.runtime import FileSource
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = pathlib.Path(folder.name, "one.csv").write_text("user,amount\\nann,3\\nbob,5\\n")
+    >>> source = FileSource(folder.name, "csv", schema=pa.schema({"amount": pa.int64()}))
+    >>> reader = source.reader()
+    >>> reader.add(source.discover(known=()))
+    >>> batch = reader.read(max_rows=100)
+    >>> batch.split, batch.rows.to_pydict(), batch.position["row"]
+    ('one.csv', {'amount': [3, 5]}, 2)
+    >>> reader.close(); folder.cleanup()
+    """
+
+    is_sequential = True
+    position_type = pa.struct({"row": pa.int64(), "size_bytes": pa.int64(), "version": pa.string()})
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: Format = "parquet",
+        *,
+        schema: pa.Schema | None = None,
+        is_bounded: bool = True,
+        discovery_ms: int = 10_000,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if format not in FORMATS:
+            raise InvalidInputError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+        self.path = os.fspath(path)
+        if "://" not in self.path:
+            self.path = str(os.path.abspath(os.path.expanduser(self.path)))  # noqa: PTH100, PTH111  # it may be a pattern
+        self.format = format
+        self.is_bounded = is_bounded
+        self.discovery_ms = discovery_ms
+        self.storage_options = dict(storage_options or {})
+        self.schema = checked_schema(self._first_schema() if schema is None else schema)
+
+    def discover(self, known: Collection[str]) -> Sequence[Split]:
+        """Return the files that are not known, the one that was modified first before the others."""
+        known = frozenset(known)
+        return [Split(name) for name in self._names() if name not in known]
+
+    def reader(self) -> Reader:
+        """Return a reader that reads one file after the other."""
+        folder = _Folder(self.path, self.storage_options)
+        return SplitsReader(lambda split: _FileSplit(self, folder, split), in_turn=False)
+
+    def _names(self) -> list[str]:
+        found = _Folder(self.path, self.storage_options).list()
+        return sorted(found, key=lambda name: (_modified(found[name]), name))
+
+    def _first_schema(self) -> pa.Schema:
+        if self.format in NEED_SCHEMA:
+            raise InvalidInputError(f"a source of {self.format} files needs a schema: schema=pa.schema({{...}})")
+        for name in self._names():
+            with _Folder(self.path, self.storage_options).open(name) as file:
+                try:
+                    return FORMATS[self.format](file, name).schema
+                except (pa.ArrowException, OSError, EOFError) as error:
+                    raise SourceError(name, None, f"no whole {self.format} file: {error}") from error
+        raise InvalidInputError(
+            f"there is no file in {self.path} that has a schema; give one: schema=pa.schema({{...}})"
+        )
+
+
+class _Folder:
+    """The files below a folder, or of a pattern, by their paths in it."""
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self._files, self._path = fsspec.core.url_to_fs(path, **storage_options)
+        self._is_local = "file" in self._files.protocol
+        # A folder may have the name of a pattern.
+        self._is_pattern = glob.has_magic(self._path) and not self._files.exists(self._path)
+        parts = self._path.split("/")
+        plain = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+        self._root = "/".join(parts[:plain] if self._is_pattern else parts).rstrip("/")
+
+    def list(self) -> dict[str, dict[str, Any]]:
+        """Return what the filesystem says of each file that is not left out."""
+        self._files.invalidate_cache()
+        if self._is_pattern:
+            found = self._files.glob(self._path, detail=True)
+        elif self._is_local and not self._files.exists(self._path):
+            raise InvalidInputError(f"there is no folder {self._path}")
+        else:
+            found = self._files.find(self._path, detail=True)
+        names = {self._name(path): info for path, info in found.items()}
+        shown = {name: info for name, info in names.items() if name and not _is_hidden(name)}
+        if self._is_local:
+            shown = {name: info for name in shown if (info := _local_info(self._path_of(name))) is not None}
+        return {name: info for name, info in shown.items() if info["type"] == "file"}
+
+    def _name(self, path: str) -> str:
+        # The path may be that of one file.
+        return path[len(self._root) + 1 :] if path != self._root else path.rpartition("/")[2]
+
+    def _path_of(self, name: str) -> str:
+        path = f"{self._root}/{name}"
+        return self._root if self._root.endswith(f"/{name}") and self._files.isfile(self._root) else path
+
+    def info(self, name: str) -> dict[str, Any]:
+        """Return what the filesystem says of a file now."""
+        path = self._path_of(name)
+        if self._is_local:
+            info = _local_info(path)
+            if info is None:
+                raise FileNotFoundError(path)
+            return info
+        self._files.invalidate_cache()
+        return self._files.info(path)
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Return a file; a local one is read, not mapped, for a file that is cut then would end the process."""
+        path = self._path_of(name)
+        if self._is_local:
+            return pa.OSFile(path)
+        return pa.PythonFile(self._files.open(path, "rb"), mode="r")
+
+
+class _FileSplit(ChunkedSplit):
+    """A file while it is read: its size and version are compared before and after."""
+
+    def __init__(self, source: FileSource, folder: _Folder, split: Split) -> None:
+        position = split.position
+        if position is not None and not (isinstance(position, dict) and position.keys() == _POSITION_NAMES):
+            detail = f"a position must have {', '.join(sorted(_POSITION_NAMES))}, got {position!r}"
+            raise SourceError(split.id, position, detail)
+        row = row_number(split, None if position is None else position["row"])
+        self._source = source
+        self._folder = folder
+        self._file: pa.NativeFile | None = None
+        self._begun = (None, None) if position is None else (position["size_bytes"], position["version"])
+        self._position_given = position
+        super().__init__(split, self._rows(row), source.schema, row)
+
+    @property
+    def position(self) -> Any:
+        """The number of the next row, and what file it is of."""
+        if self._begun == (None, None):
+            return None
+        size_bytes, version = self._begun
+        return {"row": self.row, "size_bytes": size_bytes, "version": version}
+
+    def close(self) -> None:
+        """Close the file."""
+        super().close()
+        if self._file is not None:
+            self._file.close()
+
+    def _rows(self, row: int) -> Iterator[pa.RecordBatch]:
+        name = self._split.id
+        self._check_unchanged()
+        self._file = self._folder.open(name)
+        try:
+            rows = FORMATS[self._source.format](self._file, name)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            self._check_unchanged()
+            raise SourceError(name, self.position, f"no whole {self._source.format} file: {error}") from error
+        try:
+            yield from rows.batches(self._source.schema, row)
+            if self.row > rows.count:
+                raise Misfit(f"the file has only {rows.count} rows")
+        except Misfit as error:
+            self._check_unchanged()
+            raise SourceError(name, self.position, error.detail, error.row) from error.__cause__
+        except (pa.ArrowException, OSError, EOFError) as error:
+            # What was changed while it was read is no cut file.
+            self._check_unchanged()
+            found = rows.row_of(error)
+            raise SourceError(name, self.position, f"{type(error).__name__}: {error}", found) from error
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        name = self._split.id
+        try:
+            info = self._folder.info(name)
+        except FileNotFoundError as error:
+            raise SourceError(name, self.position, "the file is gone") from error
+        now = (info["size"], _version(info))
+        if self._begun == (None, None):
+            self._begun = now
+        elif now != self._begun:
+            before, after = (f"{size} bytes, version {version}" for size, version in (self._begun, now))
+            detail = f"the file was changed after it was begun: it had {before}, and has {after}"
+            raise SourceError(name, self.position, detail)
+
+
+_POSITION_NAMES = {field.name for field in FileSource.position_type}
+
+
+def _local_info(path: str) -> dict[str, Any] | None:
+    """Return what is known of a local file, that at the end of a link; None if there is nothing."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+    kind = "file" if stat.S_ISREG(status.st_mode) else "other"
+    return {"type": kind, "size": status.st_size, "mtime": status.st_mtime, "generation": status.st_mtime_ns}
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part[:1] in (".", "_") for part in name.split("/")) or name.endswith((".tmp", ".inprogress"))
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    return next((str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None), "")
+
+
+def _modified(info: Mapping[str, Any]) -> float:
+    found = next((info[key] for key in _TIME_KEYS if info.get(key) is not None), 0.0)
+    if isinstance(found, str):
+        found = datetime.datetime.fromisoformat(found)
+    return found.timestamp() if isinstance(found, datetime.datetime) else float(found)

@@ -1,0 +1,63 @@
+"""Jobs with slots that are killed, in orders that seeds decide: nothing is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import runtime_jobs as jobs
+from arrowstate.testing.jobs import simulate
+from long_form import short_or_long
+
+SEEDS = short_or_long(25, 2_000)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_sums_are_exact_in_state_table_and_sinks_whatever_is_killed(parallelism):
+    runs = simulate(jobs.sums(parallelism), seeds=range(SEEDS), kills=4, check=jobs.check_sums)
+
+    assert sum(run.kills for run in runs) > SEEDS / 2
+    assert sum(run.checkpoints for run in runs) > SEEDS
+
+
+def test_sums_are_exact_after_rescales():
+    runs = simulate(jobs.sums(2), seeds=range(SEEDS), kills=2, rescales=(1, 3, 4), check=jobs.check_sums)
+
+    assert sum(run.rescales for run in runs) > SEEDS / 4
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_windows_fire_once_with_all_their_rows(parallelism):
+    expected = Counter()
+    table = jobs.rows()
+    for row in [*table.slice(0, 150).to_pylist(), *table.slice(90).to_pylist()]:
+        expected[row["user"], row["at"] // 300 * 300] += row["amount"]
+
+    def check(run):
+        fired = [row["rows"] for row in run.snapshot.operator_state("fired", "rows").to_pylist()]
+        found = {(row["user"], row["window_start"]): row["total"] for row in fired}
+        assert len(found) == len(fired), run.seed
+        assert found == dict(expected), run.seed
+
+    simulate(jobs.windows(parallelism), seeds=range(SEEDS), check=check)
+
+
+def test_two_inputs_share_one_state():
+    simulate(jobs.balances(2), seeds=range(SEEDS), rescales=(3,))
+
+
+def test_the_same_seed_does_the_same():
+    first, second = (simulate(jobs.sums(2), seeds=[7])[0] for _ in range(2))
+
+    assert (first.kills, first.checkpoints) == (second.kills, second.checkpoints)
+
+
+def test_at_least_once_loses_nothing():
+    least = jobs.running_sums(jobs.rows())
+
+    def check(run):
+        state = {row["user"]: row["total"] for row in run.snapshot.to_arrow("running.total").to_pylist()}
+        assert all(state[user] >= total for user, total in least.items()), run.seed
+
+    simulate(jobs.sums(3, mode="at-least-once"), seeds=range(SEEDS), kills=4, check=check)

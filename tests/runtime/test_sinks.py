@@ -1,0 +1,546 @@
+"""The sinks that come with the package: the contract, their names and texts, and what they do where another was."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arrowstate.errors import InvalidInputError, MissingFileError
+from arrowstate.runtime.connectors import Token
+from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
+from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
+from arrowstate.runtime.sinks.postgres import PostgresSink
+from arrowstate.testing import PreparingSinkConformance, SinkConformance
+from object_servers import S3_OPTIONS, s3_server
+from postgres import postgres_programs, postgres_server
+
+ROWS = pa.table({"user": ["ann", "bob", None, "", 'a "b", c', "é\n\\."], "total": [3, None, 5, 2**62, -1, 0]})
+
+
+def token(checkpoint_id: int, subtask: int = 0) -> Token:
+    return Token("a-store", "a-sink", checkpoint_id, subtask)
+
+
+class TestParquetSink(SinkConformance):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> ParquetSink:
+        return ParquetSink(tmp_path / "out")
+
+    @pytest.fixture
+    def rows(self) -> pa.Table:
+        return ROWS
+
+    @pytest.fixture
+    def visible(self, tmp_path: Path) -> Callable[[], pa.Table]:
+        def visible() -> pa.Table:
+            files = sorted((tmp_path / "out").glob("[!.]*"))
+            return pa.concat_tables([pq.read_table(file) for file in files] or [ROWS.slice(0, 0)])
+
+        return visible
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    with s3_server() as endpoint:
+        yield {**S3_OPTIONS, "endpoint_url": endpoint}
+
+
+def rows_in_bucket(s3: dict[str, Any], folder: str) -> pa.Table:
+    import s3fs
+
+    files = s3fs.S3FileSystem(**s3)
+    files.invalidate_cache()
+    found = [path for path in files.find(folder) if not path.rpartition("/")[2].startswith(".")]
+    return pa.concat_tables([pq.ParquetFile(files.open(path)).read() for path in found] or [ROWS.slice(0, 0)])
+
+
+class TestParquetSinkInABucket(SinkConformance):
+    @pytest.fixture
+    def sink(self, s3: dict[str, Any], tmp_path: Path) -> ParquetSink:
+        return ParquetSink(f"s3://bucket/{tmp_path.name}/out", storage_options=s3)
+
+    @pytest.fixture
+    def rows(self) -> pa.Table:
+        return ROWS
+
+    @pytest.fixture
+    def visible(self, s3: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
+        return lambda: rows_in_bucket(s3, f"bucket/{tmp_path.name}/out")
+
+
+class TestBulkParquetSink(PreparingSinkConformance):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> BulkParquetSink:
+        return BulkParquetSink(tmp_path / "out")
+
+    @pytest.fixture
+    def rows(self) -> pa.Table:
+        return ROWS
+
+    @pytest.fixture
+    def visible(self, tmp_path: Path) -> Callable[[], pa.Table]:
+        def visible() -> pa.Table:
+            files = sorted((tmp_path / "out").glob("[!.]*"))
+            return pa.concat_tables([pq.read_table(file) for file in files] or [ROWS.slice(0, 0)])
+
+        return visible
+
+
+class TestBulkParquetSinkInABucket(PreparingSinkConformance):
+    @pytest.fixture
+    def sink(self, s3: dict[str, Any], tmp_path: Path) -> BulkParquetSink:
+        return BulkParquetSink(f"s3://bucket/{tmp_path.name}/out", storage_options=s3)
+
+    @pytest.fixture
+    def rows(self) -> pa.Table:
+        return ROWS
+
+    @pytest.fixture
+    def visible(self, s3: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
+        return lambda: rows_in_bucket(s3, f"bucket/{tmp_path.name}/out")
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    if postgres_programs() is None:
+        pytest.skip("PostgreSQL is not installed: no initdb on the PATH, nothing in /usr/lib/postgresql")
+    with postgres_server() as conninfo:
+        yield conninfo
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Any]:
+    """A connection to an empty database."""
+    import psycopg
+
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+        yield connection
+
+
+class TestPostgresSink(SinkConformance):
+    @pytest.fixture
+    def sink(self, database: str, connection: Any) -> PostgresSink:
+        connection.execute('create table "To""tals" ("user" text, total bigint)')
+        return PostgresSink(database, 'To"tals')
+
+    @pytest.fixture
+    def rows(self) -> pa.Table:
+        return ROWS
+
+    @pytest.fixture
+    def visible(self, connection: Any) -> Callable[[], pa.Table]:
+        def visible() -> pa.Table:
+            found = connection.execute('select "user", total from "To""tals"').fetchall()
+            return pa.Table.from_pylist([dict(zip(ROWS.schema.names, row, strict=True)) for row in found], ROWS.schema)
+
+        return visible
+
+
+def test_a_parquet_file_is_named_for_sink_checkpoint_and_subtask(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path)
+
+    sink.open("a-store", "a-sink")
+    sink.commit(ROWS, token(7, subtask=3))
+
+    assert os.listdir(tmp_path) == ["a-sink-00000000000000000007-3.parquet"]
+
+
+@pytest.mark.parametrize(("compression", "found"), [("zstd", "ZSTD"), ("none", "UNCOMPRESSED"), ("snappy", "SNAPPY")])
+def test_a_parquet_file_has_the_compression_that_was_asked_for(tmp_path: Path, compression: str, found: str) -> None:
+    sink = ParquetSink(tmp_path, compression=compression)
+
+    sink.open("a-store", "a-sink")
+    sink.commit(ROWS, token(7))
+
+    (file,) = tmp_path.iterdir()
+    assert pq.read_metadata(file).row_group(0).column(0).compression == found
+
+
+def test_what_is_no_compression_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="compression must be one of zstd.* got 'best'"):
+        ParquetSink(tmp_path, compression="best")
+
+
+def test_a_parquet_file_of_the_name_is_left_as_it_is(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path)
+    sink.open("a-store", "a-sink")
+    sink.commit(ROWS, token(7))
+    (file,) = tmp_path.iterdir()
+    before = file.stat()
+
+    sink.commit(ROWS, token(7))
+
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_parquet_file_of_another_job_is_an_error_that_names_both(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path)
+    sink.open("a-store", "a-sink")
+    sink.commit(ROWS, Token("another-store", "a-sink", 7, 0))
+
+    with pytest.raises(InvalidInputError, match="another-store/a-sink/7/0, not of a-store/a-sink/7/0"):
+        sink.commit(ROWS, token(7))
+
+
+def test_what_a_killed_commit_left_goes_when_the_job_starts_and_what_others_write_stays(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path)
+    hexes = "0b7e" * 8
+    own = tmp_path / f".a-sink.{hexes}.a-store.tmp"
+    others = [
+        tmp_path / f".a-sink.{hexes}.another-store.tmp",
+        tmp_path / f".a-sink.more.{hexes}.a-store.tmp",
+        tmp_path / "notes.txt",
+    ]
+    for path in (own, *others):
+        path.write_bytes(b"half a file")
+
+    sink.open("a-store", "a-sink")
+
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+def test_a_parquet_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path)
+    sink.open("a-store", "a-sink")
+    unions = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+
+    with pytest.raises(pa.ArrowNotImplementedError):
+        sink.commit(pa.table({"u": unions}), token(7))
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_two_who_commit_a_token_at_once_each_finds_whole_rows(tmp_path: Path) -> None:
+    sinks = [ParquetSink(tmp_path) for _ in range(8)]
+    start = threading.Barrier(len(sinks))
+
+    def commit(sink: ParquetSink) -> None:
+        sink.open("a-store", "a-sink")
+        start.wait()
+        sink.commit(ROWS, token(7))
+
+    threads = [threading.Thread(target=commit, args=(sink,)) for sink in sinks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    (file,) = tmp_path.iterdir()
+    assert pq.read_table(file).equals(ROWS)
+
+
+def test_small_batches_come_to_large_row_groups_of_one_file(tmp_path: Path) -> None:
+    writer = BulkParquetSink(tmp_path).writer("a-store", "a-sink", 3, "1")
+
+    for first in range(0, 600_000, 1_000):
+        writer.write(pa.record_batch({"n": range(first, first + 1_000)}))
+    (row,) = writer.prepare(7).to_pylist()
+
+    assert (row["name"], row["token"]) == ("a-sink-00000000000000000007-3.parquet", "a-store/a-sink/7/3")
+    assert os.listdir(tmp_path) == [row["hidden_name"]]
+    metadata = pq.read_metadata(tmp_path / row["hidden_name"])
+    groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    assert groups == [263_000, 263_000, 74_000]
+
+
+def test_a_prepared_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    sink = BulkParquetSink(tmp_path)
+    writer = sink.writer("a-store", "a-sink", 0, "1")
+    writer.write(ROWS.to_batches()[0])
+    prepared = writer.prepare(7)
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+
+    with pytest.raises(MissingFileError) as caught:
+        sink.commit(prepared)
+
+    assert (caught.value.url, caught.value.path) == (str(tmp_path), "a-sink-00000000000000000007-0.parquet")
+
+
+def test_a_prepared_file_does_not_take_the_place_of_that_of_another_job(tmp_path: Path) -> None:
+    for store in ("a-store", "another-store"):
+        sink = BulkParquetSink(tmp_path)
+        writer = sink.writer(store, "a-sink", 0, "1")
+        writer.write(ROWS.to_batches()[0])
+        prepared = writer.prepare(7)
+        if store == "a-store":
+            sink.commit(prepared)
+
+    with pytest.raises(InvalidInputError, match="has the rows of a-store/a-sink/7/0, not of another-store/a-sink/7/0"):
+        sink.commit(prepared)
+
+
+def test_a_crash_between_the_name_and_the_end_of_a_commit_leaves_one_file(tmp_path: Path, monkeypatch: Any) -> None:
+    sink = BulkParquetSink(tmp_path)
+    writer = sink.writer("a-store", "a-sink", 0, "1")
+    writer.write(ROWS.to_batches()[0])
+    prepared = writer.prepare(7)
+    link = os.link
+
+    def die(*given: Any) -> None:
+        link(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", die)
+    with pytest.raises(KeyboardInterrupt):
+        sink.commit(prepared)
+    assert len(os.listdir(tmp_path)) == 2
+    monkeypatch.setattr(os, "link", link)
+
+    sink.commit(prepared)
+
+    assert os.listdir(tmp_path) == ["a-sink-00000000000000000007-0.parquet"]
+
+
+VALUES = {
+    "boolean": pa.array([True, False, None]),
+    "smallint": pa.array([1, -32768, None], pa.int16()),
+    "numeric": pa.array([2**64 - 1, 0, None], pa.uint64()),
+    "double precision": pa.array([1.5, float("inf"), float("nan")]),
+    "numeric(20, 4)": pa.array([decimal.Decimal("1.2500"), None, decimal.Decimal("-3.0000")], pa.decimal128(20, 4)),
+    "text": pa.array(["", None, 'say "hi", \\N\n\\.']),
+    "varchar": pa.array(["a", "", None], pa.string_view()),
+    "char(1)": pa.array(["a", None, "b"]).dictionary_encode(),
+    "bytea": pa.array([b"", None, b"\x00\xff,\n"]),
+    "date": pa.array([datetime.date(1999, 12, 31), None, datetime.date(2026, 1, 1)]),
+    "time": pa.array([datetime.time(1, 2, 3, 4), None, datetime.time(0)], pa.time64("us")),
+    "timestamp": pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5, 6), None, datetime.datetime(1969, 12, 31)]),
+    "timestamptz": pa.array(
+        [datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), None, None], pa.timestamp("ms", "UTC")
+    ),
+    "interval": pa.array([datetime.timedelta(days=1, microseconds=5), None, datetime.timedelta(seconds=-1)]),
+    "bigint[]": pa.array([[1, None, 3], [], None], pa.list_(pa.int64())),
+    "text[]": pa.array([['a "b"', "", "NULL"], None, ["c\\d", "é,{}"]]),
+    "bigint[][]": pa.array([[[1, 2], [3, 4]], [], None]),
+    "jsonb": pa.array([{"a": 1, "b": "é"}, None, {"a": None, "b": '"'}]),
+    "json": pa.array([[("x", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("type", VALUES)
+def test_values_come_to_postgres_as_they_are(database: str, connection: Any, type: str) -> None:
+    connection.execute(f"create table kept (value {type})")
+    sink = PostgresSink(database, "kept")
+    sink.open("a-store", "a-sink")
+
+    sink.commit(pa.table({"value": VALUES[type]}), token(1))
+
+    found = [row[0] for row in connection.execute("select value from kept").fetchall()]
+    expected = VALUES[type].to_pylist(maps_as_pydicts="strict")
+    assert [value for value in found if value == value] == [value for value in expected if value == value]
+    assert len(found) == len(expected)
+    sink.close()
+
+
+def test_a_column_for_which_postgres_has_no_text_is_named(database: str, connection: Any) -> None:
+    connection.execute("create table kept (value text)")
+    sink = PostgresSink(database, "kept")
+    sink.open("a-store", "a-sink")
+    months = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+
+    with pytest.raises(InvalidInputError, match="column 'value' is month_day_nano_interval"):
+        sink.commit(pa.table({"value": months}), token(1))
+
+    assert connection.execute("select count(*) from arrowstate_commits").fetchone() == (0,)
+
+
+def test_rows_that_postgres_refuses_leave_neither_rows_nor_a_token(database: str, connection: Any) -> None:
+    import psycopg
+
+    connection.execute("create table totals (total int check (total < 100))")
+    sink = PostgresSink(database, "totals")
+    sink.open("a-store", "a-sink")
+
+    with pytest.raises(psycopg.errors.CheckViolation):
+        sink.commit(pa.table({"total": [1, 2, 300]}), token(1))
+
+    assert connection.execute("select count(*) from totals").fetchone() == (0,)
+    sink.commit(pa.table({"total": [1, 2, 3]}), token(1))
+    assert connection.execute("select sum(total) from totals").fetchone() == (6,)
+    sink.close()
+
+
+def test_a_table_that_is_not_there_is_told_when_the_job_starts(database: str, connection: Any) -> None:
+    with pytest.raises(InvalidInputError, match="no table 'totals' in schema 'reports' of the database"):
+        PostgresSink(database, "totals", schema="reports").open("a-store", "a-sink")
+
+
+def test_table_and_tokens_are_in_the_schema_that_was_asked_for(database: str, connection: Any) -> None:
+    connection.execute('create schema "my ""reports"; create table "my ""reports".totals ("user" text, total bigint)')
+    sink = PostgresSink(database, "totals", schema='my "reports')
+    sink.open("a-store", "a-sink")
+
+    sink.commit(ROWS, token(7, subtask=2))
+
+    found = connection.execute('select * from "my ""reports".arrowstate_commits').fetchall()
+    assert found == [("a-store/a-sink", 2, 7)]
+    assert connection.execute('select count(*) from "my ""reports".totals').fetchone() == (len(ROWS),)
+    sink.close()
+    connection.execute('drop schema "my ""reports" cascade')
+
+
+def test_who_may_only_insert_needs_no_more_where_the_tokens_have_a_table(database: str, connection: Any) -> None:
+    connection.execute('create table totals ("user" text, total bigint)')
+    PostgresSink(database, "totals").open("a-store", "a-sink")
+    connection.execute("drop role if exists writer; create role writer login")
+    connection.execute("revoke all on schema public from public; grant usage on schema public to writer")
+    connection.execute("grant insert on totals to writer; grant select, insert, update on arrowstate_commits to writer")
+
+    sink = PostgresSink(f"{database} user=writer", "totals")
+    sink.open("a-store", "a-sink")
+    sink.commit(ROWS, token(1))
+
+    assert connection.execute("select count(*) from totals").fetchone() == (len(ROWS),)
+    sink.close()
+
+
+def test_a_connection_that_was_cut_is_made_again(database: str, connection: Any) -> None:
+    connection.execute('create table totals ("user" text, total bigint)')
+    sink = PostgresSink(database, "totals")
+    sink.open("a-store", "a-sink")
+    sink.commit(ROWS.slice(0, 3), token(1))
+    connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+
+    sink.commit(ROWS.slice(3), token(2))
+
+    assert connection.execute("select count(*) from totals").fetchone() == (len(ROWS),)
+    sink.close()
+
+
+def test_of_many_who_commit_a_token_at_once_one_adds_the_rows(database: str, connection: Any) -> None:
+    connection.execute('create table totals ("user" text, total bigint)')
+    start = threading.Barrier(6)
+
+    def commit() -> None:
+        sink = PostgresSink(database, "totals")
+        start.wait()
+        sink.open("a-store", "a-sink")
+        start.wait()
+        sink.commit(ROWS, token(1))
+        sink.close()
+
+    threads = [threading.Thread(target=commit) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert connection.execute("select count(*) from totals").fetchone() == (len(ROWS),)
+
+
+def test_what_may_have_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(PostgresSink("postgresql://ann:secret@db/shop", "totals"))
+
+
+@pytest.mark.parametrize(("table", "schema"), [("", None), ("a\0b", None), ("a", "")])
+def test_a_name_that_no_table_can_have_is_refused(table: str, schema: str | None) -> None:
+    with pytest.raises(InvalidInputError, match="must be a text that is not empty"):
+        PostgresSink("", table, schema=schema)
+
+
+def test_a_function_is_called_with_rows_as_they_come() -> None:
+    seen: list[pa.RecordBatch] = []
+    sink = FunctionSink(seen.append)
+    (batch,) = ROWS.to_batches()
+
+    sink.open("a-store", "a-sink")
+    sink.write(batch, subtask=0)
+    sink.write(batch.slice(1), subtask=1)
+    sink.close()
+
+    assert [rows.num_rows for rows in seen] == [6, 5]
+
+
+def test_what_cannot_be_called_is_no_function() -> None:
+    with pytest.raises(InvalidInputError, match="needs a function, got int"):
+        FunctionSink(3)  # type: ignore[arg-type]
+
+
+def test_rows_are_printed_with_their_subtask(capsys: pytest.CaptureFixture[str]) -> None:
+    PrintSink().write(pa.record_batch({"user": ["ann", None], "total": [1, 2]}), subtask=1)
+
+    assert capsys.readouterr().out == "1> {'user': 'ann', 'total': 1}\n1> {'user': None, 'total': 2}\n"
+
+
+KILLED = """
+import os, signal, sys
+import pyarrow as pa
+import pyarrow.parquet as pq
+import arrowstate.runtime.sinks.parquet as parquet
+import arrowstate.runtime.sinks.postgres as postgres
+from arrowstate.runtime.connectors import Token
+
+def die(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+point, place = sys.argv[1:]
+rows = pa.table({"n": range(100_000)})
+if point == "in the file":
+    write = pq.ParquetWriter.write_table
+    pq.ParquetWriter.write_table = lambda self, rows: (write(self, rows), die())
+if point == "before the name":
+    os.link = die
+if point == "after the name":
+    link = os.link
+    os.link = lambda *given: (link(*given), die())
+if point in ("in the rows", "after the commit"):
+    sink = postgres.PostgresSink(place, "numbers")
+    if point == "in the rows":
+        texts = postgres.as_copy_text
+        def some(rows):
+            yield next(texts(rows))
+            die()
+        postgres.as_copy_text = some
+else:
+    sink = parquet.ParquetSink(place)
+sink.open("a-store", "a-sink")
+sink.commit(rows, Token("a-store", "a-sink", 7, 0))
+die()
+"""
+
+
+def kill_at(point: str, place: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, point, place], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+@pytest.mark.parametrize("point", ["in the file", "before the name", "after the name"])
+def test_a_commit_of_files_that_was_killed_is_made_once(tmp_path: Path, point: str) -> None:
+    kill_at(point, str(tmp_path))
+    shown = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    assert len(shown) == (point == "after the name")
+
+    sink = ParquetSink(tmp_path)
+    sink.open("a-store", "a-sink")
+    sink.commit(pa.table({"n": range(100_000)}), token(7))
+
+    (file,) = tmp_path.iterdir()
+    assert pq.read_table(file)["n"].to_pylist() == list(range(100_000))
+
+
+@pytest.mark.parametrize("point", ["in the rows", "after the commit"])
+def test_a_commit_to_postgres_that_was_killed_is_made_once(database: str, connection: Any, point: str) -> None:
+    connection.execute("create table numbers (n bigint)")
+    kill_at(point, database)
+
+    sink = PostgresSink(database, "numbers")
+    sink.open("a-store", "a-sink")
+    sink.commit(pa.table({"n": range(100_000)}), token(7))
+    sink.close()
+
+    found = connection.execute("select count(*), count(distinct n), max(n) from numbers").fetchone()
+    assert found == (100_000, 100_000, 99_999)

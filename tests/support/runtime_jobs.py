@@ -1,0 +1,205 @@
+"""Jobs that tests of the runtime run, and what each must come to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pyarrow as pa
+
+import arrowstate
+from arrowstate.runtime import (
+    CoBatchFunction,
+    Job,
+    OutputTable,
+    PreparingSink,
+    Reader,
+    Sink,
+    SinkWriter,
+    TableSource,
+    Watermarks,
+)
+from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
+
+SUM = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+ROWS = 240
+KEYS = 7
+
+
+def rows(count: int = ROWS, keys: int = KEYS) -> pa.Table:
+    """Rows whose event time rises in steps, with some disorder."""
+    numbers = list(range(count))
+    return pa.table(
+        {
+            "user": [f"u{number * 7 % keys}" for number in numbers],
+            "amount": pa.array([number % 13 for number in numbers], pa.int64()),
+            "at": pa.array([number * 10 - (number % 3) * 15 for number in numbers], pa.int64()),
+        }
+    )
+
+
+class Running(arrowstate.KeyedProcessFunction):
+    """Emits the running sum of each key, once per row."""
+
+    def open(self, context):
+        self.total = context.state(SUM)
+
+    def process_element(self, value, context, out):
+        self.total.add(value.amount)
+        out.collect((value.user, self.total.get()))
+
+
+RUNNING = pa.schema([("user", pa.string()), ("total", pa.int64())])
+
+
+def running_sums(table: pa.Table) -> Counter:
+    """What `Running` emits, whose sum after n rows of a key does not depend on their order only in the end."""
+    totals: dict[str, int] = defaultdict(int)
+    for row in table.to_pylist():
+        totals[row["user"]] += row["amount"]
+    return Counter(totals)
+
+
+class Balance(CoBatchFunction):
+    """Adds what came by one input, takes off what came by the other."""
+
+    def open(self, context):
+        self.total = context.state(SUM)
+
+    def process_batch1(self, batch, context):
+        self.total.add_batch(context.key_columns(batch), batch["amount"])
+
+    def process_batch2(self, batch, context):
+        self.total.add_batch(context.key_columns(batch), pa.array([-1] * batch.num_rows, pa.int64()))
+
+
+class Committed(Sink):
+    """Keeps what it was given by its token."""
+
+    kept: dict = {}  # noqa: RUF012 (shared by the copies of one process on purpose)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def commit(self, rows, token):
+        known = self.kept.setdefault(self.name, {})
+        of_store = {place: held for place, held in known.items() if place[0] == token.store_id}
+        place = token.store_id, token.checkpoint_id, token.subtask
+        if place in known:
+            assert known[place] == rows.to_pylist(), "equal tokens are equal rows"
+            return
+        assert all(token.checkpoint_id >= other[1] for other in of_store), "in the order of checkpoints"
+        known[place] = rows.to_pylist()
+
+    def rows_of(self, store_id):
+        """All rows that were committed for a store."""
+        return [row for place, held in self.kept.get(self.name, {}).items() if place[0] == store_id for row in held]
+
+
+class Prepared(PreparingSink):
+    """Writes rows to a place outside while they come, and names what it wrote."""
+
+    committable_schema = pa.schema([("name", pa.string())])
+    written: dict = {}  # noqa: RUF012
+    visible: dict = {}  # noqa: RUF012
+
+    def writer(self, store_id, uid, subtask, attempt):
+        return _PreparedWriter(f"{store_id}/{attempt}/{subtask}")
+
+    def commit(self, committables):
+        for name in committables.column(0).to_pylist():
+            self.visible[name] = self.written[name]
+
+    def rows_of(self, store_id):
+        """All rows that are visible for a store."""
+        return [row for name, held in self.visible.items() if name.startswith(store_id) for row in held]
+
+
+class _PreparedWriter(SinkWriter):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows: list = []
+
+    def write(self, rows):
+        self.rows += rows.to_pylist()
+
+    def prepare(self, checkpoint_id):
+        if not self.rows:
+            return pa.RecordBatch.from_pylist([], schema=Prepared.committable_schema)
+        name = f"{self.name}/{checkpoint_id}"
+        Prepared.written[name], self.rows = self.rows, []
+        return pa.record_batch([[name]], schema=Prepared.committable_schema)
+
+    def abort(self):
+        self.rows = []
+
+
+def sums(parallelism: int, mode: str = "exactly-once") -> Job:
+    """A running sum per key, into a table, a sink and a prepared sink."""
+    job = Job("memory://unused", parallelism=parallelism, mode=mode)
+    given = job.source(SlowTable(rows(), splits=3), uid="given")
+    running = given.map_batches(lambda batch: batch).stateful(
+        Running(), key=["user"], uid="running", output_schema=RUNNING
+    )
+    running.sink(OutputTable("changes"))
+    running.sink(Committed("sums"), uid="committed")
+    running.sink(Prepared(), uid="prepared")
+    return job
+
+
+def windows(parallelism: int) -> Job:
+    """Sums of tumbling windows by event time, over two sources with watermarks."""
+    job = Job("memory://unused", parallelism=parallelism)
+    table = rows()
+    rule = Watermarks("at", out_of_order_ms=40)
+    first = job.source(SlowTable(table.slice(0, 150)), uid="first", watermarks=rule)
+    second = job.source(SlowTable(table.slice(90)), uid="second", watermarks=rule)
+    function = WindowFunction(TumblingEventTimeWindows(300), SUM, timestamp="at", value="amount")
+    first.union(second).stateful(function, key=["user"], uid="windows").sink(OutputTable("fired"))
+    return job
+
+
+def balances(parallelism: int) -> Job:
+    """Two inputs into one state, one of them spread evenly before."""
+    job = Job("memory://unused", parallelism=parallelism)
+    paid = job.source(SlowTable(rows(), splits=2), uid="paid")
+    asked = job.source(SlowTable(rows(120).select(["user"]).rename_columns(["name"])), uid="asked")
+    paid.rebalance().connect(asked).stateful(Balance(), key=(["user"], ["name"]), uid="balances")
+    return job
+
+
+class SlowTable(TableSource):
+    """A table that is read a few rows at a time."""
+
+    def reader(self):
+        return _Few(super().reader())
+
+
+class _Few(Reader):
+    def __init__(self, reader) -> None:
+        self._reader = reader
+
+    def add(self, splits):
+        self._reader.add(splits)
+
+    def read(self, max_rows):
+        return self._reader.read(min(max_rows, 11))
+
+
+def check_sums(run):
+    expected = running_sums(rows())
+    state = {row["user"]: row["total"] for row in run.snapshot.to_arrow("running.total").to_pylist()}
+    assert state == dict(expected), run.seed
+    store_id = run.snapshot.store_id
+    table = [row["rows"] for row in run.snapshot.operator_state("changes", "rows").to_pylist()]
+    outside = [Committed("sums").rows_of(store_id), Prepared().rows_of(store_id)]
+    for emitted in (table, *outside):
+        assert len(emitted) == ROWS, (run.seed, len(emitted))
+        highest = defaultdict(int)
+        for row in emitted:
+            highest[row["user"]] = max(highest[row["user"]], row["total"])
+        assert Counter(highest) == expected, run.seed
+    # Per key they are the sums of one order of its rows, whichever that was, in their order.
+    by_user = defaultdict(list)
+    for row in table:
+        by_user[row["user"]].append(row["total"])
+    assert all(sums == sorted(sums) for sums in by_user.values()), run.seed
