@@ -110,6 +110,11 @@ PARTS = (
             script("tests/spark/spark_kill_rounds.py", "{folder}/sink", "--rounds", "60", "--query", "sink"),
         ),
     ),
+    Part(
+        "runtime-kills",
+        "200 rounds of SIGKILL of slots and of whole jobs of the runtime",
+        (script("tests/support/runtime_kill_rounds.py", "{folder}/kills", "--rounds", "200"),),
+    ),
     Part("nexmark", "the queries of Nexmark on a million events, checked by DuckDB", ([str(ROOT / "tools/nexmark")],)),
     Part(
         "lowest",

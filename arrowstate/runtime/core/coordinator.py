@@ -44,6 +44,8 @@ from arrowstate.errors import (
     StorageError,
     StorageFullError,
 )
+from arrowstate.processing.failing import explained
+from arrowstate.runtime.connectors import Split
 from arrowstate.runtime.core.assembling import Entries, stored_splits
 from arrowstate.runtime.core.messages import (
     AbortCheckpoint,
@@ -280,7 +282,8 @@ class Coordinator:
             splits = {}
             for node in self._graph.sources:
                 known = stored_splits(self._entries.storage, entry, node.uid)
-                found = node.source.discover({split.id for split in known})
+                with explained(node.uid, "discovering splits"):
+                    found = node.source.discover({split.id for split in known})
                 splits[node.uid] = [*known, *(SplitState(split.id, split.position) for split in found)]
             return entry, splits
 
@@ -348,7 +351,10 @@ class Coordinator:
 
     def _over(self, state: Literal["finished", "stopped", "failed"], error: BaseException | None) -> None:
         self.state, self.error = state, error
-        reason = JobFailedError(str(error)) if error is not None else InvalidInputError(f"the job has {state}")
+        reason: Exception = InvalidInputError(f"the job has {state}")
+        if error is not None:
+            reason = error if isinstance(error, JobFailedError) else JobFailedError(f"{type(error).__name__}: {error}")
+            reason.__cause__ = None if reason is error else error
         requests, self._requests = self._requests, []
         for request in requests:
             request.done(None, reason)
@@ -487,7 +493,12 @@ class Coordinator:
         self._discovering.add(uid)
         source = next(node.source for node in self._graph.sources if node.uid == uid)
         known = frozenset(self._known[uid])
-        self._outside.submit(partial(source.discover, known), partial(self._discovered, self.attempt, uid))
+
+        def work() -> Sequence[Split]:
+            with explained(uid, "discovering splits"):
+                return source.discover(known)
+
+        self._outside.submit(work, partial(self._discovered, self.attempt, uid))
 
     def _discovered(self, attempt: int, uid: str, found: Any, error: BaseException | None) -> None:
         self._discovering.discard(uid)

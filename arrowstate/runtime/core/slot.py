@@ -132,6 +132,8 @@ class Slot:
         self._outside = outside
         self._attempt: _Attempt | None = None
         self._looked_ms = self._told_ms = 0
+        self.busy_in: str | None = None
+        "The task whose step runs, or ran last."
 
     @property
     def tasks(self) -> list[Task]:
@@ -188,6 +190,7 @@ class Slot:
                 self._tell_figures(attempt, now_ms)
             began_us = self._outside.now_us()
             for task in attempt.tasks:
+                self.busy_in = task.uid
                 if task.step():
                     task.busy_us += self._outside.now_us() - began_us
                     done = True

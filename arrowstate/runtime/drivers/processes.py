@@ -33,8 +33,9 @@ class _Process:
     control: Connection
     passing: socket.socket
     generation: int
-    busy_since_ms: int | None = None
     ended: bool = False
+    hung: str | None = None
+    "What it was doing when it was killed for taking too long."
 
 
 class ProcessSlots:
@@ -150,7 +151,7 @@ class ProcessSlots:
             while True:
                 message = process.control.receive()
                 if isinstance(message, tuple):
-                    self._beat(process, message[1])
+                    self._beat(process, message[1], message[2])
                 else:
                     self._post(lambda coordinator, message=message: coordinator.hear(message))  # type: ignore[misc]
         except EOFError:
@@ -158,15 +159,21 @@ class ProcessSlots:
         code = process.popen.wait()
         process.ended = True
         if not self._closing:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            died = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = process.hung or died
             error = RuntimeError(f"slot {number} (process {process.popen.pid}) {how}")
             self._post(lambda coordinator: coordinator.slot_lost(number, error))
 
-    def _beat(self, process: _Process, busy_since_ms: int | None) -> None:
+    def _beat(self, process: _Process, busy_since_ms: int | None, task: str | None) -> None:
         """Kill a slot that is in one step for too long."""
-        process.busy_since_ms = busy_since_ms
         limit = self._timeout_ms
-        if limit is not None and busy_since_ms is not None and now_ms() - busy_since_ms > limit:
+        if limit is None or busy_since_ms is None or process.hung is not None:
+            return
+        busy_ms = now_ms() - busy_since_ms
+        if busy_ms > limit:
+            process.hung = (
+                f"was killed: it was busy in one step of {task!r} for {busy_ms} ms, and task_timeout_ms is {limit}"
+            )
             process.popen.kill()
 
 

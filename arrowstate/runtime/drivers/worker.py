@@ -111,7 +111,7 @@ class Worker:
         waiting = threading.Event()
         while not waiting.wait(_BEAT_S):
             try:
-                self._control.send(("busy since", self._mailbox.busy_since_ms))
+                self._control.send(("busy since", self._mailbox.busy_since_ms, self._mailbox.slot.busy_in))
             except OSError:
                 return
 

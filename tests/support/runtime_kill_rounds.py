@@ -106,10 +106,7 @@ def run_rounds(folder: Path, rounds: int, seed: int) -> tuple[int, int]:
         make_files(folder / "in")
     slots = whole = 0
     for number in range(rounds):
-        command = [sys.executable, __file__, str(folder), "--child", str(chance.choice([1, 2, 3]))]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        child.stdout.readline()
+        child = started(folder, chance.choice([1, 2, 3]))
         if number % 2:
             time.sleep(chance.uniform(0.1, 1.0))
             child.kill()
@@ -117,7 +114,7 @@ def run_rounds(folder: Path, rounds: int, seed: int) -> tuple[int, int]:
         else:
             for _ in range(2):
                 time.sleep(chance.uniform(0.1, 0.8))
-                workers = _workers_of(child.pid)
+                workers = workers_of(child.pid)
                 if workers:
                     os.kill(chance.choice(workers), signal.SIGKILL)
                     slots += 1
@@ -127,7 +124,17 @@ def run_rounds(folder: Path, rounds: int, seed: int) -> tuple[int, int]:
     return slots, whole
 
 
-def _workers_of(process: int) -> list[int]:
+def started(folder: Path, parallelism: int) -> subprocess.Popen[str]:
+    """Start the job in a process of its own, and return once it runs."""
+    command = [sys.executable, __file__, str(folder), "--child", str(parallelism)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child
+
+
+def workers_of(process: int) -> list[int]:
+    """Return the processes that a process has started."""
     try:
         lines = [
             int(item)
