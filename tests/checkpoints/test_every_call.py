@@ -309,7 +309,7 @@ def calls_of(operation, world):
 def test_a_fault_at_any_call_of(operation, fault, copies):
     calls = calls_of(operation, copies(0))
     # Each call has its fault of this turn: by another n-th for each kind of fault.
-    n = (1 if calls <= FEW_CALLS else 4) if copies.in_memory else 16
+    n = (1 if calls <= FEW_CALLS else 8) if copies.in_memory else 16
     for at in range(1, calls + 1):
         if not every_nth(n, at + FAULTS.index(fault)):
             continue

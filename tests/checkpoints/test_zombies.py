@@ -159,7 +159,7 @@ COMMIT = "log/00000000000000000006.json"
     ],
     ids=["before its files", "before its manifests", "before its commit", "before its acknowledgement"],
 )
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 def test_a_writer_that_was_stopped_while_others_took_over_and_collected_is_not_acknowledged(world, place, outcomes):
     with Zombie(world, "write", place) as zombie:
         world.take_over()
@@ -211,7 +211,7 @@ def test_a_writer_that_was_stopped_while_it_opened_takes_its_fence_above_those_i
     ["put_if_absent gc/ before", "put_if_absent gc/ after", "delete data/ before"],
     ids=["before its statement", "after its statement", "before its first deletion"],
 )
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 def test_a_collector_that_was_stopped_takes_no_file_of_a_checkpoint_that_was_acknowledged_meanwhile(world, place):
     old = Job.restored(world.store.checkpoints()[0], 2, KEYS)
 
@@ -229,7 +229,7 @@ def test_a_collector_that_was_stopped_takes_no_file_of_a_checkpoint_that_was_ack
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 def test_a_tag_that_was_stopped_while_its_checkpoint_was_collected_is_refused_or_holds(world, moment):
     with Zombie(world, "tag", f"put_if_absent tags/ {moment}") as zombie:
         world.take_over()
@@ -324,7 +324,7 @@ class Partitioned:
     ids=["data", "manifest", "commit", "answer to the commit", "hint"],
 )
 @pytest.mark.parametrize("collected", [False, True], ids=["", "collected"])
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 def test_a_driver_that_was_cut_off_and_comes_back_can_not_commit(world, cut_at, error, committed, collected):
     storage = Partitioned(world.storage)
     with world.process(storage).writer() as driver:
@@ -355,7 +355,7 @@ def test_a_driver_that_was_cut_off_and_comes_back_can_not_commit(world, cut_at, 
 
 
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS], ids=["ahead", "back"])
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 def test_a_writer_whose_clock_jumps_by_a_year_keeps_what_it_was_told(world, jump_ms):
     clock = [NOW_MS]
     policy = RetentionPolicy(count=1, age_ms=1000)
@@ -373,7 +373,7 @@ def test_a_writer_whose_clock_jumps_by_a_year_keeps_what_it_was_told(world, jump
 
 
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS], ids=["ahead", "back"])
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 def test_a_collector_whose_clock_jumps_by_a_year_takes_no_file_of_an_acknowledged_checkpoint(world, jump_ms):
     collector = world.process()
 
@@ -402,7 +402,7 @@ def test_a_collector_whose_clock_jumps_by_a_year_takes_no_file_of_an_acknowledge
 
 
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS], ids=["ahead", "back"])
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 def test_a_lease_by_a_clock_that_is_wrong_holds_or_the_reader_is_told(world, jump_ms):
     clock = [NOW_MS]
     with world.process(clock_ms=lambda: clock[0]).lease(2, ttl_ms=10**8) as lease:

@@ -43,6 +43,7 @@ TOGETHER = {"docs/spark/operators.md": ["docs/spark/reading.md"]}
 AFTER = [page for pages in TOGETHER.values() for page in pages]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("page", [page for page in spark_pages() if page not in AFTER])
 def test_every_example_of_a_page_on_spark_gives_what_it_shows(page: str, names: dict[str, Any], tmp_path: Path) -> None:
     if page == "docs/spark/loading.md":

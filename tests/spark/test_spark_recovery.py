@@ -21,6 +21,7 @@ def _batch_ids(store: Path) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(2)
 def test_a_driver_killed_in_a_micro_batch_goes_on_without_loss_or_repetition(stream: Any, make_rows: Any) -> None:
     stream.add(*[make_rows(seed, count=4000, keys=2000) for seed in range(4)])
     driver = [sys.executable, str(Path(__file__).with_name("killed_driver.py")), str(stream.folder), "1"]

@@ -99,7 +99,7 @@ REDUCERS = {
     "last": TYPES,
 }
 CASES = [(reduce, name) for reduce, kinds in REDUCERS.items() for name in kinds]
-SETTINGS = settings(max_examples=short_or_long(12, 240), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=short_or_long(6, 240), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Overflow(Exception):
@@ -312,7 +312,7 @@ def factors(kind):
 
 @pytest.mark.parametrize("kind", FACTOR_KINDS, ids=str)
 def test_a_product_is_exact_or_refused_to_the_ends_of_its_range(kind):
-    @settings(max_examples=short_or_long(60, 1200), deadline=None)
+    @settings(max_examples=short_or_long(30, 1200), deadline=None)
     @given(rows=st.lists(st.tuples(KEYS, factors(kind)), min_size=1, max_size=6), scalar=st.booleans())
     def check(rows, scalar):
         backend = KeyedStateBackend(**BACKEND)
@@ -444,7 +444,7 @@ FIELD_VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=short_or_long(30, 80), deadline=None)
 @given(
     batches=st.lists(st.lists(st.tuples(KEYS, FIELD_VALUES | st.none()), max_size=8), min_size=1, max_size=4),
     scalar=st.lists(st.booleans(), min_size=4, max_size=4),

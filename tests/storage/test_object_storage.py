@@ -147,6 +147,7 @@ def unfinished_uploads(s3):
     return client.list_multipart_uploads(Bucket="bucket", Prefix=prefix).get("Uploads", [])
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("kind", [REFUSE, DROP, LOSE, HANG, CUT_UPLOAD])
 def test_a_commit_that_fails_for_a_moment_is_won(remote, kind):
     remote.fail(kind, remote.create)
@@ -303,7 +304,7 @@ def test_reads_lists_hints_and_deletes_are_repeated(s3, kind):
     assert not any(fault.times for fault in s3.proxy.faults)
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("kind", [REFUSE, DROP, LOSE, HANG, CUT_UPLOAD])
 @pytest.mark.parametrize("body", [b"", b"small"], ids=["empty", "small"])
 def test_a_file_whose_upload_fails_for_a_moment_is_whole(remote, kind, body):
@@ -581,6 +582,7 @@ def test_a_service_that_replaces_objects_is_refused_before_the_first_commit(s3, 
     assert s3.direct._fs.find(s3.direct._root) == [f"{s3.direct._root}first"]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", [DROP, LOSE, REFUSE])
 @pytest.mark.parametrize("skip", [0, 1])
 def test_the_question_whether_a_service_replaces_objects_survives_failures(remote, forget_services, kind, skip):

@@ -199,6 +199,7 @@ def test_a_file_that_is_gone_is_told_even_if_there_is_a_copy_of_it(place):
     assert caught.value.path == run
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("skip", [0, 1, 3])
 def test_a_checkpoint_whose_files_cannot_all_be_written_leaves_none(s3_endpoint, tmp_path, skip):
     with faulty_proxy(s3_endpoint) as proxy:
@@ -245,6 +246,7 @@ def test_the_command_line_takes_credentials_and_endpoint_from_the_environment(s3
 
 
 @pytest.mark.slow
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("every", [3, 7])
 def test_a_store_lives_through_a_network_that_fails_all_the_time(s3_endpoint, tmp_path, every):
     """Every so many requests one fails, each time in another way, through the whole life of a store."""

@@ -19,7 +19,7 @@ def test_a_flipped_bit_in_any_kind_of_file_is_found_or_changes_no_answer(tmp_pat
     matrix = Matrix(tmp_path)
 
     # Two of three places in each kind of file, the next commit begins at the third.
-    count = short_or_long(2, 9) * len(kinds())
+    count = short_or_long(1, 9) * len(kinds())
     trials = list(matrix.trials(count, seed=7, first=TURN * count, every=short_or_long(8, 1)))
 
     assert [trial for trial in trials if trial.bad] == []

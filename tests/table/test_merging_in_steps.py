@@ -42,7 +42,7 @@ def write(model, number, keys):
 
 @pytest.mark.parametrize("hashing", HASHES)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.turns(2)
+@pytest.mark.turns(6)
 def test_a_history_with_merges_under_way_is_that_of_a_dict(seed, hashing):
     random = np.random.default_rng(seed)
     model, seen = Model(STEPS, HASHES[hashing]), {"under way": 0, "given up": 0}

@@ -17,6 +17,7 @@ from arrowstate.table.run import Run
 from arrowstate.table.table import Table, gather
 from arrowstate.table.time_column import TimeColumn
 from arrowstate.table.zones import Zones
+from long_form import short_or_long
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 SCHEMA = pa.schema([("_key_hash", pa.int64()), ("key", pa.int64()), ("time", pa.int64())])
@@ -127,7 +128,7 @@ PARTS = pytest.mark.parametrize(("passes", "rows"), [(0, 8), (0, 1024), (1, 8), 
 
 
 @PARTS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=short_or_long(100, 2_000), deadline=None)
 @given(steps=STEPS)
 @example(steps=[("add", [[HIGHEST]]), ("earliest", None), ("remove", HIGHEST), ("earliest", None)])
 @example(steps=[("add", [[5, 9]]), ("begin", None), ("remove", 5), ("go back", None), ("find", 5)])
@@ -145,7 +146,7 @@ def test_what_is_found_is_what_is_due(passes, rows, steps):
 
 
 @PARTS
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=short_or_long(60, 1_000), deadline=None)
 @given(runs=st.lists(st.lists(st.lists(TIMES, min_size=1), min_size=1), min_size=1), ends=st.lists(TIMES))
 def test_rows_that_stay_are_not_found_again_after_their_time(passes, rows, runs, ends):
     model = Model()
@@ -169,7 +170,7 @@ def test_a_segment_that_is_not_due_is_not_looked_at():
         model.column.find(20)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=short_or_long(100, 3_000), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     asked=st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, 12)), min_size=1, max_size=12),

@@ -27,7 +27,7 @@ from simulation.actors import SCRIPTS
 from simulation.run import Profile
 from simulation.scheduler import Scheduler
 
-SEEDS = short_or_long(48, 500)
+SEEDS = short_or_long(32, 500)
 FIRST = 0 if LONG else TURN * SEEDS % 20_000
 """Each commit has other seeds, of those that the long form of `simulate` runs."""
 PARTS = 8
