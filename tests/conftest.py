@@ -25,9 +25,15 @@ settings.load_profile("untimed")
 SHARED = {"spark": "Spark", "nexmark": "Spark", "tests/storage/": "servers of objects"}
 # What takes longest comes first, so that the processes end together: about as many seconds.
 LONGEST = {
-    "Spark": 300,
-    "tests/conformance/test_keyed_state.py": 80,
-    "servers of objects": 150,
+    "Spark": 460,
+    "servers of objects": 340,
+    "tests/testing/test_simulation.py": 75,
+    "tests/conformance/test_keyed_state.py": 70,
+    "tests/tools/test_benchmarks.py": 45,
+    "tests/checkpoints/test_every_call.py": 40,
+    "tests/checkpoints/test_zombies.py": 35,
+    "tests/state/test_reducers.py": 30,
+    "tests/runtime/test_running.py": 30,
 }
 
 
