@@ -36,6 +36,19 @@ LONGEST = {
     "tests/runtime/test_running.py": 30,
 }
 
+# Of these the short form takes every n-th test, each commit another: there are many alike, or they are dear.
+BY_TURNS = {
+    "tests/conformance/": 2,
+    "tests/runtime/": 2,
+    "tests/spark/test_spark_bootstrap": 2,
+    "tests/spark/test_spark_changes": 2,
+    "tests/spark/test_spark_import": 2,
+    "tests/spark/test_spark_outputs_reader": 2,
+    "tests/spark/test_spark_recovery": 2,
+    "tests/spark/test_spark_triggers": 2,
+    "tests/testing/test_simulation.py::test_the_": 2,
+    "tests/testing/test_simulation.py::test_without_a_guarantee": 2,
+}
 
 # Thousands of files of the tests are made durable one by one, which only takes time: most tests are about what is done,
 # not whether a disk did it. Kept in memory, where there is room for them.
@@ -87,7 +100,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [] if LONG else [item for item in items if item.get_closest_marker("long")]
     cases: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("turns")) is not None:
+        mark = item.get_closest_marker("turns")
+        begin = next((begin for begin in BY_TURNS if item.nodeid.startswith(begin)), None)
+        if mark is None and begin is not None:
+            cases[begin] += 1
+            if not every_nth(BY_TURNS[begin], cases[begin]):
+                left_out.append(item)
+        elif mark is not None:
             test = item.nodeid.partition("[")[0]
             cases[test] += 1
             # Tests begin at different turns, or one commit would have every test of a single case and the next none.

@@ -141,9 +141,9 @@ def check_relative_path(path: str) -> str:
     return _checked_path(path)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _checked_path(path: str) -> str:
-    # A restore meets the paths of its files again and again.
+    # A restore meets the paths of its files again and again; a collection, which meets each once, keeps few of them.
     if _NOT_IN_PATHS.search(path) or not _is_utf8(path):
         raise CorruptDataError(repr(path), "a path must have no backslash and no control character")
     if not _NO_COMPONENTS.isdisjoint(path.split("/")):
