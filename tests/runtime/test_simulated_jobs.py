@@ -47,6 +47,18 @@ def test_two_inputs_share_one_state():
     simulate(jobs.balances(2), seeds=range(SEEDS), rescales=(3,))
 
 
+def test_rows_of_two_tasks_are_in_the_sinks_of_their_union_once():
+    expected = Counter(map(repr, jobs.rows().to_pylist()))
+
+    def check(run):
+        store_id = run.snapshot.store_id
+        table = [row["rows"] for row in run.snapshot.operator_state("copy", "rows").to_pylist()]
+        for emitted in (table, jobs.Committed("copies").rows_of(store_id), jobs.Prepared().rows_of(store_id)):
+            assert Counter(map(repr, emitted)) == expected, run.seed
+
+    simulate(jobs.copies(2), seeds=range(SEEDS), rescales=(3,), check=check)
+
+
 def test_the_same_seed_does_the_same():
     first, second = (simulate(jobs.sums(2), seeds=[7])[0] for _ in range(2))
 

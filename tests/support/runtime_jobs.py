@@ -167,6 +167,18 @@ def balances(parallelism: int) -> Job:
     return job
 
 
+def copies(parallelism: int) -> Job:
+    """Rows of two tasks, a source and an exchange, into one table, one sink and one prepared sink."""
+    job = Job("memory://unused", parallelism=parallelism)
+    first = job.source(SlowTable(rows().slice(0, 120)), uid="first")
+    second = job.source(SlowTable(rows().slice(120), splits=2), uid="second")
+    both = first.union(second.rebalance())
+    both.sink(OutputTable("copy"))
+    both.sink(Committed("copies"), uid="committed")
+    both.sink(Prepared(), uid="prepared")
+    return job
+
+
 class SlowTable(TableSource):
     """A table that is read a few rows at a time."""
 

@@ -93,12 +93,14 @@ class Entries:
         """Commit a checkpoint all of whose parts are written."""
         paths: list[str] = []
         try:
-            new = [
+            found = [
                 Kept(part.uid, part.epoch, handle.subtask, part.part, part.value_type)
                 for handle in handles
                 for part in handle.parts
                 if part.epoch is not None and part.epoch > self.committed_id
             ]
+            # Several tasks may write to a sink, which gets its rows by epoch.
+            new = sorted(found, key=lambda item: (item.epoch, item.subtask))
             tables = {node.sink.name for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
             kept = [*self.waiting, *(item for item in new if item.uid not in tables)]
             operators = [*self._operators(handles), *self._tables(new, tables, paths), *self._pending(kept)]
@@ -202,7 +204,7 @@ class Entries:
         schemas = {node.sink.name: node.schema for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
         for name in sorted(names):
             table = StoredTable(name, pa.schema([pa.field(item.name, item.type) for item in schemas[name]]), True)
-            parts = [item.part for item in sorted(new, key=lambda item: (item.epoch, item.subtask)) if item.uid == name]
+            parts = [item.part for item in new if item.uid == name]
             made.append(appended(self.storage, table, before, parts, new_id=self.new_id, firsts={}, paths=paths))
         return made
 

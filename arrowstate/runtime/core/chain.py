@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -21,12 +21,17 @@ class Chain:
     """All that follows a task up to the next exchange, in one subtask."""
 
     def __init__(
-        self, graph: Graph, node: Node, uid: str, exchanges: Mapping[int, Exchange], sinks: Mapping[str, SinkTask]
+        self,
+        graph: Graph,
+        node: Node,
+        uid: str,
+        exchanges: Mapping[int, Exchange],
+        made: Callable[[SinkNode], SinkTask],
     ) -> None:
         self._node = node
         self._uid = uid
         self.exchanges = {edge.number: exchanges[edge.number] for edge in graph.edges_of(node)}
-        self.sinks = {sink.uid: sinks[sink.uid] for sink in graph.sinks_of(node)}
+        self.sinks = {sink.uid: made(sink) for sink in dict.fromkeys(graph.sinks_of(node))}
 
     @property
     def has_room(self) -> bool:

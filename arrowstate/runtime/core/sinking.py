@@ -158,6 +158,7 @@ class DirectTask:
     def __init__(self, sink: DirectSink, store_id: str, uid: str, subtask: int) -> None:
         self._sink = sink
         self._subtask = subtask
+        self._closed = False
         sink.open(store_id, uid)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -170,4 +171,6 @@ class DirectTask:
         pass
 
     def close(self) -> None:
-        self._sink.close()
+        if not self._closed:
+            self._closed = True
+            self._sink.close()

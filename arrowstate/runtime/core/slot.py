@@ -117,6 +117,8 @@ class _Attempt:
     previous: dict[str, TaskHandle] = field(default_factory=dict)
     "What the last committed checkpoint has of each task."
     aborted: set[int] = field(default_factory=set)
+    direct: dict[str, DirectTask] = field(default_factory=dict)
+    "Sinks that keep nothing, each of which all tasks of a slot share."
     runs: bool = False
     told_time: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
 
@@ -365,11 +367,10 @@ class Slot:
             attempt.exchanges[edge.number] = Exchange(
                 edge, self._subtask, setting.parallelism, setting.max_parallelism, partial(self._send, attempt)
             )
-        sinks = {sink.uid: self._sink(attempt, sink) for sink in self._graph.sinks}
         # Known from here on, so that what was made is closed if the rest cannot be.
         self._attempt = attempt
         for node in reversed(self._graph.in_order()):
-            chain = Chain(self._graph, node, node.uid, attempt.exchanges, sinks)
+            chain = Chain(self._graph, node, node.uid, attempt.exchanges, partial(self._sink, attempt))
             if isinstance(node, SourceNode):
                 splits = SourceSplits(node)
                 attempt.tasks.append(SourceTask(node.uid, self._subtask, chain, hooks, splits))
@@ -453,6 +454,7 @@ class Slot:
         return made
 
     def _sink(self, attempt: _Attempt, node: SinkNode) -> SinkTask:
+        """Return what a task writes to: one of its own, for each task ends its epochs by its own barriers."""
         sink = node.sink
         kept = partial(KeptRows, self._storage, self._outside.new_id)
         if isinstance(sink, OutputTable):
@@ -463,7 +465,9 @@ class Slot:
             pending = kept(node.uid, "pending", sink.committable_schema, is_table=False)
             name = f"{self._setting.store_id}-{attempt.number}-{self._outside.new_id()}"
             return PreparedTask(sink, self._setting.store_id, node.uid, self._subtask, name, pending)
-        return DirectTask(sink, self._setting.store_id, node.uid, self._subtask)
+        if node.uid not in attempt.direct:
+            attempt.direct[node.uid] = DirectTask(sink, self._setting.store_id, node.uid, self._subtask)
+        return attempt.direct[node.uid]
 
     def _send(self, attempt: _Attempt, edge: int, to: int, element: Element) -> None:
         if to == self._subtask:
