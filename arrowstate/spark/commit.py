@@ -21,12 +21,12 @@ from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import CommittedEntry, next_checkpoint, next_fence
 from arrowstate.log.history import History
 from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.snapshot.output_tables import BATCH_SUFFIX, appended
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.collecting import Collector, collector_of
-from arrowstate.spark.dead_letters import is_dead_letters
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.sink.plan import SinkPlan

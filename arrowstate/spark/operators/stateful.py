@@ -11,10 +11,10 @@ from pyspark.sql.types import DataType, StructType
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.collecting import check_retention
 from arrowstate.spark.columns import FrameColumns
-from arrowstate.spark.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.operators.declaring import check_broadcasts, check_operator, check_uids, output_table

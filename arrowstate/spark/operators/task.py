@@ -17,15 +17,16 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
+from arrowstate.processing.dead_letters import DeadLetters
 from arrowstate.processing.failing import explained
 from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import KeyedProcessFunction
+from arrowstate.processing.runner import key_columns_of
+from arrowstate.processing.setting_aside import process_apart
 from arrowstate.snapshot.output_tables import OutputTable, write_output
-from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch
-from arrowstate.spark.operators.setting_aside import process_apart
 from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
@@ -102,7 +103,7 @@ def run_subtask(
     emitted = _process(plan, step, backend, table, _broadcasts(storage, step), dead)
 
     def emit(paths: list[str]) -> Emitted:
-        outputs = (plan.stored_output, emitted), (plan.dead_letters, None if dead is None else dead.to_table())
+        outputs = (plan.stored_output, emitted), (plan.dead_letters, None if dead is None else dead.take())
         output, aside = (
             None if to is None or given is None else write_output(storage, to, given, new_id=new_id, paths=paths)
             for to, given in outputs
@@ -164,7 +165,19 @@ def _process(
             emitted.append(process.advance_processing_time(step.processing_time))
         with explained(plan.uid, f"micro-batch {step.batch.batch_id}", key=names, rows=rows):
             if dead is not None:
-                emitted += process_apart(names, plan.timestamp, backend, process, table, dead)
+                is_batches = isinstance(plan.operator, BatchFunction)
+                process_apart(
+                    lambda rows: emitted.append(process.process(rows)),
+                    table,
+                    dead,
+                    key=names,
+                    timestamp=plan.timestamp,
+                    names_rows=not is_batches,
+                    # A batch function sees the rows of a key together, and raises for a batch.
+                    group_keys=(lambda rows: backend.group_keys(key_columns_of(backend.key, rows)))
+                    if is_batches
+                    else None,
+                )
             elif table.num_rows:
                 emitted.append(process.process(table))
     if output is None:

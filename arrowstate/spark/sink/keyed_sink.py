@@ -10,13 +10,13 @@ from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.processing.dead_letters import dead_letters_name
 from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
 from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
 from arrowstate.spark.collecting import check_retention
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone, check_no_operator_state
-from arrowstate.spark.dead_letters import dead_letters_name
 from arrowstate.spark.failures import pickled
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked

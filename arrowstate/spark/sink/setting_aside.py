@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
+from arrowstate.processing.dead_letters import DeadLetters, tried
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
-from arrowstate.spark.dead_letters import DeadLetters, tried
 from arrowstate.spark.sink.changelog import ADDED, REMOVED, WITHOUT_OLD_VALUE
 from arrowstate.spark.sink.plan import SinkPlan
 

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.processing.dead_letters import DeadLetters
 from arrowstate.schema.layout import descriptor_of
 from arrowstate.snapshot.output_tables import write_output
 from arrowstate.snapshot.subtasks import subtasks_of
-from arrowstate.spark.dead_letters import DeadLetters
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.sink.ordering import Order
@@ -69,7 +69,7 @@ def fold_micro_batch(
     def emit(paths: list[str]) -> Emitted:
         if to is None or dead is None:
             return None, None
-        return None, write_output(storage, to, dead.to_table(), new_id=new_id, paths=paths)
+        return None, write_output(storage, to, dead.take(), new_id=new_id, paths=paths)
 
     return task.written(backend.freeze, rows=0 if table is None else table.num_rows, new_id=new_id, emit=emit)
 

@@ -80,12 +80,13 @@ class DeadLetters:
     table
         Where they go.
     batch_id
-        The micro-batch.
+        The micro-batch, or the checkpoint that is to come.
     """
 
     def __init__(self, table: OutputTable, batch_id: int) -> None:
         self._table = table
-        self._batch_id = batch_id
+        self.batch_id = batch_id
+        "That of the rows which are added next."
         self._found: list[pa.Table] = []
 
     def add(
@@ -102,7 +103,7 @@ class DeadLetters:
         columns: list[pa.Array] = [
             pa.array(reasons, pa.string()),
             pa.array(errors, pa.string()),
-            pa.array(np.full(count, self._batch_id)),
+            pa.array(np.full(count, self.batch_id, dtype=np.int64)),
         ]
         for field, given in zip(list(self._table.columns)[len(columns) :], (keys, row), strict=True):
             # Timestamps come in the session's time zone.
@@ -110,9 +111,10 @@ class DeadLetters:
             columns.append(pa.StructArray.from_arrays(parts, fields=list(field.type)))
         self._found.append(pa.Table.from_arrays(columns, schema=self._table.columns))
 
-    def to_table(self) -> pa.Table:
-        """Return the rows of the output table."""
-        return pa.concat_tables([self._table.columns.empty_table(), *self._found])
+    def take(self) -> pa.Table:
+        """Return the rows of the output table that were not returned before."""
+        found, self._found = self._found, []
+        return pa.concat_tables([self._table.columns.empty_table(), *found])
 
 
 def tried(
