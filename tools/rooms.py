@@ -20,8 +20,6 @@ MODULE_LINES = 450
 FUNCTION_LINES = 80
 LARGER = {
     "arrowstate/cli/app.py: make_parser": "a table of options",
-    "arrowstate/runtime/core/coordinator.py": "a state machine: what it decides is decided in one place",
-    "arrowstate/runtime/core/slot.py": "what a slot is told and what it deploys",
     "tools/nexmark_queries/queries.py: all_queries": "a table of queries",
 }
 """What may be larger, and why."""

@@ -14,9 +14,9 @@ from arrowstate.checkpoints.coordination import CheckpointRecord
 from arrowstate.errors import InvalidInputError, JobFailedError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime.core.assembling import Entries
+from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import JobState
 from arrowstate.runtime.core.messages import SlotFigures, TaskFigures
-from arrowstate.runtime.core.slot import Setting
 from arrowstate.runtime.drivers.inline import Inline
 from arrowstate.runtime.drivers.timed import TimedDriver
 from arrowstate.runtime.graph import Declared, Graph, Mode, SourceNode, StatefulNode

@@ -1,21 +1,26 @@
-"""The snapshot of a task: what is frozen between two steps, and written beside them."""
+"""The snapshots of a slot: what of each task is frozen between two steps, written beside them, and then committed."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.runtime.core.messages import Acknowledged, Declined, FromSlot, SplitState, StatePart, TaskHandle
 from arrowstate.runtime.core.reading import SourceSplits
 from arrowstate.runtime.core.sinking import WriteParts
 from arrowstate.runtime.core.task import OperatorTask, SourceTask, Task
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import write_part
+from arrowstate.snapshot.reading import store_key
+from arrowstate.snapshot.references import run_files
 from arrowstate.snapshot.streams import CheckpointStreamFactory
 from arrowstate.snapshot.writing import FrozenSubtask, WrittenSubtask, delete_quietly, write_subtask
 from arrowstate.storage.base import Storage
@@ -23,7 +28,7 @@ from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import OperatorPartDocument, SubtaskStatisticsDocument
 from arrowstate_formats.run_files import INLINE_BYTES, RunFormat
 
-__all__ = ["SnapshotWork", "Written"]
+__all__ = ["SlotSnapshots", "SnapshotWork", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +185,98 @@ class SnapshotWork:
             bytes_total=size,
             files_written=files,
         )
+
+
+class SnapshotsOutside(Protocol):
+    """What the snapshots of a slot ask of whoever drives it."""
+
+    def tell(self, message: FromSlot) -> None:
+        """Tell the coordinator."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Have work done beside the steps, then call `done` between two of them."""
+
+    def new_id(self) -> str: ...
+
+
+class SlotSnapshots:
+    """The snapshots that a slot takes in one attempt, and what it knows of those that are committed."""
+
+    def __init__(
+        self,
+        attempt: int,
+        subtask: int,
+        storage: Storage,
+        store_id: str,
+        format: RunFormat,
+        outside: SnapshotsOutside,
+        *,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._attempt = attempt
+        self._subtask = subtask
+        self._storage = storage
+        self._store_id = store_id
+        self._format: RunFormat = format
+        self._outside = outside
+        self._is_over = is_over
+        self.backends: list[KeyedStateBackend] = []
+        "Those whose state is in them."
+        self._written: dict[int, list[Written]] = defaultdict(list)
+        "What was written for checkpoints that are not committed."
+        self._previous: dict[str, TaskHandle] = {}
+        "What the last committed checkpoint has of each task."
+        self._aborted: set[int] = set()
+
+    def take(self, task: Task, checkpoint_id: int, alignment_us: int) -> None:
+        """Freeze a task, and have it written."""
+        if checkpoint_id in self._aborted:
+            return
+        work = SnapshotWork.of(
+            task,
+            checkpoint_id,
+            self._storage,
+            self._store_id,
+            format=self._format,
+            new_id=self._outside.new_id,
+            previous=self._previous.get(task.uid),
+            cancelled=lambda: checkpoint_id in self._aborted or self._is_over(),
+            alignment_us=alignment_us,
+        )
+        self._outside.submit(work.write, partial(self._wrote, task.uid, checkpoint_id))
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Take note that a checkpoint is committed: the next one builds on it."""
+        for written in self._written.pop(checkpoint_id, []):
+            if written.keyed is not None:
+                written.keyed.committed(self._storage, self._store_id)
+            self._previous[written.handle.task] = written.handle
+            if written.splits is not None:
+                written.splits.committed(written.states)
+        self._written = defaultdict(list, {id: made for id, made in self._written.items() if id > checkpoint_id})
+        self._aborted = {id for id in self._aborted if id > checkpoint_id}
+
+    def abort(self, checkpoint_id: int, gone: frozenset[str]) -> None:
+        """Take note that a checkpoint was given up; what is in files that are gone is written anew by the next."""
+        self._aborted.add(checkpoint_id)
+        self._written.pop(checkpoint_id, None)
+        if not gone:
+            return
+        store = store_key(self._storage, self._store_id)
+        for backend in self.backends:
+            for state in backend.freeze().states:
+                for frozen in state.table.runs:
+                    stored = frozen.run.stored.get(store)
+                    if stored is not None and not gone.isdisjoint(run_files(stored[0])):
+                        del frozen.run.stored[store]
+        self._previous.clear()
+
+    def _wrote(self, task: str, checkpoint_id: int, written: Written | None, error: BaseException | None) -> None:
+        if written is None:
+            reason = f"{type(error).__name__}: {error}"
+            self._outside.tell(Declined(self._attempt, checkpoint_id, task, self._subtask, reason))
+            return
+        if not self._is_over():
+            self._written[checkpoint_id].append(written)
+        # Whoever is told of an attempt that has ended deletes what was written.
+        self._outside.tell(Acknowledged(self._attempt, checkpoint_id, written.handle))

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import StorageError
 from arrowstate.runtime.core.assembling import Entries
+from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import FromSlot, ToSlot
-from arrowstate.runtime.core.slot import Setting, Slot
+from arrowstate.runtime.core.slot import Slot
 from arrowstate.runtime.graph import Graph
 from arrowstate.runtime.restart import Restart
 from arrowstate.storage.base import Storage

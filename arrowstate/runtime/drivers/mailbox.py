@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from arrowstate.clock import new_id, now_ms
+from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import FromSlot
-from arrowstate.runtime.core.slot import Setting, Slot
+from arrowstate.runtime.core.slot import Slot
 from arrowstate.runtime.graph import Graph
 from arrowstate.storage.base import Storage
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError, MissingDependencyError, UnsupportedStorageError
+from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.messages import Deploy, ToSlot
-from arrowstate.runtime.core.slot import Setting
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.graph import Declared
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import FromSlot, ToSlot
-from arrowstate.runtime.core.slot import Setting
 from arrowstate.runtime.drivers.mailbox import Mailbox
 from arrowstate.runtime.graph import Graph
 from arrowstate.storage.base import Storage

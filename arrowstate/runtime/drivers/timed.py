@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from arrowstate.clock import now_ms
 from arrowstate.runtime.core.assembling import Entries
+from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.messages import ToSlot
-from arrowstate.runtime.core.slot import Setting
 from arrowstate.runtime.graph import Declared
 from arrowstate.storage.base import Storage
 

@@ -1,0 +1,104 @@
+"""What a slot has of one attempt of a job: its tasks, the channels between them, and what of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from arrowstate.runtime.core.elements import Element
+from arrowstate.runtime.core.exchange import Exchange
+from arrowstate.runtime.core.messages import FromSlot
+from arrowstate.runtime.core.sinking import DirectTask
+from arrowstate.runtime.core.snapshots import SlotSnapshots
+from arrowstate.runtime.core.task import Channel, OperatorTask, SourceTask, Task
+from arrowstate_formats.run_files import RunFormat
+
+__all__ = ["Attempt", "Outside", "Setting"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What slots and coordinator know of the job besides its plan."""
+
+    store_id: str
+    parallelism: int
+    max_parallelism: int
+    exactly_once: bool = True
+    format: RunFormat = "arrow"
+
+
+class Outside(Protocol):
+    """What a slot asks of whoever drives it."""
+
+    def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
+        """Bring an element to the subtask `to` of an edge, after all that was sent there before."""
+
+    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
+        """Tell the subtask `to`, which sent rows of this size, that they were taken up."""
+
+    def tell(self, message: FromSlot) -> None:
+        """Tell the coordinator."""
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Have work done beside the steps, then call `done` between two of them."""
+
+    def now_ms(self) -> int: ...
+    def now_us(self) -> int: ...
+    def new_id(self) -> str: ...
+
+
+@dataclass(slots=True)
+class Attempt:
+    """All that is made anew for each start of the job."""
+
+    number: int
+    subtask: int
+    snapshots: SlotSnapshots
+    outside: Outside
+    tasks: list[Task] = field(default_factory=list)
+    "Each after those that it feeds, so that what is under way is done before more is read."
+    operators: dict[int, OperatorTask] = field(default_factory=dict)
+    "By the number of an edge that leads to it."
+    exchanges: dict[int, Exchange] = field(default_factory=dict)
+    direct: dict[str, DirectTask] = field(default_factory=dict)
+    "Sinks that keep nothing, each of which all tasks of a slot share."
+    runs: bool = False
+    told_time: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, SourceTask]:
+        """The tasks that read, by uid."""
+        return {task.uid: task for task in self.tasks if isinstance(task, SourceTask)}
+
+    def send(self, edge: int, to: int, element: Element) -> None:
+        """Bring an element to a subtask, this one or another."""
+        if to == self.subtask:
+            self.operators[edge].deliver((edge, to), element)
+        else:
+            self.outside.send(self.number, to, edge, element)
+
+    def consumed(self, channel: Channel, size: int) -> None:
+        """Tell whoever sent rows that they were taken up."""
+        edge, sender = channel
+        if sender == self.subtask:
+            self.exchanges[edge].granted(sender, size)
+        else:
+            self.outside.grant(self.number, sender, edge, size)
+
+    def close(self, *, quietly: bool = False) -> None:
+        """Let go of everything; `quietly` where something of it has failed."""
+        for task in self.tasks:
+            try:
+                if isinstance(task, OperatorTask):
+                    task.body.close()
+                elif isinstance(task, SourceTask):
+                    task.splits.close()
+                for sink in task.chain.sinks.values():
+                    sink.close()
+            except Exception:
+                # What has failed already may not be able to close.
+                if not quietly:
+                    raise

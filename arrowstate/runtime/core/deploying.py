@@ -1,0 +1,155 @@
+"""How a slot makes its tasks at the start of an attempt, with the state that a checkpoint has of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from arrowstate.backend.broadcast import restored_broadcast
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.backend.restoring import restore_backend
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.runtime.connectors import PreparingSink, Sink
+from arrowstate.runtime.core.attempt import Attempt, Setting
+from arrowstate.runtime.core.barriers import AlignedBarriers, TrackedBarriers
+from arrowstate.runtime.core.bodies import Body, FunctionBody, RelayBody
+from arrowstate.runtime.core.chain import Chain
+from arrowstate.runtime.core.exchange import Exchange
+from arrowstate.runtime.core.messages import Deploy, Ended
+from arrowstate.runtime.core.reading import SourceSplits
+from arrowstate.runtime.core.sinking import DirectTask, KeptRows, PreparedTask, SinkTask
+from arrowstate.runtime.core.task import OperatorTask, SourceTask, TaskHooks
+from arrowstate.runtime.graph import Graph, RelayNode, SinkNode, SourceNode, StatefulNode
+from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.snapshot.subtasks import whole_state
+from arrowstate.state.operator_list import BroadcastState
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
+from arrowstate_formats.key_groups import key_group_range
+
+__all__ = ["deploy"]
+
+
+def deploy(attempt: Attempt, message: Deploy, graph: Graph, setting: Setting, storage: Storage) -> None:
+    """Make all tasks of an attempt; what was made before an error is in it, to be closed."""
+    outside = attempt.outside
+    base = None if message.base is None else CommitLog(storage).read(message.base).document
+    hooks = TaskHooks(
+        attempt.consumed,
+        attempt.snapshots.take,
+        lambda task: outside.tell(Ended(attempt.number, task.uid, attempt.subtask)),
+        outside.now_ms,
+        outside.now_us,
+    )
+    for edge in graph.edges:
+        attempt.exchanges[edge.number] = Exchange(
+            edge, attempt.subtask, setting.parallelism, setting.max_parallelism, attempt.send
+        )
+    for node in reversed(graph.in_order()):
+        chain = Chain(graph, node, node.uid, attempt.exchanges, lambda sink: _sink(attempt, sink, setting, storage))
+        if isinstance(node, SourceNode):
+            splits = SourceSplits(node)
+            attempt.tasks.append(SourceTask(node.uid, attempt.subtask, chain, hooks, splits))
+            splits.add(message.splits.get(node.uid, ()), outside.now_ms())
+            splits.no_more = node.uid in message.no_more_splits
+        else:
+            task = _operator(attempt, node, chain, hooks, base, setting, storage)
+            attempt.tasks.append(task)
+            for edge in node.inputs:
+                attempt.operators[edge.number] = task
+
+
+def _operator(
+    attempt: Attempt,
+    node: StatefulNode | RelayNode,
+    chain: Chain,
+    hooks: TaskHooks,
+    base: LogEntryDocument | None,
+    setting: Setting,
+    storage: Storage,
+) -> OperatorTask:
+    watermark = None if base is None else base.watermark
+    body: Body
+    if isinstance(node, StatefulNode):
+        stored = None if base is None else next((item for item in base.operators if item.uid == node.uid), None)
+        backend = _backend(attempt, node, base, stored, setting, storage)
+        attempt.snapshots.backends.append(backend)
+        watermark = backend.watermark
+        broadcasts = _broadcasts(attempt.subtask, node, stored, storage)
+        body = FunctionBody(node, backend, broadcasts, chain.rows, attempt.outside.now_ms)
+    else:
+        body = RelayBody(chain.rows)
+    channels = [(edge.number, sender) for edge in node.inputs for sender in range(setting.parallelism)]
+    handler = AlignedBarriers if setting.exactly_once else TrackedBarriers
+    return OperatorTask(
+        node.uid,
+        attempt.subtask,
+        chain,
+        hooks,
+        body,
+        channels,
+        {edge.number: edge.port for edge in node.inputs},
+        handler(len(channels)),
+        watermark,
+    )
+
+
+def _backend(
+    attempt: Attempt,
+    node: StatefulNode,
+    base: LogEntryDocument | None,
+    stored: OperatorDocument | None,
+    setting: Setting,
+    storage: Storage,
+) -> KeyedStateBackend:
+    if base is None or stored is None or not stored.key:
+        groups = key_group_range(setting.max_parallelism, parallelism=setting.parallelism, subtask=attempt.subtask)
+        return KeyedStateBackend(
+            key=node.key,
+            max_parallelism=setting.max_parallelism,
+            key_groups=groups,
+            clock_ms=attempt.outside.now_ms,
+        )
+    return restore_backend(
+        storage,
+        setting.store_id,
+        base,
+        node.uid,
+        parallelism=setting.parallelism,
+        subtask=attempt.subtask,
+        max_parallelism=setting.max_parallelism,
+        clock_ms=attempt.outside.now_ms,
+    )
+
+
+def _broadcasts(
+    subtask: int, node: StatefulNode, stored: OperatorDocument | None, storage: Storage
+) -> dict[str, BroadcastState]:
+    documents = {} if stored is None else {state.name: state for state in stored.operator_states}
+    made = {}
+    for descriptor in node.broadcasts:
+        document = documents.get(descriptor.name)
+        if document is None:
+            made[descriptor.name] = BroadcastState(descriptor)
+        else:
+            whole = whole_state(storage, node.uid, document)
+            # All subtasks had the same.
+            made[descriptor.name] = restored_broadcast(storage, whole, min(subtask, len(whole.parts) - 1))
+    return made
+
+
+def _sink(attempt: Attempt, node: SinkNode, setting: Setting, storage: Storage) -> SinkTask:
+    """Return what a task writes to: one of its own, for each task ends its epochs by its own barriers."""
+    sink = node.sink
+    new_id = attempt.outside.new_id
+    kept = partial(KeptRows, storage, new_id)
+    if isinstance(sink, OutputTable):
+        return kept(sink.name, "rows", node.schema, is_table=True)
+    if isinstance(sink, Sink):
+        return kept(node.uid, "pending", node.schema, is_table=False)
+    if isinstance(sink, PreparingSink):
+        pending = kept(node.uid, "pending", sink.committable_schema, is_table=False)
+        name = f"{setting.store_id}-{attempt.number}-{new_id()}"
+        return PreparedTask(sink, setting.store_id, node.uid, attempt.subtask, name, pending)
+    if node.uid not in attempt.direct:
+        attempt.direct[node.uid] = DirectTask(sink, setting.store_id, node.uid, attempt.subtask)
+    return attempt.direct[node.uid]
