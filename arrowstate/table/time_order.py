@@ -127,11 +127,13 @@ class TimeOrder:
 
     def _column_of(self, start: int, stop: int) -> Ints:
         first, last = np.searchsorted(self._ends, (start, stop - 1), side="right") - 1
-        values = [
-            segment.batch.column(self._column).to_numpy() for segment in self._segments[int(first) : int(last) + 1]
-        ]
-        ahead = int(self._ends[first])
-        return np.concatenate(values)[start - ahead : stop - ahead]
+        values = []
+        for number in range(int(first), int(last) + 1):
+            ahead = int(self._ends[number])
+            values.append(
+                self._segments[number].batch.column(self._column).to_numpy()[max(0, start - ahead) : stop - ahead]
+            )
+        return values[0] if len(values) == 1 else np.concatenate(values)
 
 
 @kernel("int64[], uint32[], int64, int64, out int64[], out int64[], uint8[], int64, int64, out int64[], out int64[]")

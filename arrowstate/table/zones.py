@@ -33,7 +33,7 @@ _LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _ROWS = 128
 _BLOCK = 64
 "Zones of a block."
-_1, _2, _3, _4 = (np.uint64(number) for number in (1, 2, 3, 4))
+_1, _2, _3, _4, _8 = (np.uint64(number) for number in (1, 2, 3, 4, 8))
 
 
 class MergedTimes:
@@ -256,18 +256,23 @@ def _look(
         start = zones[k] * zone_rows
         end = min(start + zone_rows, total)
         best: Any = _HIGHEST
-        for row in range(start, end):
+        row = start
+        while row < end:
             while ends[segment + 1] <= row:
                 segment += 1
-            if not is_live(live, row):
-                continue
-            time = np.int64(load_uint64(addresses[segment] + (np.uint64(row - ends[segment]) << _3)))
-            best = min(best, time)
-            if time > up_to:
-                later = min(later, time)
-            elif time >= first:
-                out[count] = row
-                count += 1
+            stop = min(end, ends[segment + 1])
+            address = addresses[segment] + (np.uint64(row - ends[segment]) << _3)
+            # A dead row counts as the latest of all, so that which rows are dead is no branch.
+            while row < stop:
+                time = np.int64(load_uint64(address)) if is_live(live, row) else _HIGHEST
+                best = min(best, time)
+                if time > up_to:
+                    later = min(later, time)
+                elif time >= first and is_live(live, row):
+                    out[count] = row
+                    count += 1
+                row += 1
+                address += _8
         looked_at += end - start
         lowest[zones[k]] = best
         for i in range(start >> 3, (end + 7) >> 3):
