@@ -115,7 +115,11 @@ PARTS = (
         "200 rounds of SIGKILL of slots and of whole jobs of the runtime",
         (script("tests/support/runtime_kill_rounds.py", "{folder}/kills", "--rounds", "200"),),
     ),
-    Part("nexmark", "the queries of Nexmark on a million events, checked by DuckDB", ([str(ROOT / "tools/nexmark")],)),
+    Part(
+        "nexmark",
+        "the queries of Nexmark on a million events, on Spark and on the runtime, checked by DuckDB",
+        ([str(ROOT / "tools/nexmark"), "--engine", "both"],),
+    ),
     Part(
         "lowest",
         "the short form with the lowest versions of what the project requires, without Spark",

@@ -1,1 +1,1 @@
-"""Nexmark on Spark: events of an auction site, stateful queries over them, and their results checked by DuckDB."""
+"""Nexmark: events of an auction site, stateful queries on Spark and on the runtime, and their results by DuckDB."""

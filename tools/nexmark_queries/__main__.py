@@ -1,4 +1,4 @@
-"""Make events, run the queries over them on Spark, compare their results with DuckDB's, and print a table."""
+"""Make events, run the queries over them, compare their results with DuckDB's, and print a table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from nexmark_queries.events import Config, write_files
+from nexmark_queries.on_runtime import NOT_HERE, run_job
 from nexmark_queries.queries import Query, all_queries
 from nexmark_queries.running import read_store, run_query, seconds, verify
-from nexmark_queries.truth import Truth
+from nexmark_queries.truth import Truth, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,22 +31,31 @@ def main(argv: Sequence[str]) -> int:
     """Return 0 if every result is right, else 1."""
     options = _options(argv)
     chosen = [query for name, query in all_queries(period_ms=options.period_ms).items() if name in options.queries]
-    console = Console(highlight=False)
+    # In a file a line of the table is a line.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     with ExitStack() as stack:
         folder = options.folder
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="arrowstate-nexmark-")))
         folder.mkdir(parents=True, exist_ok=True)
-        spark = _session(folder, options.parallelism)
-        stack.callback(spark.stop)
-        right = run_all(spark, chosen, folder, options, console)
+        spark = None
+        if "spark" in options.engines:
+            spark = _session(folder, options.parallelism)
+            stack.callback(spark.stop)
+        right = run_all(spark, chosen, folder, options, console, options.engines)
         if options.folder is not None:
-            console.print(f"The store of each query is {folder}/QUERY/store: arrowstate show {folder}/q4/store")
+            where = f"{folder}/runtime" if spark is None else str(folder)
+            console.print(f"The store of each query is {where}/QUERY/store: arrowstate show {where}/q4/store")
     return 0 if right else 1
 
 
 def run_all(
-    spark: SparkSession, queries: Sequence[Query], folder: Path, options: argparse.Namespace, console: Console
+    spark: SparkSession | None,
+    queries: Sequence[Query],
+    folder: Path,
+    options: argparse.Namespace,
+    console: Console,
+    engines: Sequence[str] = ("spark",),
 ) -> bool:
     """Make the events, run queries, and print their table; return whether every result is right."""
     started = time.monotonic()
@@ -62,21 +72,44 @@ def run_all(
     table = _table()
     right = True
     for query in queries:
-        place = folder / query.name
-        running = run_query(spark, query, folder / "events", place, delay_ms=DELAY_MS, parallelism=options.parallelism)
-        # In the first micro-batch workers start and code is compiled or loaded.
-        timed = seconds(running)[1:]
-        kept = read_store(place)
-        verdict = verify(query, truth, place, kept.output)
-        right &= verdict.is_right
-        rate = f"{per_file * len(timed) / sum(timed):,.0f}" if timed else ""
-        said = "[green]as DuckDB[/]"
-        if not verdict.is_right:
-            said = f"[bold red]{verdict.missing} missing, {verdict.wrong} wrong[/]"
-        table.add_row(query.name, query.title, rate, f"{kept.state_rows:,}", f"{verdict.rows:,}", said)
-        say(f"{query.name}: {query.title}")
+        for engine in engines:
+            if engine == "runtime" and query.name in NOT_HERE:
+                continue
+            place = folder / query.name if engine == "spark" else folder / engine / query.name
+            if engine == "spark":
+                assert spark is not None
+                rate = _on_spark(spark, query, folder / "events", place, per_file, options.parallelism)
+            else:
+                took = run_job(query, folder / "events", place, delay_ms=DELAY_MS, parallelism=options.parallelism)
+                rate = per_file * options.files / took
+            kept = read_store(place)
+            if engine == "spark":
+                verdict = verify(query, truth, place, kept.output)
+            else:
+                verdict = truth.compare_at_end(query, kept.output)
+            right &= verdict.is_right
+            shown = "" if rate is None else f"{rate:,.0f}"
+            rows = f"{kept.state_rows:,}", f"{verdict.rows:,}"
+            table.add_row(query.name, query.title, engine, shown, *rows, _said(verdict))
+            say(f"{query.name} on {engine}: {query.title}")
     console.print(table)
     return right
+
+
+def _on_spark(
+    spark: SparkSession, query: Query, events: Path, place: Path, per_file: int, parallelism: int
+) -> float | None:
+    """Run a query, and return the events per second; None where there was one micro-batch."""
+    running = run_query(spark, query, events, place, delay_ms=DELAY_MS, parallelism=parallelism)
+    # In the first micro-batch workers start and code is compiled or loaded.
+    timed = seconds(running)[1:]
+    return per_file * len(timed) / sum(timed) if timed else None
+
+
+def _said(verdict: Verdict) -> str:
+    if verdict.is_right:
+        return "[green]as DuckDB[/]"
+    return f"[bold red]{verdict.missing} missing, {verdict.wrong} wrong[/]"
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -100,11 +133,20 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         help="processing time of q12's periods (default 2,000; Nexmark has 10,000, which a short run never ends)",
     )
     parser.add_argument("--parallelism", type=int, default=2, help="subtasks, and cores of Spark (default 2)")
+    parser.add_argument(
+        "--engine",
+        choices=("spark", "runtime", "both"),
+        default="spark",
+        help="what runs them: Spark (default), arrowstate.runtime, or one after the other",
+    )
     parser.add_argument("--folder", type=Path, help="where events and stores stay; by default nothing stays")
     options = parser.parse_args(argv)
     unknown = [name for name in options.queries if name not in known]
     if unknown:
         parser.error(f"no query named {', '.join(unknown)}; there is {', '.join(known)}")
+    options.engines = ("spark", "runtime") if options.engine == "both" else (options.engine,)
+    if options.engine == "runtime" and set(options.queries) <= set(NOT_HERE):
+        parser.error(f"--queries {','.join(options.queries)} go by processing time, which only Spark logs; name others")
     for name in ("events", "files", "rate", "out_of_order", "period_ms", "parallelism"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
@@ -140,7 +182,7 @@ def _session(folder: Path, cores: int) -> SparkSession:
 
 def _table() -> Table:
     table = Table(title="Nexmark", title_justify="left")
-    for column in ("query", "", "events/s", "state rows", "result rows", "result"):
+    for column in ("query", "", "on", "events/s", "state rows", "result rows", "result"):
         table.add_column(column, justify="right" if column in ("events/s", "state rows", "result rows") else "left")
     return table
 

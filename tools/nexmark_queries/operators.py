@@ -28,6 +28,7 @@ __all__ = [
     "BidsPerPeriod",
     "HighestBids",
     "HottestItems",
+    "HottestItemsByWatermark",
     "LastBids",
     "LocalItems",
     "NewSellers",
@@ -159,6 +160,37 @@ class HottestItems(BatchFunction):
 
     def on_timers(self, timers: pa.RecordBatch, context: BatchContext) -> None:
         self.most.clear_batch(context.key_columns(timers))
+
+
+class HottestItemsByWatermark(BatchFunction):
+    """Emits the same where the counts of a window come in several batches: once the watermark says that all came."""
+
+    def open(self, context: BatchContext) -> None:
+        self.most = context.state(ReducingStateDescriptor("most", _INT, reduce="max"))
+        self.auctions = context.state(ListStateDescriptor("auctions", _INT))
+        self.ends = context.timers()
+
+    def process_batch(self, batch: pa.RecordBatch, context: BatchContext) -> None:
+        windows = context.key_columns(batch)
+        before = self.most.get_batch(windows)
+        self.most.add_batch(windows, batch["bids"])
+        most = self.most.get_batch(windows)
+        self.auctions.clear_batch(windows.filter(pc.greater(most, before)))
+        leading = batch.filter(pc.equal(batch["bids"], most))
+        self.auctions.add_batch(context.key_columns(leading), leading["auction"])
+        # A window fires when the watermark reaches its last millisecond.
+        self.ends.register_batch(windows, pc.subtract(batch["window_end"], 1))
+
+    def on_timers(self, timers: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
+        windows = context.key_columns(timers)
+        auctions = self.auctions.get_batch(windows)
+        rows = pc.list_parent_indices(auctions)
+        fired = windows.append_column("bids", self.most.get_batch(windows)).take(rows)
+        self.most.clear_batch(windows)
+        self.auctions.clear_batch(windows)
+        return pa.record_batch(
+            {"auction": auctions.flatten()} | dict(zip(fired.schema.names, fired.columns, strict=True))
+        )
 
 
 class HighestBids(BatchFunction):

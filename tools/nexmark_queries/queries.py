@@ -8,7 +8,7 @@ Flink's query 4 revises its means with every bid; here an auction counts once, w
 
 The truth of a query is what DuckDB finds in the same files. `last_watermark` is the watermark that the last
 micro-batch saw: windows that end up to it have fired. Queries without a window emit a row again when it changes, so
-of the rows of a key the last one is the result.
+of the rows of a key the last one is the result. On the runtime all windows have fired in the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from arrowstate import ReducingStateDescriptor
 from arrowstate.windows import EventTimeSessionWindows, SlidingEventTimeWindows, WindowFunction
 from nexmark_queries import operators
 
-__all__ = ["GAP_MS", "SLIDE_MS", "WINDOW_MS", "Query", "Step", "all_queries"]
+__all__ = ["GAP_MS", "OUTPUT", "SLIDE_MS", "WINDOW_MS", "Query", "Step", "all_queries"]
+
+OUTPUT = "result"
+"""The name of the output table in the store of each query."""
 
 WINDOW_MS, SLIDE_MS, GAP_MS = 10_000, 2_000, 10_000
 _BIDS = ReducingStateDescriptor("bids", pa.int64(), reduce="count")
@@ -40,6 +43,8 @@ class Step:
     output: str
     "What it emits, as Spark writes schemas."
     order_by: list[str] = field(default_factory=list)
+    by_watermark: Callable[[], Any] | None = None
+    "Returns the function where the rows of a window come in several batches; None where it is the same one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,8 @@ def all_queries(*, period_ms: int = 10_000) -> dict[str, Query]:
                 Step("q5_counts", ["auction"], _sliding_counts,
                      "auction long, window_start long, window_end long, bids long"),
                 Step("q5_hottest", ["window_start", "window_end"], operators.HottestItems,
-                     "auction long, window_start long, window_end long, bids long"),
+                     "auction long, window_start long, window_end long, bids long",
+                     by_watermark=operators.HottestItemsByWatermark),
             ],
             f"""with counts as (
                     select auction, window_start, count(*) as bids

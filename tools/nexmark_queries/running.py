@@ -16,17 +16,14 @@ import pyarrow as pa
 import arrowstate
 from arrowstate.spark import StatefulStream, stateful
 from nexmark_queries.events import SPARK_SCHEMA
-from nexmark_queries.queries import Query
+from nexmark_queries.queries import OUTPUT, Query
 from nexmark_queries.truth import Truth, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["OUTPUT", "Kept", "read_store", "run_query", "seconds", "verify"]
-
-OUTPUT = "result"
-"""The name of the output table in the store of each query."""
+__all__ = ["Kept", "read_store", "run_query", "seconds", "verify"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,18 @@ import pyarrow as pa
 
 from nexmark_queries.queries import Query
 
-__all__ = ["Truth", "Verdict"]
+__all__ = ["Truth", "Verdict", "connect"]
+
+_END = (1 << 63) - 1
+"""Event time at the end of the input."""
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """Return a connection that knows what the queries are written in."""
+    connection = duckdb.connect()
+    connection.execute("set timezone = 'UTC'")
+    connection.execute("create macro unix_millis(moment) as epoch_ms(moment)")
+    return connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +61,13 @@ class Truth:
 
     def __init__(self, files: Sequence[Path], *, delay_ms: int) -> None:
         self._delay = delay_ms
-        self._connection = duckdb.connect()
-        self._connection.execute("set timezone = 'UTC'")
-        self._connection.execute("create macro unix_millis(moment) as epoch_ms(moment)")
+        self._connection = connect()
         self._connection.execute("create table files (filename varchar, batch integer)")
         self._connection.executemany("insert into files values (?, ?)", [(str(f), n) for n, f in enumerate(files)])
         names = ", ".join(f"'{file}'" for file in files)
         self._connection.execute(
-            f"create view events as from read_parquet([{names}], filename = true) join files using (filename)"
+            "create view events as "
+            f"from read_parquet([{names}], filename = true, file_row_number = true) join files using (filename)"
         )
         self._count = len(files)
 
@@ -96,22 +106,52 @@ class Truth:
             If a row of the events is late.
         """
         watermarks = self.watermarks(query)
+        self._set_batches(watermarks, times_ms, watermarks[-1], times_ms[-1])
+        late = f"""select * from events join batches using (batch)
+                   where ({query.where}) and epoch_ms(date_time) <= watermark"""
+        return self._compared(query, output, late)
+
+    def compare_at_end(self, query: Query, output: pa.Table) -> Verdict:
+        """Compare what a query has emitted with the truth, where the watermark followed the rows and then the end came.
+
+        Parameters
+        ----------
+        query
+            The query.
+        output
+            All rows; those of a key in the order in which they were emitted.
+
+        Raises
+        ------
+        ValueError
+            If a row of the events is late.
+        """
+        # Since no row is late, none is at or before the end of a session that the watermark has passed.
+        nothing = [0] * self._count
+        self._set_batches(nothing, nothing, _END, _END)
+        late = f"""select date_time, max(date_time) over (order by batch, file_row_number
+                              rows between unbounded preceding and 1 preceding) as highest from events
+                   qualify epoch_ms(date_time) < epoch_ms(highest) - {self._delay}"""
+        return self._compared(query, output, late)
+
+    def _set_batches(self, watermarks: Sequence[int], times_ms: Sequence[int], watermark: int, time_ms: int) -> None:
+        """Let the truth know what each micro-batch saw, and what the last watermark and the last time are."""
         connection = self._connection
         connection.execute("create or replace table batches (batch integer, watermark bigint, time bigint)")
         seen = zip(range(self._count), watermarks, times_ms, strict=True)
         connection.executemany("insert into batches values (?, ?, ?)", list(seen))
-        connection.execute(f"create or replace macro last_watermark() as {watermarks[-1]}::bigint")
-        connection.execute(f"create or replace macro last_time() as {times_ms[-1]}::bigint")
+        connection.execute(f"create or replace macro last_watermark() as {watermark}::bigint")
+        connection.execute(f"create or replace macro last_time() as {time_ms}::bigint")
         for kind in ("person", "auction", "bid"):
             connection.execute(
                 f"""create or replace view {kind} as
                     select event, epoch_ms(date_time) as t, batch, watermark, time, {kind}.*
                     from events join batches using (batch) where kind = '{kind}'"""
             )
-        late = self._number(
-            f"select count(*) from events join batches using (batch) "
-            f"where ({query.where}) and epoch_ms(date_time) <= watermark"
-        )
+
+    def _compared(self, query: Query, output: pa.Table, late_rows: str) -> Verdict:
+        connection = self._connection
+        late = self._number(f"select count(*) from ({late_rows})")
         if late:
             raise ValueError(
                 f"{query.name} compares with all rows, so none may be late; {late} are: "
