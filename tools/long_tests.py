@@ -112,8 +112,13 @@ PARTS = (
     ),
     Part(
         "runtime-kills",
-        "200 rounds of SIGKILL of slots and of whole jobs of the runtime",
-        (script("tests/support/runtime_kill_rounds.py", "{folder}/kills", "--rounds", "200"),),
+        "250 rounds of SIGKILL of slots and of whole jobs of the runtime, 50 of them with PostgreSQL as the sink",
+        (
+            script("tests/runtime/kill_rounds.py", "--folder", "{folder}/kills", "--rounds", "200"),
+            script(
+                "tests/runtime/kill_rounds.py", "--folder", "{folder}/postgres", "--rounds", "50", "--sink", "postgres"
+            ),
+        ),
     ),
     Part(
         "nexmark",

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import array
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
+import cloudpickle
 import pyarrow as pa
 import pytest
 
 import arrowstate
 import runtime_kill_rounds as kill_rounds
 from arrowstate.runtime import Job, Restart, TableSource
+from arrowstate.runtime.core.messages import Deploy, Ready
+from arrowstate.runtime.core.slot import Setting
+from arrowstate.runtime.drivers.control import Connection
 from long_form import short_or_long
+from postgres import postgres_programs, postgres_server
 
 SUM = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
@@ -53,17 +65,21 @@ def test_a_slot_that_hangs_is_killed_and_the_job_says_in_which_step(tmp_path):
     assert sorted(snapshot.sql("select k, total from stuck.total").fetchall()) == [(1, 4), (2, 2)]
 
 
-def test_what_kills_of_slots_and_jobs_leave_is_whole(tmp_path):
-    slots, whole = kill_rounds.run_rounds(tmp_path, short_or_long(4, 40), seed=3)
-    kill_rounds.make_job(tmp_path, 2).run()
+@pytest.mark.parametrize("sink", kill_rounds.SINKS)
+@pytest.mark.turns(2)
+def test_what_kills_of_slots_and_jobs_leave_is_whole(tmp_path, sink, capfd):
+    if sink == "postgres" and postgres_programs() is None:
+        pytest.skip("PostgreSQL is not installed")
+    with ExitStack() as stack:
+        conninfo = None if sink == "parquet" else stack.enter_context(postgres_server())
 
-    assert slots + whole >= 2
-    assert kill_rounds.compare(tmp_path) is None
+        problems = kill_rounds.run_rounds(tmp_path, short_or_long(3, 40), seed=3, conninfo=conninfo)
+
+    assert problems == 0, capfd.readouterr().out
 
 
 def test_slots_end_with_the_process_that_started_them(tmp_path):
-    kill_rounds.make_files(tmp_path / "in")
-    child = kill_rounds.started(tmp_path, 2)
+    child = kill_rounds.started(kill_rounds.make_place(tmp_path), 2)
     workers = kill_rounds.workers_of(child.pid)
     assert len(workers) == 2
 
@@ -74,6 +90,76 @@ def test_slots_end_with_the_process_that_started_them(tmp_path):
     while any(_is_there(worker) for worker in workers):
         assert time.monotonic() < deadline, "slots went on without their job"
         time.sleep(0.05)
+
+
+@dataclass
+class WorkerOfTest:
+    """A process of a slot, with the test in the place of the job."""
+
+    process: subprocess.Popen[bytes]
+    control: Connection
+    passing: socket.socket
+    links: list[socket.socket]
+
+    def link(self, peer: int, generation: int) -> None:
+        own, given = socket.socketpair()
+        self.links.append(own)
+        socket.send_fds(self.passing, [array.array("q", [peer, generation]).tobytes()], [given.fileno()])
+        given.close()
+
+
+@pytest.fixture
+def worker(tmp_path) -> Iterator[WorkerOfTest]:
+    """Slot 0 of two."""
+    job = job_of(tmp_path, StuckOnce(tmp_path / "flag"))
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    control, theirs = socket.socketpair()
+    passing, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends = [theirs.fileno(), given.fileno()]
+    command = [sys.executable, "-m", "arrowstate.runtime.drivers.worker", *map(str, ends)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, pass_fds=ends, env=environment) as process:
+        theirs.close()
+        given.close()
+        made = WorkerOfTest(process, Connection(control), passing, [])
+        made.control.send(
+            {
+                "path": sys.path,
+                "graph": cloudpickle.dumps(job.graph),
+                "store": store.url,
+                "storage_options": None,
+                "setting": Setting(store.store_id, 2, 128),
+                "slot": 0,
+            }
+        )
+        yield made
+        process.kill()
+        for each in (control, passing, *made.links):
+            each.close()
+
+
+def deploy(worker: WorkerOfTest, generation: int) -> None:
+    worker.control.send((Deploy(1, None, {}, frozenset(["rows"])), {1: generation}))
+
+
+def test_a_slot_that_waits_for_its_links_ends_with_the_process_that_started_it(worker):
+    deploy(worker, generation=2)
+    assert worker.control.receive()[0] == "busy since"
+
+    worker.control.close()
+    worker.passing.close()
+
+    assert worker.process.wait(timeout=60) == 1
+
+
+def test_a_slot_begins_with_a_newer_link_than_it_was_told_of(worker):
+    worker.link(peer=1, generation=2)
+    worker.link(peer=1, generation=3)
+
+    deploy(worker, generation=2)
+
+    # Between two beats passes half a second.
+    assert Ready(1, 0) in (worker.control.receive() for _ in range(60))
 
 
 def _is_there(process: int) -> bool:

@@ -1,7 +1,12 @@
 """Rounds of SIGKILL of slots, and of the whole job, at random moments; what came out is compared with DuckDB.
 
-A round starts the job anew on the same store: a keyed sum of many files, each row of which goes into an output table
-and a folder of Parquet files. After the last round the job runs to its end.
+    tools/python tests/runtime/kill_rounds.py --rounds 200 [--seed N] [--folder FOLDER]
+    tools/python tests/runtime/kill_rounds.py --rounds 50 --sink postgres
+
+A round starts the job anew on the same store, at 1 to 3 slots: a keyed sum of many files, each row of which goes into
+an output table and a sink outside. After each round the newest checkpoint must fit together, and the sink have nothing
+that it has not; every eighth lets the job come to its end, and begins with another store. PostgreSQL is a server of the
+script's own. It exits with 1 after a finding.
 """
 
 from __future__ import annotations
@@ -12,7 +17,11 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -21,10 +30,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import arrowstate
-from arrowstate.runtime import FileSource, Job, OutputTable, ParquetSink, Restart
+from arrowstate.runtime import FileSource, Job, OutputTable, ParquetSink, PostgresSink, Restart
 
 ROWS, FILES, KEYS = 400_000, 40, 2_000
 RUNNING = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
+SINKS = ("parquet", "postgres")
+_WHOLE = 8
+"""After so many rounds the job comes to its end."""
 
 
 class Totals(arrowstate.BatchFunction):
@@ -39,6 +51,20 @@ class Totals(arrowstate.BatchFunction):
         # So that a kill finds it at work.
         time.sleep(0.002)
         return pa.record_batch([batch["user"], batch["n"], batch["amount"]], names=["user", "n", "total"])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job is: its input, its store, and what it writes to."""
+
+    folder: Path
+    conninfo: str | None = None
+    """Of the PostgreSQL that it writes to; None for Parquet files."""
+
+    @property
+    def table(self) -> str:
+        """The table of this job in PostgreSQL."""
+        return f"out_{self.folder.name.replace('-', '_')}"
 
 
 def make_files(folder: Path) -> None:
@@ -58,75 +84,127 @@ def make_files(folder: Path) -> None:
         pq.write_table(table, folder / f"{number:03}.parquet", row_group_size=2_000)
 
 
-def make_job(folder: Path, parallelism: int) -> Job:
+def make_place(folder: Path, conninfo: str | None = None) -> Place:
+    """Write the input, and make the table that rows go to."""
+    place = Place(folder, conninfo)
+    make_files(folder / "in")
+    if conninfo is not None:
+        import psycopg
+
+        with psycopg.connect(conninfo) as connection:
+            connection.execute(f'create table {place.table} ("user" bigint, n bigint, total bigint)')  # type: ignore[call-overload]
+    return place
+
+
+def make_job(place: Place, parallelism: int) -> Job:
     """Return the job."""
     job = Job(
-        folder / "store",
+        place.folder / "store",
         parallelism=parallelism,
         max_parallelism=128,
         options=arrowstate.CheckpointOptions(interval_ms=50, tolerated_failures=10),
         restart=Restart.fixed(delay_ms=20),
     )
-    rows = job.source(FileSource(folder / "in"), uid="rows")
+    rows = job.source(FileSource(place.folder / "in"), uid="rows")
     totals = rows.rebalance().stateful(Totals(), key=["user"], uid="totals", output_schema=RUNNING)
     totals.sink(OutputTable("given"))
-    totals.sink(ParquetSink(folder / "out"), uid="files")
+    if place.conninfo is None:
+        totals.sink(ParquetSink(place.folder / "out"), uid="outside")
+    else:
+        totals.sink(PostgresSink(place.conninfo, place.table), uid="outside")
     return job
 
 
-def compare(folder: Path) -> str | None:
-    """Return what is wrong with the results, None if nothing is."""
-    snapshot = arrowstate.open_store(folder / "store").latest()
-    connection = duckdb.connect()
-    connection.register("totals", snapshot.to_arrow("totals.total"))
-    given = snapshot.operator_state("given", "rows").column("rows").combine_chunks()
-    connection.register("given", pa.Table.from_arrays(given.flatten(), names=["user", "n", "total"]))
-    connection.execute(f"create view files as from read_parquet('{folder}/out/*.parquet')")
-    connection.execute(f"create view input as from read_parquet('{folder}/in/*.parquet')")
-    state = connection.execute(
-        'select count(*) from (select "user", sum(amount)::bigint t from input group by all) a '
-        'full join totals b on a."user" = b."user" where t is distinct from b.total'
-    ).fetchone()
-    if state != (0,):
-        return f"{state} keys differ in the state"
-    for table in ("given", "files"):
-        found = connection.execute(
-            f"select (select count(*) from {table}), (select count(distinct n) from {table}), "
-            "(select count(*) from input)"
-        ).fetchone()
-        if found is None or len(set(found)) != 1:
-            return f"{table}: rows, different rows and rows expected are {found}"
+@contextmanager
+def _tables(place: Place) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Give DuckDB the input, and what the newest checkpoint and the sink have."""
+    snapshot = arrowstate.open_store(place.folder / "store").latest()
+    with duckdb.connect() as connection:
+        connection.execute("set threads to 1")
+        connection.execute(f"create view input as from read_parquet('{place.folder}/in/*.parquet')")
+        connection.register("totals", snapshot.to_arrow("totals.total"))
+        given = snapshot.operator_state("given", "rows").column("rows").combine_chunks()
+        connection.register("given", pa.Table.from_arrays(given.flatten(), names=["user", "n", "total"]))
+        connection.register("outside", _outside(place))
+        yield connection
+
+
+def _outside(place: Place) -> pa.Table:
+    """Return the rows of the sink."""
+    if place.conninfo is None:
+        files = sorted((place.folder / "out").glob("*.parquet")) if (place.folder / "out").exists() else []
+        return pa.concat_tables([RUNNING.empty_table(), *(pq.read_table(file).cast(RUNNING) for file in files)])
+    import psycopg
+
+    with psycopg.connect(place.conninfo) as connection:
+        rows = connection.execute(f'select "user", n, total from {place.table}').fetchall()  # type: ignore[call-overload]
+    return pa.Table.from_pylist([dict(zip(RUNNING.names, row, strict=True)) for row in rows], RUNNING)
+
+
+def compare(place: Place, *, is_over: bool = True) -> str | None:
+    """Return what is wrong with the results, None if nothing is.
+
+    Before the job is over the checkpoint has some of the input: the state must be the sums of the rows that the table
+    has, each once and as the input has it, and the sink must have no others.
+    """
+    try:
+        with _tables(place) as connection:
+            return _problem(connection, is_over)
+    except arrowstate.CheckpointNotFoundError:
+        return "the job has ended without a checkpoint" if is_over or len(_outside(place)) else None
+
+
+def _problem(connection: duckdb.DuckDBPyConnection, is_over: bool) -> str | None:
+    questions = {
+        "keys differ between the state and the rows that were given out": 'select count(*) from (select "user", '
+        'sum(total)::bigint t from given group by all) a full join totals b on a."user" = b."user" '
+        "where t is distinct from b.total",
+        "rows were given out twice": "select count(*) - count(distinct n) from given",
+        "rows were given out that the input has not": "select count(*) from given anti join input on input.n = given.n "
+        'and input."user" = given."user" and input.amount = given.total',
+        "rows are in the sink twice": "select count(*) - count(distinct n) from outside",
+        "rows are in the sink that the checkpoint has not": "select count(*) from outside anti join given on "
+        'outside.n = given.n and outside."user" = given."user" and outside.total = given.total',
+    }
+    if is_over:
+        questions["rows are missing in the table"] = (
+            "select (select count(*) from input) - (select count(*) from given)"
+        )
+        questions["rows are missing in the sink"] = (
+            "select (select count(*) from input) - (select count(*) from outside)"
+        )
+    for problem, query in questions.items():
+        (count,) = connection.execute(query).fetchone() or (None,)
+        if count != 0:
+            return f"{count} {problem}"
     return None
 
 
-def run_rounds(folder: Path, rounds: int, seed: int) -> tuple[int, int]:
+def run_round(place: Place, number: int, chance: random.Random) -> tuple[int, int]:
     """Run the job with kills; return how many slots and how many whole jobs were killed."""
-    chance = random.Random(seed)
-    if not (folder / "in").exists():
-        make_files(folder / "in")
+    child = started(place, chance.choice([1, 2, 3]))
     slots = whole = 0
-    for number in range(rounds):
-        child = started(folder, chance.choice([1, 2, 3]))
-        if number % 2:
-            time.sleep(chance.uniform(0.1, 1.0))
-            child.kill()
-            whole += 1
-        else:
-            for _ in range(2):
-                time.sleep(chance.uniform(0.1, 0.8))
-                workers = workers_of(child.pid)
-                if workers:
-                    os.kill(chance.choice(workers), signal.SIGKILL)
-                    slots += 1
-            time.sleep(chance.uniform(0.0, 0.3))
-            child.kill()
-        child.wait()
+    if number % 2:
+        time.sleep(chance.uniform(0.1, 1.0))
+        whole = 1
+    else:
+        for _ in range(2):
+            time.sleep(chance.uniform(0.1, 0.8))
+            workers = workers_of(child.pid)
+            if workers:
+                os.kill(chance.choice(workers), signal.SIGKILL)
+                slots += 1
+        time.sleep(chance.uniform(0.0, 0.3))
+    child.kill()
+    child.wait()
     return slots, whole
 
 
-def started(folder: Path, parallelism: int) -> subprocess.Popen[str]:
+def started(place: Place, parallelism: int) -> subprocess.Popen[str]:
     """Start the job in a process of its own, and return once it runs."""
-    command = [sys.executable, __file__, str(folder), "--child", str(parallelism)]
+    command = [sys.executable, __file__, "--folder", str(place.folder), "--child", str(parallelism)]
+    if place.conninfo is not None:
+        command += ["--conninfo", place.conninfo]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
@@ -146,31 +224,53 @@ def workers_of(process: int) -> list[int]:
     return lines
 
 
+def run_rounds(folder: Path, rounds: int, seed: int, conninfo: str | None = None) -> int:
+    """Run rounds, print what happened, and return how many findings there were."""
+    chance = random.Random(seed)
+    problems = slots = whole = 0
+    place: Place | None = None
+    for number in range(rounds):
+        if place is None:
+            place = make_place(folder / f"{seed}-{number}", conninfo)
+        killed = run_round(place, number, chance)
+        slots, whole = slots + killed[0], whole + killed[1]
+        found = compare(place, is_over=False)
+        if number % _WHOLE == _WHOLE - 1 or number == rounds - 1:
+            make_job(place, 2).run()
+            found = found or compare(place)
+        if found is not None:
+            problems += 1
+            print(f"round {number + 1}, {place.folder}: {found}")
+        if found is not None or number % _WHOLE == _WHOLE - 1:
+            # Another store; one with a finding stays for whoever looks at it.
+            place = None
+        print(f"{number + 1} rounds, {slots} slots and {whole} jobs killed, {problems} problems", flush=True)
+    return problems
+
+
 def main() -> int:
     """Run rounds, or the job of one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where stores and files are made; by default a temporary one")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--child", type=int)
+    parser.add_argument("--sink", choices=SINKS, default="parquet")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--conninfo", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
-        running = make_job(arguments.folder, arguments.child).start()
+        running = make_job(Place(arguments.folder, arguments.conninfo), arguments.child).start()
         print("started", flush=True)
         running.wait()
         return 0
-    problems = slots = whole = done = 0
-    while done < arguments.rounds:
-        place = arguments.folder / f"{done}"
-        few = min(8, arguments.rounds - done)
-        killed = run_rounds(place, few, arguments.seed + done)
-        slots, whole, done = slots + killed[0], whole + killed[1], done + few
-        make_job(place, 2).run()
-        problem = compare(place)
-        if problem is not None:
-            problems += 1
-            print(f"{place}: {problem}")
-        print(f"{done} rounds, {slots} slots and {whole} jobs killed, {problems} problems", flush=True)
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="arrowstate-kills-"))
+    if arguments.sink == "parquet":
+        problems = run_rounds(folder, arguments.rounds, arguments.seed)
+    else:
+        from postgres import postgres_server
+
+        with postgres_server() as conninfo:
+            problems = run_rounds(folder, arguments.rounds, arguments.seed, conninfo)
     return 1 if problems else 0
 
 

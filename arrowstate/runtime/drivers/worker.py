@@ -113,13 +113,14 @@ class Worker:
             try:
                 self._control.send(("busy since", self._mailbox.busy_since_ms, self._mailbox.slot.busy_in))
             except OSError:
-                return
+                os._exit(1)
 
     def _wait_for_links(self, generations: dict[int, int]) -> None:
+        # A newer link is as good: the slot behind the older one has died, and whatever this attempt sends is void.
         with self._linked:
             self._linked.wait_for(
                 lambda: all(
-                    (peer := self._peers.get(number)) is not None and peer.generation == generation
+                    (peer := self._peers.get(number)) is not None and peer.generation >= generation
                     for number, generation in generations.items()
                 )
             )
@@ -130,9 +131,10 @@ class Worker:
             try:
                 data, files, _, _ = socket.recv_fds(self._passing, 64, 1)
             except OSError:
-                return
+                data = b""
             if not data:
-                return
+                # The job's process is gone; the thread that hears it may be waiting for a link that it will never send.
+                os._exit(1)
             number, generation = array.array("q", data)
             peer = _Peer(socket.socket(fileno=files[0]), number, generation)
             with self._linked:
