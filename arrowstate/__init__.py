@@ -51,6 +51,7 @@ from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchRunner
 from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
+from arrowstate.processing.side_outputs import OutputTag
 from arrowstate.schema.aggregates import Aggregate, CountDistinct, Mean, Quantiles, TopK, Variance
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -146,6 +147,7 @@ __all__ = [
     "OperatorListStateDescriptor",
     "OperatorNotFoundError",
     "OperatorStateBackend",
+    "OutputTag",
     "PendingCheckpoint",
     "ProcessElementError",
     "SourceError",

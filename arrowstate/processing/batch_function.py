@@ -7,7 +7,7 @@ states, timers and watermark, and a batch that is applied as a whole or not at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow as pa
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError
 from arrowstate.processing.runner import Context, Runner, batches_of, key_columns_of
+from arrowstate.processing.side_outputs import BatchSides, OutputTag, fitted, nullable
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.state.kinds.timer_service import TimerService
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
@@ -46,9 +47,14 @@ class BatchContext(Context):
     _plumbing = frozenset({"own_timers"})
 
     def __init__(
-        self, backend: KeyedStateBackend, broadcasts: Mapping[str, ReadOnlyBroadcastState], now_ms: Callable[[], int]
+        self,
+        backend: KeyedStateBackend,
+        broadcasts: Mapping[str, ReadOnlyBroadcastState],
+        now_ms: Callable[[], int],
+        sides: BatchSides,
     ) -> None:
         super().__init__(backend, broadcasts)
+        self._sides = sides
         self._now_ms = now_ms
         self._timers: dict[str, TimerService] = {}
         self.clock: Literal["event_time", "processing_time"] | None = None
@@ -89,6 +95,16 @@ class BatchContext(Context):
     def own_timers(self) -> Mapping[str, TimerService]:
         """The timers that have been asked for, by name."""
         return self._timers
+
+    def output(self, tag: OutputTag, rows: pa.RecordBatch | pa.Table) -> None:
+        """Hand rows to a side output, which the function names in `side_outputs`.
+
+        Raises
+        ------
+        InvalidInputError
+            If the function has no such side output, the rows do not fit its columns, or nothing is processed.
+        """
+        self._sides.add(tag, batches_of(rows))
 
     def key_columns(self, batch: pa.RecordBatch) -> Any:
         """Return the key columns of a batch, in the form that the verbs of states take.
@@ -158,6 +174,9 @@ class BatchFunction:
     ...     process.process(pa.record_batch({"user": ["ann", "bob", "ann"], "amount": [1, 5, 2]})).to_pylist()
     [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}]
     """
+
+    side_outputs: Sequence[OutputTag] = ()
+    "The tags that it hands rows to, by `context.output`."
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -253,10 +272,11 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
         broadcasts: Mapping[str, ReadOnlyBroadcastState] | None = None,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._output = None if output is None else _nullable(output)
+        self._output = None if output is None else nullable(output)
         self._time = 0
-        context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time))
-        super().__init__(backend, function, context, broadcasts or {})
+        sides = BatchSides(function, function.side_outputs)
+        context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time), sides)
+        super().__init__(backend, function, context, broadcasts or {}, sides)
 
     def process(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """Process the rows of a batch; return what the function emitted.
@@ -340,7 +360,7 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
     def _applied(self, run: Callable[[], Iterable[Output]]) -> pa.Table:
         before = self._time, self._output
         try:
-            with self._transaction():
+            with self._transaction(), self._sides.call():
                 return self._table(run())
         except BaseException:
             self._time, self._output = before
@@ -352,33 +372,7 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
             if rows is None:
                 continue
             for batch in batches_of(rows):
-                self._output = self._output or _nullable(batch.schema)
-                batches.append(_fitted(batch, self._output))
+                self._output = self._output or nullable(batch.schema)
+                batches.append(fitted(batch, self._output))
         schema = pa.schema([]) if self._output is None else self._output
         return pa.Table.from_batches(batches, schema)
-
-
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows with the columns of a schema, by name, in types that hold every value."""
-    if batch.schema.equals(schema):
-        return batch
-    if sorted(batch.schema.names) != sorted(schema.names):
-        raise InvalidInputError(
-            f"the function emitted the columns {', '.join(batch.schema.names)}; the output has "
-            f"{', '.join(schema.names)}"
-        )
-    columns = []
-    for field in schema:
-        column = batch.column(field.name)
-        try:
-            columns.append(column if column.type == field.type else column.cast(field.type))
-        except pa.ArrowException as error:
-            raise InvalidInputError(
-                f"the function emitted {column.type} for the output column {field.name!r}, which is {field.type}: "
-                f"{error}"
-            ) from None
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True).remove_metadata() for field in schema])

@@ -14,9 +14,9 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError, ValueTypeError
 from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
 from arrowstate.processing.runner import Runner, batches_of, key_columns_of
+from arrowstate.processing.side_outputs import ElementSides, element_array
 from arrowstate.schema.plain import plain_values
 from arrowstate.schema.times import timestamp_array
-from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
@@ -74,8 +74,9 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         self._timestamp = timestamp
         self._row_types: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         with_timers = type(function).on_timer is not KeyedProcessFunction.on_timer
-        context = ProcessContext(backend, with_timers, broadcasts or {})
-        super().__init__(backend, function, context, broadcasts or {})
+        sides = ElementSides(function, function.side_outputs)
+        context = ProcessContext(backend, with_timers, broadcasts or {}, sides)
+        super().__init__(backend, function, context, broadcasts or {}, sides)
 
     def process(self, batch: pa.RecordBatch) -> pa.Array:
         """Process the rows of a batch in their order; return what the function emitted.
@@ -105,7 +106,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         keys = self._backend.group_keys(key_columns_of(self._backend.key, batch))
         timestamps = self._timestamps(batch)
         self._context.enter(self._plain_keys(keys), timestamps and timestamps.to_pylist())
-        with self._transaction():
+        with self._transaction(), self._sides.call():
             return self._applied(keys, lambda: (*self._run(batch, keys.groups().tolist()), timestamps))
 
     def advance_watermark(self, watermark: int) -> pa.Array:
@@ -129,9 +130,9 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         """
         self._check_open()
         watermark = check_integer("watermark", watermark)
-        if self._backend.watermark is not None and watermark < self._backend.watermark:
-            return pa.array([], self._output)
-        with self._transaction():
+        with self._transaction(), self._sides.call():
+            if self._backend.watermark is not None and watermark < self._backend.watermark:
+                return pa.array([], self._output)
             self._backend.advance_watermark(watermark)
             return self._fire("event_time", watermark)
 
@@ -145,7 +146,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         """
         self._check_open()
         now_ms = check_integer("now_ms", now_ms)
-        with self._transaction():
+        with self._transaction(), self._sides.call():
             return self._fire("processing_time", now_ms)
 
     def _applied(self, keys: KeyBatch, run: Callable[[], tuple[list[Any], list[int], pa.Array | None]]) -> pa.Array:
@@ -223,17 +224,13 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         return emitted, counts
 
     def _converted(self, emitted: list[Any], counts: list[int]) -> pa.Array:
-        try:
-            return python_array(emitted, self._output)
-        except CONVERSION_ERRORS as error:
-            for number, value in enumerate(emitted):
-                try:
-                    python_array([value], self._output)
-                except CONVERSION_ERRORS as cause:
-                    row = int(np.searchsorted(counts, number, side="right")) if counts else 0
-                    detail = f"emitted {value!r}, which is no {self._output}; declare the type with output="
-                    raise ProcessElementError(row, detail) from cause
-            raise ProcessElementError(0, str(error)) from error
+        def row_of(number: int) -> int:
+            return int(np.searchsorted(counts, number, side="right")) if counts else 0
+
+        def told(value: Any) -> str:
+            return f"emitted {value!r}, which is no {self._output}; declare the type with output="
+
+        return element_array(emitted, self._output, told, row_of)
 
     def _row_type(self, names: list[str]) -> Callable[[Any], Any]:
         known = self._row_types.get(tuple(names))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError
 from arrowstate.processing.runner import Context
+from arrowstate.processing.side_outputs import ElementSides, OutputTag
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.state.per_record.collections import ElementList, ElementMap
@@ -46,9 +47,14 @@ class ProcessContext(Context):
     _plumbing = frozenset({"enter", "number", "own_timers", "row", "states"})
 
     def __init__(
-        self, backend: KeyedStateBackend, timers: bool, broadcasts: Mapping[str, ReadOnlyBroadcastState]
+        self,
+        backend: KeyedStateBackend,
+        timers: bool,
+        broadcasts: Mapping[str, ReadOnlyBroadcastState],
+        sides: ElementSides,
     ) -> None:
         super().__init__(backend, broadcasts)
+        self._sides = sides
         self.row = 0
         "The row of the batch that the element comes from."
         self.number = 0
@@ -125,6 +131,23 @@ class ProcessContext(Context):
             have = self._states[descriptor.name] = _VIEWS[descriptor.kind](state, self)
         return have
 
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Hand a value to a side output, which the function names in `side_outputs`.
+
+        Parameters
+        ----------
+        tag
+            The side output.
+        value
+            A plain value if it has one column, else a tuple or a mapping. One that does not fit fails the row.
+
+        Raises
+        ------
+        InvalidInputError
+            If the function has no such side output, or nothing is processed.
+        """
+        self._sides.add(tag, value, self.row)
+
     @property
     def states(self) -> tuple[ElementState[Any], ...]:
         """The states that have been asked for."""
@@ -171,6 +194,9 @@ class KeyedProcessFunction:
     >>> visits.process(pa.record_batch({"user": ["ann", "bob", "ann"], "page": ["/", "/", "/cart"]})).to_pylist()
     ['ann is back at /cart']
     """
+
+    side_outputs: Sequence[OutputTag] = ()
+    "The tags that it hands values to, by `context.output`."
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"

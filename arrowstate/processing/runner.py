@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError
+from arrowstate.processing.side_outputs import OutputTag, Sides
 from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.state.shown import Shown
 
@@ -58,9 +59,15 @@ class Runner(Generic[F, C]):
     """Opens a function, runs it in transactions of its backend, and closes it."""
 
     def __init__(
-        self, backend: KeyedStateBackend, function: F, context: C, broadcasts: Mapping[str, ReadOnlyBroadcastState]
+        self,
+        backend: KeyedStateBackend,
+        function: F,
+        context: C,
+        broadcasts: Mapping[str, ReadOnlyBroadcastState],
+        sides: Sides[Any],
     ) -> None:
         self._backend = backend
+        self._sides = sides
         self._function = function
         self._context = context
         self._broadcasts = tuple(broadcasts.values())
@@ -76,6 +83,16 @@ class Runner(Generic[F, C]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def side_output(self, tag: OutputTag) -> pa.Table:
+        """Return what the function handed to a side output in the last call; nothing of one that failed.
+
+        Raises
+        ------
+        InvalidInputError
+            If the function has no such side output.
+        """
+        return self._sides.last(tag)
 
     def close(self) -> None:
         """Call the function's `close`, once."""

@@ -86,6 +86,7 @@ class OneOfTwo:
 class _BatchesOfTwo(OneOfTwo, BatchFunction):
     def __init__(self, function: CoBatchFunction) -> None:
         self._function = function
+        self.side_outputs = function.side_outputs
         self.open = function.open  # type: ignore[method-assign]
         self.close = function.close  # type: ignore[method-assign]
         self.on_watermark = function.on_watermark  # type: ignore[method-assign]
@@ -99,6 +100,7 @@ class _BatchesOfTwo(OneOfTwo, BatchFunction):
 class _ElementsOfTwo(OneOfTwo, KeyedProcessFunction):
     def __init__(self, function: KeyedCoProcessFunction) -> None:
         self._function = function
+        self.side_outputs = function.side_outputs
         self.open = function.open  # type: ignore[method-assign]
         self.close = function.close  # type: ignore[method-assign]
 

@@ -34,6 +34,7 @@ __all__ = [
     "Node",
     "RelayNode",
     "Rule",
+    "SideNode",
     "SinkNode",
     "SourceNode",
     "StatefulNode",
@@ -70,6 +71,13 @@ class MapNode(Node):
     """Makes rows of rows, without state."""
 
     function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SideNode(Node):
+    """Gives out what the node whose consumer it is hands to a side output, or sets aside."""
+
+    name: str
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -120,7 +128,7 @@ class Edge:
     origin: TaskNode | None = None
 
 
-Consumer: TypeAlias = MapNode | Edge | SinkNode
+Consumer: TypeAlias = MapNode | SideNode | Edge | SinkNode
 
 
 @dataclass(slots=True)
@@ -162,7 +170,7 @@ class Graph:
         for consumer in node.consumers:
             if isinstance(consumer, SinkNode):
                 yield consumer
-            elif isinstance(consumer, MapNode):
+            elif isinstance(consumer, (MapNode, SideNode)):
                 yield from self.sinks_of(consumer)
 
     def edges_of(self, node: Node) -> Iterator[Edge]:
@@ -170,7 +178,7 @@ class Graph:
         for consumer in node.consumers:
             if isinstance(consumer, Edge):
                 yield consumer
-            elif isinstance(consumer, MapNode):
+            elif isinstance(consumer, (MapNode, SideNode)):
                 yield from self.edges_of(consumer)
 
 

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Source
+from arrowstate.runtime.declaring import check_timestamps
 from arrowstate.runtime.graph import Graph, Mode, SourceNode
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob, start
-from arrowstate.runtime.streams import Stream, check_timestamps
+from arrowstate.runtime.streams import Stream
 from arrowstate.runtime.watermarks import Watermarks
 from arrowstate.store.snapshot import Snapshot
 from arrowstate_formats.integers import check_integer

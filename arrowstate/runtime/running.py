@@ -49,6 +49,9 @@ class TaskStatus:
     """How far event time is, in milliseconds; None before the first watermark."""
     has_ended: bool
     """Whether it has processed the end of its input."""
+    late_rows: int = 0
+    """Rows that came too late for their windows and were left out, since the job was started last; those that go to a
+    side output do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +305,7 @@ def _statuses(figures: Sequence[Sequence[SlotFigures]]) -> tuple[TaskStatus, ...
                     now.queued_rows,
                     now.watermark,
                     now.has_ended,
+                    now.late_rows,
                 )
             )
     return tuple(sorted(found, key=lambda item: (item.task, item.slot)))

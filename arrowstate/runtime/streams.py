@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.processing.batch_function import BatchFunction, BatchRunner
+from arrowstate.errors import InvalidInputError
+from arrowstate.processing.batch_function import BatchFunction
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.processing.runner import batches_of
+from arrowstate.processing.side_outputs import OutputTag, Sides
 from arrowstate.runtime.connectors import DirectSink, PreparingSink, Sink
+from arrowstate.runtime.declaring import (
+    Renamed,
+    check_broadcast,
+    check_keys,
+    check_late,
+    check_timestamps,
+    no_rows,
+    output_schema,
+)
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction
 from arrowstate.runtime.graph import (
     Edge,
@@ -22,17 +30,16 @@ from arrowstate.runtime.graph import (
     Node,
     RelayNode,
     Rule,
+    SideNode,
     SinkNode,
     StatefulNode,
     TaskNode,
 )
 from arrowstate.runtime.sinks.table import OutputTable
-from arrowstate.schema.keys import check_key_schema, to_type
+from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.schema.times import timestamp_array
-from arrowstate.windows.function import WindowFunction
 
-__all__ = ["ConnectedStreams", "Stream", "check_timestamps"]
+__all__ = ["ConnectedStreams", "Stream"]
 
 
 Branch = tuple[TaskNode, Node]
@@ -157,6 +164,47 @@ class Stream:
         """
         return _stateful(self.graph, [self], operator, key, uid, output_schema, timestamp, broadcast or {})
 
+    def side_output(self, tag: OutputTag) -> Stream:
+        """Return the rows that the function which this stream comes from hands to a side output.
+
+        Parameters
+        ----------
+        tag
+            One of the `side_outputs` of the function.
+
+        Raises
+        ------
+        InvalidInputError
+            If this is not what a function with that side output emits.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> from arrowstate.runtime import Job, TableSource
+        >>> LARGE = arrowstate.OutputTag("large", pa.schema({"user": pa.string()}))
+        >>> class Payments(arrowstate.KeyedProcessFunction):
+        ...     side_outputs = (LARGE,)
+        ...
+        ...     def process_element(self, value, context, out):
+        ...         if value.amount > 8:
+        ...             context.output(LARGE, value.user)
+        >>> job = Job("memory://side-example")
+        >>> given = job.source(TableSource(pa.table({"user": ["ann", "bob"], "amount": [3, 9]})), uid="given")
+        >>> given.stateful(Payments(), key=["user"], uid="payments").side_output(LARGE)
+        <Stream: user string>
+        """
+        known = [(task, side) for task, node in self.branches for side in node.consumers if isinstance(side, SideNode)]
+        if not isinstance(tag, OutputTag):
+            raise InvalidInputError(f"a side output is named by its OutputTag, got {tag!r}")
+        sides = [(task, side) for task, side in known if (side.name, side.schema) == (tag.name, tag.schema)]
+        if len(sides) < len(self.branches):
+            names = ", ".join(side.name for _, side in known) or "none"
+            raise InvalidInputError(
+                f"{self!r} has no side output {tag!r}; it has {names}: ask what stateful(...) returned, of a function "
+                "that names the tag in side_outputs"
+            )
+        return Stream(self.graph, sides)
+
     def sink(self, sink: OutputTable | Sink | PreparingSink | DirectSink, *, uid: str | None = None) -> None:
         """Write the rows.
 
@@ -219,7 +267,7 @@ class Stream:
 
     def _schema_of(self, function: Callable[[pa.RecordBatch], Any]) -> pa.Schema:
         try:
-            made = function(_no_rows(self.schema))
+            made = function(no_rows(self.schema))
         except Exception as error:
             raise InvalidInputError(
                 f"the function of map_batches fails on a batch without rows, {type(error).__name__}: {error}; give the "
@@ -283,7 +331,7 @@ def _stateful(
     operator: Any,
     key: Any,
     uid: str,
-    output_schema: pa.Schema | None,
+    given_output: pa.Schema | None,
     timestamp: str | None,
     broadcast: Mapping[BroadcastStateDescriptor, Stream],
 ) -> Stream:
@@ -312,9 +360,11 @@ def _stateful(
     for stream in streams if timestamp is not None else ():
         check_timestamps(f"operator {uid!r}", stream.schema.field(timestamp))
     schema = check_key_schema(pa.schema([(name, streams[0].schema.field(name).type) for name in keys[0]]))
-    _check_keys(uid, streams, keys, schema)
-    _check_broadcast(graph, broadcast)
-    emitted = _output_schema(operator, schema, output_schema)
+    check_keys(uid, [stream.schema for stream in streams], keys, schema)
+    check_broadcast(graph, broadcast)
+    Sides(operator, operator.side_outputs)
+    emitted = output_schema(operator, schema, given_output)
+    check_late(uid, operator, streams[0].schema)
     graph.take_uid(uid)
     node = StatefulNode(
         uid=uid,
@@ -324,76 +374,11 @@ def _stateful(
         broadcasts=tuple(broadcast),
         schema=emitted,
     )
+    node.consumers += [SideNode(name=tag.name, schema=tag.schema) for tag in operator.side_outputs]
     graph.tasks.append(node)
     for port, (stream, names) in enumerate(zip(streams, keys, strict=True)):
-        renamed = stream if names == keys[0] else stream.map_batches(_Renamed(dict(zip(names, keys[0], strict=True))))
+        renamed = stream if names == keys[0] else stream.map_batches(Renamed(dict(zip(names, keys[0], strict=True))))
         renamed.lead_to(node, "keyed", port=port, key=keys[0])
     for descriptor, stream in broadcast.items():
         stream.lead_to(node, "broadcast", port=descriptor.name)
     return Stream(graph, [(node, node)])
-
-
-def check_timestamps(of: str, field: pa.Field) -> None:
-    """Refuse a column that can hold no event time."""
-    try:
-        timestamp_array(field.name, pa.array([], field.type), round_down=True)
-    except ValueTypeError as error:
-        raise InvalidInputError(
-            f"{of} needs a timestamp or milliseconds since 1970 in {field.name!r}, got {field.type}; cast it first"
-        ) from error
-
-
-def _check_keys(uid: str, streams: list[Stream], keys: list[list[str]], key: pa.Schema) -> None:
-    """Refuse key columns of a second stream that cannot be the key."""
-    for stream, names in zip(streams[1:], keys[1:], strict=True):
-        for name, field in zip(names, key, strict=True):
-            try:
-                to_type(pa.array([], stream.schema.field(name).type), field.type)
-            except TypeError as error:
-                raise InvalidInputError(
-                    f"operator {uid!r} has the key {field.name!r}, {field.type}, and the second stream has {name!r}, "
-                    f"{stream.schema.field(name).type}; cast one of them before"
-                ) from error
-            if name != field.name and field.name in stream.schema.names:
-                raise InvalidInputError(
-                    f"operator {uid!r} gives the key of the second stream, {name!r}, the name {field.name!r}, which "
-                    "another column of it has; rename that before"
-                )
-
-
-def _check_broadcast(graph: Graph, broadcast: Mapping[BroadcastStateDescriptor, Stream]) -> None:
-    for descriptor, stream in broadcast.items():
-        if not isinstance(descriptor, BroadcastStateDescriptor):
-            raise InvalidInputError(f"broadcast must be streams by BroadcastStateDescriptor, got {descriptor!r}")
-        if stream.graph is not graph:
-            raise InvalidInputError("the streams are of two jobs; make both with sources of one")
-        if len(stream.schema) != 2:
-            raise InvalidInputError(
-                f"broadcast state {descriptor.name!r} needs a stream of two columns, key and value, got {stream!r}"
-            )
-
-
-class _Renamed:
-    """Gives key columns the names of the key."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.rename_columns([self._names.get(name, name) for name in batch.schema.names])
-
-
-def _output_schema(operator: Any, key: pa.Schema, given: pa.Schema | None) -> pa.Schema:
-    if given is not None:
-        if not isinstance(given, pa.Schema):
-            raise InvalidInputError(f"output_schema must be a pyarrow.Schema, got {type(given).__name__}")
-        return pa.schema([field.with_nullable(True).remove_metadata() for field in given])
-    if isinstance(operator, WindowFunction):
-        # What fires says which columns it has, whether anything does or not.
-        with BatchRunner(KeyedStateBackend(key=key, max_parallelism=1), copy.deepcopy(operator)) as runner:
-            return runner.advance_watermark(0).schema
-    return pa.schema([])
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -56,6 +56,8 @@ class WindowOutput:
     "The windows that fired at once: the key columns, `window_start`, `window_end`, and the result."
     late: pa.RecordBatch
     "The side output: the key columns, `timestamp` and value of each row that came too late for all its windows."
+    late_row_numbers: pa.Array
+    "The number in the batch of each of these rows: int64, from 0, ascending."
 
     def __repr__(self) -> str:
         return f"<WindowOutput {self.fired.num_rows} fired, {self.late.num_rows} late>"

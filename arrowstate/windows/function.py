@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.processing.batch_function import BatchContext, BatchFunction
+from arrowstate.processing.side_outputs import OutputTag
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.windows.assigners import CountWindows, GlobalWindows, WindowAssigner
 from arrowstate.windows.operator import WindowOperator
@@ -22,7 +23,7 @@ class WindowFunction(BatchFunction):
 
     It emits what `WindowOperator` fires: the key columns, `window_start` and `window_end` int64 in milliseconds since
     1970, and the result in a column named after the descriptor. Rows that come too late for all their windows are
-    left out; `late_rows` counts them.
+    left out, or go to the side output `late`; `late_rows` counts them.
 
     Parameters
     ----------
@@ -38,6 +39,8 @@ class WindowFunction(BatchFunction):
         named after the descriptor.
     trigger, allowed_lateness_ms
         As for `WindowOperator`.
+    late
+        The side output for rows that come too late; its columns are those of the rows, or some of them.
 
     Examples
     --------
@@ -59,12 +62,14 @@ class WindowFunction(BatchFunction):
     value: str | None = field(default=None, kw_only=True)
     trigger: Trigger | None = field(default=None, kw_only=True)
     allowed_lateness_ms: int = field(default=0, kw_only=True)
+    late: OutputTag | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         timed = not isinstance(self.windows, (GlobalWindows, CountWindows))
         if timed != (self.timestamp is not None):
             required = "the name of a timestamp column" if timed else "timestamp=None"
             raise InvalidInputError(f"{self.windows!r} needs {required}, got {self.timestamp!r}")
+        self.side_outputs = () if self.late is None else (self.late,)
         self._operator: WindowOperator | None = None
 
     @property
@@ -86,7 +91,11 @@ class WindowFunction(BatchFunction):
         """Put the rows into their windows; emit those that fire at once."""
         assert self._operator is not None, "open was called"
         times = None if self.timestamp is None else _column(batch, self.timestamp)
-        return self._operator.process(context.key_columns(batch), times, self._values(batch)).fired
+        output = self._operator.process(context.key_columns(batch), times, self._values(batch))
+        if self.late is not None and len(output.late_row_numbers):
+            columns = [_column(batch, name).take(output.late_row_numbers) for name in self.late.schema.names]
+            context.output(self.late, pa.RecordBatch.from_arrays(columns, names=self.late.schema.names))
+        return output.fired
 
     def on_watermark(self, watermark: int, context: BatchContext) -> pa.RecordBatch:  # noqa: ARG002
         """Emit the windows that the watermark has passed."""

@@ -166,7 +166,7 @@ class WindowOperator:
         WindowOutput
             `fired`: what `advance_watermark` returns, of the windows that late elements or a count made fire at once.
             `late`: the key columns; `timestamp` int64, milliseconds since 1970; the values, in a column named after
-            the state; in the order of the batch. No nulls.
+            the state; in the order of the batch. No nulls. `late_row_numbers` says which rows of the batch they are.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class WindowOperator:
             self._change_fired(windows, registered=False)
         fired = self._fire_touched(windows, due, given)
         self._progress.late_rows += late.size
-        return WindowOutput(fired, self._late_batch(batch, late))
+        return WindowOutput(fired, self._late_batch(batch, late), pa.array(late))
 
     def advance_watermark(self, watermark: int) -> pa.RecordBatch:
         """Advance event time of the backend, fire the windows that it passes, and remove those it passes for good.

@@ -32,6 +32,10 @@ class Totals(arrowstate.BatchFunction):
         return pa.record_batch({"k": keys, "total": self.total.get_batch(keys)})
 
 
+class Handing(Totals):
+    side_outputs = (arrowstate.OutputTag("aside", pa.schema([("k", pa.int64())])),)
+
+
 class Positions(arrowstate.KeyedProcessFunction):
     """Emits each row with its number among those of its key, and with `-1` when a timer of the key fires."""
 
@@ -541,6 +545,7 @@ def test_a_query_that_lost_an_operator_is_refused_unless_its_state_may_go(
         ({"key": ["x"]}, InvalidInputError, "the stream has no column 'x'; it has k, v, n"),
         ({"order_by": ["x"]}, InvalidInputError, "the stream has no column 'x'"),
         ({"operator": Totals}, InvalidInputError, "make an instance of it"),
+        ({"operator": Handing()}, InvalidInputError, "Handing has side outputs, aside, and a query on Spark has none"),
         ({"timestamp": "v"}, InvalidInputError, "timestamp is for a KeyedProcessFunction"),
         ({"uid": "a/b"}, InvalidInputError, "an operator uid must be"),
         ({"output": "totals"}, InvalidInputError, "totals is used twice"),

@@ -183,18 +183,21 @@ class SlowTable(TableSource):
     """A table that is read a few rows at a time."""
 
     def reader(self):
-        return _Few(super().reader())
+        return Few(super().reader())
 
 
-class _Few(Reader):
-    def __init__(self, reader) -> None:
+class Few(Reader):
+    """Reads at most so many rows at a time."""
+
+    def __init__(self, reader, most=11) -> None:
         self._reader = reader
+        self._most = most
 
     def add(self, splits):
         self._reader.add(splits)
 
     def read(self, max_rows):
-        return self._reader.read(min(max_rows, 11))
+        return self._reader.read(min(max_rows, self._most))
 
 
 def check_sums(run):

@@ -14,15 +14,15 @@ from arrowstate.errors import InvalidInputError, NullKeyError, UserFunctionError
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
 from arrowstate.processing.failing import explained
 from arrowstate.processing.keyed_process import KeyedProcessRunner
+from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate.snapshot.writing import FrozenSubtask
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import BroadcastState
+from arrowstate.windows.function import WindowFunction
 
 __all__ = ["Body", "FunctionBody", "RelayBody"]
-
-Emit = Callable[[pa.RecordBatch | pa.Table], None]
 
 
 class Body(Protocol):
@@ -45,6 +45,10 @@ class Body(Protocol):
     def freeze(self) -> FrozenSubtask | None:
         """Return the keyed state as it is now."""
 
+    @property
+    def late_rows(self) -> int:
+        """How many rows were left out because they came too late for their windows."""
+
     def close(self) -> None:
         """Let go of everything."""
 
@@ -52,12 +56,13 @@ class Body(Protocol):
 class RelayBody:
     """Gives rows on."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
         self.broadcasts: Mapping[str, BroadcastState] = {}
+        self.late_rows = 0
 
     def rows(self, port: int | str, rows: pa.Table) -> None:  # noqa: ARG002
-        self._emit(rows)
+        self._chain.rows(rows)
 
     def watermark(self, watermark: int) -> None:
         pass
@@ -95,13 +100,13 @@ class FunctionBody:
         node: StatefulNode,
         backend: KeyedStateBackend,
         broadcasts: Mapping[str, BroadcastState],
-        emit: Emit,
+        chain: Chain,
         now_ms: Callable[[], int],
     ) -> None:
         self._node = node
         self._backend = backend
         self.broadcasts = broadcasts
-        self._emit = emit
+        self._chain = chain
         self._output = node.schema
         shown = {name: state.read_only() for name, state in broadcasts.items()}
         # Each subtask has one of its own, as if it were pickled.
@@ -109,6 +114,8 @@ class FunctionBody:
         self._two: OneOfTwo | None = None
         if isinstance(operator, (CoBatchFunction, KeyedCoProcessFunction)):
             operator = self._two = operator.one_of_two()
+        self._windows = operator if isinstance(operator, WindowFunction) and operator.late is None else None
+        self._tags = operator.side_outputs
         self._runner: BatchRunner | KeyedProcessRunner
         with explained(node.uid, "open"):
             if isinstance(operator, BatchFunction):
@@ -153,14 +160,21 @@ class FunctionBody:
     def freeze(self) -> FrozenSubtask | None:
         return self._backend.freeze()
 
+    @property
+    def late_rows(self) -> int:
+        return 0 if self._windows is None else self._windows.late_rows
+
     def close(self) -> None:
         with explained(self._node.uid, "close"):
             self._runner.close()
 
     def _give(self, emitted: pa.Table | pa.Array) -> None:
-        if isinstance(emitted, pa.Table):
-            if emitted.num_rows and self._node.consumers:
-                self._emit(emitted)
-        elif len(emitted) and self._node.consumers and self._output.names:
-            columns = emitted.flatten() if len(self._output) > 1 else [emitted]
-            self._emit(pa.Table.from_arrays(columns, schema=self._output))
+        sides = [(tag.name, self._runner.side_output(tag)) for tag in self._tags]
+        if isinstance(emitted, pa.Array) and len(self._output) > 1:
+            emitted = pa.Table.from_arrays(emitted.flatten(), schema=self._output)
+        elif isinstance(emitted, pa.Array):
+            emitted = pa.Table.from_arrays([emitted][: len(self._output)], schema=self._output)
+        if emitted.num_rows:
+            self._chain.rows(emitted)
+        for name, rows in sides:
+            self._chain.side(name, rows)

@@ -12,7 +12,7 @@ from arrowstate.processing.runner import batches_of
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.exchange import FRAME_ROWS, Exchange
 from arrowstate.runtime.core.sinking import SinkTask
-from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SinkNode
+from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SideNode, SinkNode
 
 __all__ = ["Chain"]
 
@@ -44,6 +44,14 @@ class Chain:
             if batch.num_rows:
                 self._push(self._node, batch)
 
+    def side(self, name: str, rows: pa.RecordBatch | pa.Table) -> None:
+        """Give rows of a side output on."""
+        for consumer in self._node.consumers:
+            if isinstance(consumer, SideNode) and consumer.name == name:
+                for batch in batches_of(rows):
+                    if batch.num_rows:
+                        self._push(consumer, batch)
+
     def event(self, element: Element) -> None:
         """Tell all channels."""
         for exchange in self.exchanges.values():
@@ -57,8 +65,7 @@ class Chain:
             elif isinstance(consumer, Edge):
                 for start in range(0, batch.num_rows, FRAME_ROWS):
                     self.exchanges[consumer.number].rows(batch.slice(start, FRAME_ROWS))
-            else:
-                assert isinstance(consumer, SinkNode)
+            elif isinstance(consumer, SinkNode):
                 self.sinks[consumer.uid].write(batch)
 
     def _mapped(self, node: MapNode, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

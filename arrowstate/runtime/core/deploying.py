@@ -75,9 +75,9 @@ def _operator(
         attempt.snapshots.backends.append(backend)
         watermark = backend.watermark
         broadcasts = _broadcasts(attempt.subtask, node, stored, storage)
-        body = FunctionBody(node, backend, broadcasts, chain.rows, attempt.outside.now_ms)
+        body = FunctionBody(node, backend, broadcasts, chain, attempt.outside.now_ms)
     else:
-        body = RelayBody(chain.rows)
+        body = RelayBody(chain)
     channels = [(edge.number, sender) for edge in node.inputs for sender in range(setting.parallelism)]
     handler = AlignedBarriers if setting.exactly_once else TrackedBarriers
     return OperatorTask(

@@ -239,6 +239,7 @@ class TaskFigures:
     queued_rows: int
     watermark: int | None
     has_ended: bool
+    late_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

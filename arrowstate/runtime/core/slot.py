@@ -115,6 +115,9 @@ class Slot:
                 if task.step():
                     task.busy_us += self._outside.now_us() - began_us
                     done = True
+                    if not attempt.has_ended and all(other.has_ended for other in attempt.tasks):
+                        attempt.has_ended = True
+                        self._tell_figures(attempt, now_ms, last=True)
                     return
 
         self._guarded(attempt.number, run)
@@ -153,8 +156,8 @@ class Slot:
                 task.look_again(now_ms)
                 self._tell_time(attempt, task)
 
-    def _tell_figures(self, attempt: Attempt, now_ms: int) -> None:
-        if now_ms - self._told_ms < _TELL_MS:
+    def _tell_figures(self, attempt: Attempt, now_ms: int, *, last: bool = False) -> None:
+        if now_ms - self._told_ms < _TELL_MS and not last:
             return
         self._told_ms = now_ms
         figures = tuple(
@@ -167,6 +170,7 @@ class Slot:
                 task.queued_rows,
                 task.watermark,
                 task.has_ended,
+                task.late_rows,
             )
             for task in attempt.tasks
         )

@@ -74,6 +74,11 @@ class Task(ABC):
         return 0
 
     @property
+    def late_rows(self) -> int:
+        """Rows that were left out because they came too late for their windows, since the attempt began."""
+        return 0
+
+    @property
     def watermark(self) -> int | None:
         """The event time that it has given out."""
         return None
@@ -132,6 +137,10 @@ class OperatorTask(Task):
     def queued_rows(self) -> int:
         """Rows that wait."""
         return sum(item.batch.num_rows for queue in self._queues for item in queue if isinstance(item, Rows))
+
+    @property
+    def late_rows(self) -> int:
+        return self.body.late_rows
 
     @property
     def watermark(self) -> int | None:

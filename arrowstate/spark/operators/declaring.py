@@ -35,6 +35,12 @@ def check_operator(operator: Any, timestamp: str | None) -> None:
         raise InvalidInputError(
             f"operator must be a BatchFunction or a KeyedProcessFunction, got {operator!r}; make an instance of it"
         )
+    if operator.side_outputs:
+        names = ", ".join(tag.name for tag in operator.side_outputs)
+        raise InvalidInputError(
+            f"{type(operator).__name__} has side outputs, {names}, and a query on Spark has none: emit these rows too, "
+            "with a column that says which they are, or run the function in arrowstate.runtime"
+        )
     if timestamp is not None and isinstance(operator, BatchFunction):
         raise InvalidInputError("timestamp is for a KeyedProcessFunction; a BatchFunction has the column in its batch")
 

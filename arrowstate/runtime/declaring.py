@@ -1,0 +1,107 @@
+"""What a declaration of a function must satisfy, and the columns that it has by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.processing.batch_function import BatchRunner
+from arrowstate.runtime.graph import Graph
+from arrowstate.schema.keys import to_type
+from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.schema.times import timestamp_array
+from arrowstate.windows.function import WindowFunction
+
+__all__ = [
+    "Renamed",
+    "check_broadcast",
+    "check_keys",
+    "check_late",
+    "check_timestamps",
+    "no_rows",
+    "output_schema",
+]
+
+
+def check_timestamps(of: str, field: pa.Field) -> None:
+    """Refuse a column that can hold no event time."""
+    try:
+        timestamp_array(field.name, pa.array([], field.type), round_down=True)
+    except ValueTypeError as error:
+        raise InvalidInputError(
+            f"{of} needs a timestamp or milliseconds since 1970 in {field.name!r}, got {field.type}; cast it first"
+        ) from error
+
+
+def check_keys(uid: str, given: list[pa.Schema], keys: list[list[str]], key: pa.Schema) -> None:
+    """Refuse key columns of a second stream that cannot be the key."""
+    for schema, names in zip(given[1:], keys[1:], strict=True):
+        for name, field in zip(names, key, strict=True):
+            try:
+                to_type(pa.array([], schema.field(name).type), field.type)
+            except TypeError as error:
+                raise InvalidInputError(
+                    f"operator {uid!r} has the key {field.name!r}, {field.type}, and the second stream has {name!r}, "
+                    f"{schema.field(name).type}; cast one of them before"
+                ) from error
+            if name != field.name and field.name in schema.names:
+                raise InvalidInputError(
+                    f"operator {uid!r} gives the key of the second stream, {name!r}, the name {field.name!r}, which "
+                    "another column of it has; rename that before"
+                )
+
+
+def check_late(uid: str, operator: Any, given: pa.Schema) -> None:
+    """Refuse a side output for late rows whose columns are not those of the rows."""
+    for field in operator.late.schema if isinstance(operator, WindowFunction) and operator.late is not None else ():
+        if field.name not in given.names or given.field(field.name).type != field.type:
+            raise InvalidInputError(
+                f"operator {uid!r} has late rows in side output {operator.late.name!r}, whose columns must be of the "
+                f"stream; it has no column {field.name!r} of {field.type}"
+            )
+
+
+def check_broadcast(graph: Graph, broadcast: Mapping[BroadcastStateDescriptor, Any]) -> None:
+    """Refuse what is no table beside the rows."""
+    for descriptor, stream in broadcast.items():
+        if not isinstance(descriptor, BroadcastStateDescriptor):
+            raise InvalidInputError(f"broadcast must be streams by BroadcastStateDescriptor, got {descriptor!r}")
+        if stream.graph is not graph:
+            raise InvalidInputError("the streams are of two jobs; make both with sources of one")
+        if len(stream.schema) != 2:
+            raise InvalidInputError(
+                f"broadcast state {descriptor.name!r} needs a stream of two columns, key and value, got {stream!r}"
+            )
+
+
+class Renamed:
+    """Gives key columns the names of the key."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.rename_columns([self._names.get(name, name) for name in batch.schema.names])
+
+
+def output_schema(operator: Any, key: pa.Schema, given: pa.Schema | None) -> pa.Schema:
+    """Return the columns that a function emits, none if it emits nothing."""
+    if given is not None:
+        if not isinstance(given, pa.Schema):
+            raise InvalidInputError(f"output_schema must be a pyarrow.Schema, got {type(given).__name__}")
+        return pa.schema([field.with_nullable(True).remove_metadata() for field in given])
+    if isinstance(operator, WindowFunction):
+        # What fires says which columns it has, whether anything does or not.
+        with BatchRunner(KeyedStateBackend(key=key, max_parallelism=1), copy.deepcopy(operator)) as runner:
+            return runner.advance_watermark(0).schema
+    return pa.schema([])
+
+
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch of these columns."""
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
