@@ -5,7 +5,8 @@ workers start and code is compiled, are not timed. What Spark emits goes to the 
 state. The parts: `aggregation`, count and sum per key against Spark's aggregation, and against a query with the same
 source, shuffle and Python workers that only counts its rows, which is the limit; `code`, a running sum as code of the
 user against `transformWithStateInPandas` and `transformWithState`; `fixed`, what a micro-batch of few rows takes by
-one that keeps no state; and with `--state N`, `state`: the same rows over N keys against 1 M keys, and the memory.
+one that keeps no state; `flat`, the same for session windows, and for lists with timers, over much state and over
+little; and with `--state N`, `state`: the same rows over N keys against 1 M keys, and the memory.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from benchmarks.spark_jobs import (
     by_batch_function,
     by_pandas_processor,
     by_row_processor,
+    in_sessions,
     into_store,
     make_files,
     nothing_kept,
+    reminded,
     session,
     summed,
     totalled,
@@ -46,8 +49,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-PARTS = ("aggregation", "code", "fixed", "state")
+PARTS = ("aggregation", "code", "fixed", "flat", "state")
 _SMALL_STATE = 1_000_000
+_HORIZON_MS = 1_000_000_000
+"""Within which the timers and sessions of `flat` lie."""
 
 
 def main(argv: list[str]) -> int:
@@ -67,6 +72,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--small", type=int, default=1000, help="rows of a micro-batch of `fixed` (default 1,000)")
     parser.add_argument("--small-batches", type=int, default=20, help="micro-batches of `fixed` (default 20)")
+    parser.add_argument("--held", type=int, default=10_000_000, help="rows of state of `flat` (default 10 M)")
     parser.add_argument("--state", type=int, help="keys of `state`, such as 50000000; also adds this part")
     parser.add_argument("--folder", type=Path, help="where to write (default the system's temporary folder)")
     arguments = parser.parse_args(argv)
@@ -81,7 +87,13 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="arrowstate-bench-", dir=arguments.folder) as name:
         spark = session(Path(name))
         try:
-            for part, run in (("aggregation", _aggregation), ("code", _code), ("fixed", _fixed), ("state", _state)):
+            for part, run in (
+                ("aggregation", _aggregation),
+                ("code", _code),
+                ("fixed", _fixed),
+                ("flat", _flat),
+                ("state", _state),
+            ):
                 if part in parts:
                     run(report, spark, Path(name) / part, arguments)
                     shutil.rmtree(Path(name) / part)
@@ -150,6 +162,31 @@ def _fixed(report: Report, spark: SparkSession, folder: Path, arguments: Namespa
     for label in ("keyed_sink", "stateful"):
         ratio = 1 / statistics.median(series[label].times_better_than(series["foreachBatch without state"]))
         report.require(f"a small micro-batch of {label}, by one without state", ratio, at_most=1.3, unit="times")
+
+
+def _flat(report: Report, spark: SparkSession, folder: Path, arguments: Namespace) -> None:
+    """What a micro-batch of few rows takes over much state and over little."""
+    sizes = (arguments.held, min(arguments.held, 100_000))
+    count = 1 + arguments.skipped + arguments.small_batches
+    for what, write in (("session windows", in_sessions), ("lists and timers", reminded)):
+        jobs = {}
+        for held in sizes:
+            place = folder / f"{write.__name__}-{held}"
+            files = make_files(
+                place / "files",
+                keys=held,
+                rows=arguments.small,
+                count=count,
+                values=_HORIZON_MS,
+                every_key_first=True,
+            )
+            jobs[f"over {held:,} rows"] = Job(spark, place, files, 1 + arguments.skipped, write)
+        title = f"{what}: micro-batches of {arguments.small:,} rows, local[2]"
+        series = list(_compare(report, title, jobs, arguments.small_batches, "micro-batches").values())
+        ratio = 1 / statistics.median(series[0].times_better_than(series[-1]))
+        report.require(
+            f"{what}: a micro-batch over {sizes[0]:,} rows, by {sizes[1]:,}", ratio, at_most=1.3, unit="times"
+        )
 
 
 def _state(report: Report, spark: SparkSession, folder: Path, arguments: Namespace) -> None:

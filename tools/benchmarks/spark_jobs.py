@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import arrowstate
 from arrowstate.spark import keyed_sink, stateful
 from arrowstate.spark.workers import own_python
+from arrowstate.windows import EventTimeSessionWindows, WindowFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,9 +36,11 @@ __all__ = [
     "by_batch_function",
     "by_pandas_processor",
     "by_row_processor",
+    "in_sessions",
     "into_store",
     "make_files",
     "nothing_kept",
+    "reminded",
     "session",
     "summed",
     "totalled",
@@ -48,6 +51,7 @@ PARALLELISM = 2
 TOTALS = arrowstate.ReducingStateDescriptor(
     "totals", pa.struct([("n", pa.int64()), ("v", pa.int64())]), reduce={"n": "count", "v": "sum"}
 )
+_GAP_MS = 10
 SUM = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -151,6 +155,38 @@ class Sums(arrowstate.BatchFunction):
         return pa.table([*keys.columns, self.total.read_keys(keys)], names=["k", "total"])
 
 
+class Reminders(arrowstate.BatchFunction):
+    """The values of a key as a list, and a timer for each."""
+
+    def open(self, context: arrowstate.BatchContext) -> None:
+        self.values = context.state(arrowstate.ListStateDescriptor("values", pa.int64()))
+        self.timers = context.timers()
+
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> None:
+        keys = context.key_columns(batch)
+        self.values.add_batch(keys, batch["v"])
+        self.timers.register_batch(keys, batch["v"])
+
+
+def reminded(stream: DataFrame, place: Path) -> DataStreamWriter:
+    """Ours: lists and timers, of which none is due."""
+    return _stateful(_on_time(stream), place, Reminders(), None)
+
+
+def in_sessions(stream: DataFrame, place: Path) -> DataStreamWriter:
+    """Ours: session windows, of which none is over."""
+    counted = arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="count")
+    sessions = EventTimeSessionWindows(_GAP_MS)
+    windows = WindowFunction(sessions, counted, timestamp="v", value="k")
+    return _stateful(_on_time(stream), place, windows, "k long, window_start long, window_end long, n long")
+
+
+def _on_time(stream: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as sf
+
+    return stream.withColumn("at", sf.timestamp_millis("v")).withWatermark("at", "1000 days")
+
+
 def by_batch_function(stream: DataFrame, place: Path) -> DataStreamWriter:
     """Ours: a stateful operator that does what the sink does and emits the keys that changed."""
     return _stateful(stream, place, Totals(), "k long, n long, v long")
@@ -162,7 +198,7 @@ def summed(stream: DataFrame, place: Path) -> DataStreamWriter:
 
 
 def _stateful(
-    stream: DataFrame, place: Path, operator: arrowstate.BatchFunction, output_schema: str
+    stream: DataFrame, place: Path, operator: arrowstate.BatchFunction, output_schema: str | None
 ) -> DataStreamWriter:
     return stateful(
         stream,
@@ -277,13 +313,20 @@ def totalled(place: Path, keys: int) -> None:
         writer.checkpoint({"bench": backends})
 
 
-def make_files(folder: Path, *, keys: int, rows: int, count: int) -> list[Path]:
-    """Write one Parquet file of random keys per micro-batch, with times that make Spark take them in order."""
+def make_files(
+    folder: Path, *, keys: int, rows: int, count: int, values: int = 1000, every_key_first: bool = False
+) -> list[Path]:
+    """Write one Parquet file of random keys per micro-batch, with times that make Spark take them in order.
+
+    Each has so many rows; the first has each key once, where that is asked for.
+    """
     folder.mkdir(parents=True)
     random = np.random.default_rng(1)
     files = []
     for number in range(count):
-        drawn = pa.table({"k": random.integers(0, keys, rows), "v": random.integers(0, 1000, rows)})
+        all_keys = every_key_first and not number
+        numbers = np.arange(keys) if all_keys else random.integers(0, keys, rows)
+        drawn = pa.table({"k": numbers, "v": random.integers(0, values, numbers.size)})
         file = folder / f"{number:04}.parquet"
         pq.write_table(drawn, file)
         os.utime(file, (1_600_000_000 + number,) * 2)
