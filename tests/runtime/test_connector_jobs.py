@@ -36,7 +36,7 @@ def few(source: type[Source]) -> type[Any]:
 
     class Few(source):  # type: ignore[misc,valid-type]
         def reader(self) -> Reader:
-            return jobs._Few(super().reader())
+            return jobs.Few(super().reader())
 
     return Few
 
