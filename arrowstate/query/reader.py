@@ -7,22 +7,19 @@ imported when it is first used.
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.query.catalog import SqlName, history_names, resolve, sql_names
+from arrowstate.query.catalog import history_names, resolve, sql_names
 from arrowstate.query.describe import overview
 from arrowstate.query.kept_reads import Recent
 from arrowstate.query.state import StateReader
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
-from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.snapshot.validation import is_validated
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
@@ -31,7 +28,6 @@ from arrowstate_formats.key_groups import KeyGroupRange
 if TYPE_CHECKING:
     import polars
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
-    from duckdb import Error as DuckDBError
 
     from arrowstate.query.duckdb.dataset import ScanStatistics
     from arrowstate.query.duckdb.engine import Database
@@ -40,7 +36,6 @@ __all__ = ["SnapshotReader"]
 
 _KEPT_SCANS = 64
 _STATES: Recent[StateReader] = Recent(64)
-_MISSING_TABLE = re.compile(r'Table with name "?(.+?)"? does not exist')
 
 
 class SnapshotReader:
@@ -294,25 +289,16 @@ class SnapshotReader:
         >>> snapshot.sql("select sum(clicks) from counter.clicks").fetchall()
         [(7,)]
         """
-        import duckdb
+        from arrowstate.query.duckdb.selecting import select
 
-        from arrowstate.query.duckdb.relation import Relation, Watch
-
-        watch = Watch(self._scans.append)
-        cursor = self._database.cursor(watch)
-        # Otherwise a misspelt state could be taken for a Python variable of that name.
-        cursor.execute("set python_enable_replacements = false")
-        try:
-            statements = cursor.extract_statements(query)
-            kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-            if len(statements) != 1 or statements[0].type not in kinds:
-                raise InvalidInputError(
-                    f"sql() takes one SELECT, got {query!r}; for other statements use the connection of duckdb()"
-                )
-            relation = cursor.sql(query, params=params)
-        except duckdb.Error as error:
-            raise watch.failure() or self._as_ours(error) from error
-        return cast("DuckDBPyRelation", Relation(relation, watch))
+        return select(
+            self._database,
+            query,
+            params,
+            on_scan=self._scans.append,
+            names=lambda: [*sql_names(self.entry), *history_names()],
+            checkpoint_id=self.checkpoint_id,
+        )
 
     def duckdb(self) -> DuckDBPyConnection:
         """Return a new DuckDB connection, in memory, with a schema per operator and a view per state.
@@ -353,34 +339,7 @@ class SnapshotReader:
     @property
     def _database(self) -> Database:
         # Asked for each time: one that was made before a fork is of no use after it.
-        from arrowstate.query.duckdb.dataset import Source, StateSource
         from arrowstate.query.duckdb.engine import Database, databases
-        from arrowstate.query.duckdb.history import HistorySource
-        from arrowstate.query.duckdb.operator_state import OperatorStateRows, OperatorStateSource
+        from arrowstate.query.duckdb.sources import sources_of
 
-        def make() -> Database:
-            documents = {
-                (item.uid, state.name): (item.uid, state)
-                for item in self.entry.operators
-                for state in item.operator_states
-            }
-
-            def source(name: SqlName) -> Source:
-                if not name.is_operator_state:
-                    return StateSource(self._reader(name.uid, name.state))
-                document = whole_state(self.storage, *documents[name.uid, name.state])
-                return OperatorStateSource(name.uid, OperatorStateRows(self.storage, self.entry, document))
-
-            history = {name: HistorySource(self.storage, name.relation) for name in history_names()}
-            return Database({name: source(name) for name in sql_names(self.entry)} | history)
-
-        return databases.get(self._identity, make)
-
-    def _as_ours(self, error: DuckDBError) -> Exception:
-        """Return the error of the tree that a refused query is."""
-        text = str(error)
-        missing = _MISSING_TABLE.search(text)
-        if missing is not None:
-            names = [name.relation for name in [*sql_names(self.entry), *history_names()]]
-            return StateNotFoundError(missing[1], names, None, self.checkpoint_id)
-        return InvalidInputError(text)
+        return databases.get(self._identity, lambda: Database(sources_of(self.storage, self.entry, self._reader)))

@@ -16,10 +16,11 @@ from arrowstate.runtime.connectors import (
     Split,
     Token,
 )
+from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction
 from arrowstate.runtime.job import Job
 from arrowstate.runtime.restart import Restart
-from arrowstate.runtime.running import JobStatus, RunningJob, TaskStatus
+from arrowstate.runtime.running import RunningJob
 from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
 from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
 from arrowstate.runtime.sinks.postgres import PostgresSink
@@ -27,6 +28,7 @@ from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
+from arrowstate.runtime.status import ChannelStatus, JobStatus, TaskStatus
 from arrowstate.runtime.streams import ConnectedStreams, Stream
 from arrowstate.runtime.watermarks import Watermarks
 
@@ -34,6 +36,7 @@ __all__ = [
     "Batch",
     "BulkParquetSink",
     "ChangesSource",
+    "ChannelStatus",
     "CoBatchFunction",
     "ConnectedStreams",
     "DirectSink",
@@ -53,6 +56,7 @@ __all__ = [
     "PrintSink",
     "Reader",
     "Restart",
+    "RestartStatus",
     "RunningJob",
     "Sink",
     "SinkWriter",

@@ -5,68 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from arrowstate.checkpoints.committing import Committer
-from arrowstate.checkpoints.coordination import CheckpointRecord
 from arrowstate.errors import InvalidInputError, JobFailedError
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.query.beside import select_beside
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.attempt import Setting
-from arrowstate.runtime.core.coordinator import JobState
-from arrowstate.runtime.core.messages import SlotFigures, TaskFigures
+from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.drivers.inline import Inline
 from arrowstate.runtime.drivers.timed import TimedDriver
 from arrowstate.runtime.graph import Declared, Graph, Mode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.runtime.status import JobStatus, status_of
+from arrowstate.runtime.tables import status_tables
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import check_max_parallelism, default_max_parallelism
 
-__all__ = ["JobStatus", "RunningJob", "TaskStatus", "start"]
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyRelation
 
-
-@dataclass(frozen=True, slots=True)
-class TaskStatus:
-    """How a subtask of a running job is; rates are of the last quarter of a second or so."""
-
-    task: str
-    """The uid."""
-    slot: int
-    rows: int
-    """Rows that it took since the job was started last."""
-    rows_per_second: float
-    busy: float
-    """The part of the time that it spent in its function, 0 to 1."""
-    blocked: float
-    """The part of the time that it had something to do and no room for what it gives out, 0 to 1."""
-    queued_rows: int
-    """Rows that wait in its channels."""
-    watermark: int | None
-    """How far event time is, in milliseconds; None before the first watermark."""
-    has_ended: bool
-    """Whether it has processed the end of its input."""
-    late_rows: int = 0
-    """Rows that came too late for their windows and were left out, since the job was started last; those that go to a
-    side output do not count."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """How a job is at the moment."""
-
-    state: JobState
-    attempt: int
-    """How often it was started, this time included."""
-    failures: tuple[str, ...]
-    """What the last failures were, oldest first."""
-    checkpoints: tuple[CheckpointRecord, ...]
-    """The checkpoints that ended last, oldest first, and those in progress."""
-    tasks: tuple[TaskStatus, ...]
-    """How each subtask of each task is, by its name and its slot."""
+__all__ = ["RunningJob", "start"]
 
 
 class Driver(Protocol):
@@ -127,11 +90,66 @@ class RunningJob:
 
     def status(self) -> JobStatus:
         """Return how the job is."""
-        state, attempt, failures, records, figures = self._driver.call(
-            lambda job: (job.state, job.attempt, list(job.failures), job.records, list(job.figures.values()))
+        status: JobStatus = self._driver.call(lambda job: status_of(job, self._job.graph))
+        return status
+
+    def sql(self, query: str, *, params: Sequence[Any] | Mapping[str, Any] | None = None) -> DuckDBPyRelation:
+        """Run a query over how the job is, and over the states of its newest checkpoint.
+
+        What `status` returns is in four tables, as it is when this is called; who is the bottleneck is
+        `select operator, subtask, busy from runtime.tasks order by busy desc limit 1`, and those before it in the job
+        are blocked. Beside them are the views of `Snapshot.sql`, the history of the store in `arrowstate.checkpoints`
+        among them. Where an operator is called `runtime`, the four are in the schema `runtime~2`.
+
+        `runtime.tasks`
+            A row for each subtask: `operator`, `subtask`; `rows_in`, `rows_out`, `bytes_in`, `bytes_out` since the job
+            was started last, and the same with `_per_second` (double); `busy`, `blocked`, `idle` (double, parts of the
+            time); `queued_rows`, `queued_bytes`; `watermark` and `lag_ms` in milliseconds, null where there is none;
+            `has_ended`; `late_rows`.
+        `runtime.channels`
+            A row for each channel: `origin`, `operator`, `input` (text), `from_subtask`, `to_subtask`; `rows`, `bytes`,
+            and the same with `_per_second`; `in_flight_rows`, `in_flight_bytes`, `queued_rows`, `queued_bytes`;
+            `blocked`; `watermark`; `is_aligning`.
+        `runtime.checkpoints`
+            A row for each checkpoint, those that were given up included: `checkpoint_id`, `status`, `triggered_at` and
+            `ended_at` in UTC, `duration_ms`, `reason`; `acknowledged`, how many subtasks had written their part;
+            `alignment_us` and `async_us` of the slowest, `bytes_written` of all.
+        `runtime.restarts`
+            A row for each failure and change of parallelism: `attempt`, `failed_at` in UTC, `reason`, `checkpoint_id`,
+            which the next attempt began with, `running_at` in UTC, `down_ms`.
+
+        Parameters
+        ----------
+        query, params
+            As for `Snapshot.sql`.
+
+        Raises
+        ------
+        StateNotFoundError
+            If the query names a table that does not exist; the message lists those there are.
+        InvalidInputError
+            If DuckDB refuses the query for another reason, or it is not one that has a result.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from arrowstate.runtime import Job, OutputTable, TableSource
+        >>> job = Job("memory://running-sql-example")
+        >>> job.source(TableSource(pa.table({"n": [1, 2, 3]})), uid="numbers").sink(OutputTable("copy"))
+        >>> with job.start(mode="inline") as running:
+        ...     _ = running.wait()
+        >>> running.sql("select operator, rows_in, rows_out, has_ended from runtime.tasks").fetchall()
+        [('numbers', 3, 3, True)]
+        """
+        newest = self._newest()
+        return select_beside(
+            self.store.storage,
+            None if newest is None else self.store.snapshot_of(newest),
+            status_tables(self.status()),
+            query,
+            params,
+            schema="runtime",
         )
-        told = tuple(f"{type(error).__name__}: {error}" for _, error in failures)
-        return JobStatus(state, attempt, told, records, _statuses(figures))
 
     def checkpoint(self, *, timeout_ms: int | None = None) -> Snapshot:
         """Take a checkpoint now, and return it once it is committed and the sinks have had their rows.
@@ -205,10 +223,12 @@ class RunningJob:
             raise InvalidInputError(f"parallelism must be 1 to {maximum}, the max parallelism, got {parallelism}")
         self.checkpoint()
         with self._lock:
+            before = self._parallelism
             self._driver.call(lambda job: job.cancel("it is rescaled"))
             self._driver.close()
             self._parallelism, self._max_parallelism = parallelism, maximum
-            self._begin()
+            past = self._driver.coordinator.ended_by(f"rescaled from parallelism {before} to {parallelism}")
+            self._begin(past)
 
     def wait(self, timeout_ms: int | None = None) -> Snapshot:
         """Wait until the job has ended, and return the snapshot that it ended with.
@@ -249,7 +269,7 @@ class RunningJob:
     def _newest(self) -> LogEntryDocument | None:
         return CommitLog(self.store.storage).history().checkpoint
 
-    def _begin(self) -> None:
+    def _begin(self, past: Sequence[RestartStatus] = ()) -> None:
         job, store = self._job, self.store
         setting = Setting(
             store.store_id, self._parallelism, self._max_parallelism, exactly_once=job.mode == "exactly-once"
@@ -278,37 +298,7 @@ class RunningJob:
             self._driver = InlineDriver(inline)
         else:
             self._driver = TimedDriver(job, setting, store.storage, entries, self._mode)
-        self._driver.call(lambda coordinator: coordinator.begin())
-
-
-def _statuses(figures: Sequence[Sequence[SlotFigures]]) -> tuple[TaskStatus, ...]:
-    found = []
-    for of_slot in figures:
-        last, first = of_slot[-1], of_slot[0] if len(of_slot) > 1 else None
-        for number, now in enumerate(last.tasks):
-            before = None if first is None else first.tasks[number]
-            span_ms = 0 if first is None else last.at_ms - first.at_ms
-
-            def rate(
-                name: str, now: TaskFigures = now, before: TaskFigures | None = before, ms: int = span_ms
-            ) -> float:
-                return 0.0 if before is None or not ms else (getattr(now, name) - getattr(before, name)) / ms
-
-            found.append(
-                TaskStatus(
-                    now.task,
-                    now.subtask,
-                    now.rows,
-                    rate("rows") * 1000,
-                    min(rate("busy_us") / 1000, 1.0),
-                    min(rate("blocked_us") / 1000, 1.0),
-                    now.queued_rows,
-                    now.watermark,
-                    now.has_ended,
-                    now.late_rows,
-                )
-            )
-    return tuple(sorted(found, key=lambda item: (item.task, item.slot)))
+        self._driver.call(lambda coordinator: coordinator.begin(past))
 
 
 class InlineDriver:

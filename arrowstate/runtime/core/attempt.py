@@ -66,8 +66,6 @@ class Attempt:
     direct: dict[str, DirectTask] = field(default_factory=dict)
     "Sinks that keep nothing, each of which all tasks of a slot share."
     runs: bool = False
-    has_ended: bool = False
-    "Whether all tasks have processed the end of their input."
     told_time: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
 
     @property

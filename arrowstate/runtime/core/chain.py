@@ -9,7 +9,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.processing.failing import explained
 from arrowstate.processing.runner import batches_of
-from arrowstate.runtime.core.elements import Element
+from arrowstate.runtime.core.elements import Element, bytes_of
 from arrowstate.runtime.core.exchange import FRAME_ROWS, Exchange
 from arrowstate.runtime.core.sinking import SinkTask
 from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SideNode, SinkNode
@@ -30,6 +30,8 @@ class Chain:
     ) -> None:
         self._node = node
         self._uid = uid
+        self.rows_out = 0
+        self.bytes_out = 0
         self.exchanges = {edge.number: exchanges[edge.number] for edge in graph.edges_of(node)}
         self.sinks = {sink.uid: made(sink) for sink in dict.fromkeys(graph.sinks_of(node))}
 
@@ -42,6 +44,8 @@ class Chain:
         """Give rows on."""
         for batch in batches_of(rows):
             if batch.num_rows:
+                self.rows_out += batch.num_rows
+                self.bytes_out += bytes_of(batch)
                 self._push(self._node, batch)
 
     def side(self, name: str, rows: pa.RecordBatch | pa.Table) -> None:

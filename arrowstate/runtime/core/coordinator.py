@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol, TypeAlias
 
@@ -41,11 +42,30 @@ from arrowstate.runtime.graph import Graph
 from arrowstate.runtime.restart import Restart, RestartState
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Coordinator", "CoordinatorOutside", "JobState"]
+__all__ = ["Coordinator", "CoordinatorOutside", "JobState", "RestartStatus"]
 
 JobState: TypeAlias = Literal[
     "created", "restoring", "deploying", "running", "failing", "waiting", "finished", "stopped", "failed"
 ]
+
+
+_FIGURES_MS = 200
+"""Figures that are closer together say little of how fast something is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartStatus:
+    """A failure of a job, or a change of its parallelism, and how it went on."""
+
+    attempt: int
+    """Which start of the job it ended, from 1."""
+    failed_at_ms: int
+    reason: str
+    """The error, or what else ended the attempt."""
+    checkpoint_id: int | None = None
+    """The checkpoint that the next attempt began with; None before that, or where there was none."""
+    running_at_ms: int | None = None
+    """When rows were processed again; None until then, and for ever where the job ended with it."""
 
 
 class CoordinatorOutside(CheckpointsOutside, Protocol):
@@ -81,8 +101,10 @@ class Coordinator:
         self.attempt = 0
         self.failures: list[tuple[int, BaseException]] = []
         "The times and errors of failures, oldest first, the last 100."
+        self.restarts: list[RestartStatus] = []
+        "What ended attempts, oldest first, the last 100."
         self.figures: dict[int, list[SlotFigures]] = {}
-        "The last two that each slot has told in this attempt."
+        "The last two that each slot has told in this attempt, some time apart."
         self.error: BaseException | None = None
         "Why the job failed for good."
         self._checkpoints = JobCheckpoints(self, entries, subtasks, options, outside)
@@ -113,9 +135,14 @@ class Coordinator:
         """The checkpoints of all attempts, oldest first, the last hundred or so."""
         return self._checkpoints.records
 
-    def begin(self) -> None:
-        """Start the first attempt."""
+    def begin(self, past: Sequence[RestartStatus] = ()) -> None:
+        """Start the first attempt; `past` is what ended those of the coordinator that was in its place."""
+        self.restarts = list(past)
         self._restore()
+
+    def ended_by(self, reason: str) -> list[RestartStatus]:
+        """Return what ended attempts, and that this coordinator was ended for a reason that is no failure."""
+        return [*self.restarts, RestartStatus(self.attempt, self._outside.now_ms(), reason)][-100:]
 
     def request_checkpoint(self, done: Done) -> None:
         """Take a checkpoint as soon as there is room; `done` is told its id once it is committed, or why it is not."""
@@ -178,12 +205,13 @@ class Coordinator:
                 self._ready.add(slot)
                 if self._ready == set(self._slots):
                     self.state = "running"
+                    self._went_on(running_at_ms=now_ms)
                     self.tell_all(Run(self.attempt))
                     if self._stopping is not None:
                         self._stop_sources()
             case Acknowledged(_, checkpoint_id, handle):
                 subtask = handle.task, handle.subtask
-                self._checkpoints.feed(Acknowledge(now_ms, checkpoint_id, subtask, handle, handle.statistics))
+                self._checkpoints.feed(Acknowledge(now_ms, checkpoint_id, subtask, handle, handle.measured))
             case Declined(_, checkpoint_id, task, subtask, reason):
                 self._checkpoints.feed(Decline(now_ms, checkpoint_id, (task, subtask), reason))
             case Ended(_, task, subtask):
@@ -194,7 +222,9 @@ class Coordinator:
                 if changed:
                     self.tell_all(Limit(self.attempt, changed))
             case SlotFigures(_, slot):
-                self.figures[slot] = [*self.figures.get(slot, [])[-1:], message]
+                known = self.figures.get(slot, [])
+                apart = len(known) < 2 or known[-1].at_ms - known[0].at_ms >= _FIGURES_MS
+                self.figures[slot] = [*(known[-1:] if apart else known[:1]), message]
             case Failed(_, _, error):
                 self.failed(error)
 
@@ -274,6 +304,7 @@ class Coordinator:
             return
         entry, splits = found
         self.state = "deploying"
+        self._went_on(checkpoint_id=None if entry is None else entry.checkpoint_id)
         self._checkpoints.begin()
         base = None if entry is None else entry.number
         dealt = self._assignment.deal(splits, self._outside.now_ms())
@@ -294,7 +325,15 @@ class Coordinator:
         self._outside.submit(self._entries.close, lambda *_: None)
 
     def _note(self, error: BaseException) -> None:
-        self.failures = [*self.failures, (self._outside.now_ms(), error)][-100:]
+        now_ms = self._outside.now_ms()
+        self.failures = [*self.failures, (now_ms, error)][-100:]
+        record = RestartStatus(self.attempt, now_ms, f"{type(error).__name__}: {error}")
+        self.restarts = [*self.restarts, record][-100:]
+
+    def _went_on(self, **known: int | None) -> None:
+        """Take note of how a job goes on that was ended last."""
+        if self.restarts and self.restarts[-1].running_at_ms is None:
+            self.restarts[-1] = replace(self.restarts[-1], **known)  # type: ignore[arg-type]
 
     # The end, and more to read.
 

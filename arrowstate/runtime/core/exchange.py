@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from arrowstate.runtime.core.elements import Element, Rows
+from arrowstate.runtime.core.elements import Element, Rows, bytes_of
 from arrowstate.runtime.graph import Edge
 from arrowstate.schema.keys import to_type
 from arrowstate_formats.key_groups import key_groups_of_hashes
@@ -46,11 +46,26 @@ class Exchange:
         # Neighbours begin at different subtasks.
         self._next = subtask
         self._credit = [CREDIT_BYTES] * parallelism
+        self.rows_sent = [0] * parallelism
+        self.bytes_sent = [0] * parallelism
+        self.blocked_us = [0] * parallelism
+        "How long each channel had no room, as far as it was looked at."
 
     @property
     def has_room(self) -> bool:
         """Whether one more step may send."""
         return min(self._credit) > 0
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """The bytes of each channel that the receiver has not taken up."""
+        return tuple(CREDIT_BYTES - credit for credit in self._credit)
+
+    def look(self, passed_us: int) -> None:
+        """Take note of the channels that have no room, and had none for so long."""
+        for to, credit in enumerate(self._credit):
+            if credit <= 0:
+                self.blocked_us[to] += passed_us
 
     def granted(self, to: int, size: int) -> None:
         """Take note that a receiver has taken rows up."""
@@ -80,8 +95,10 @@ class Exchange:
             self._send(self.edge.number, to, element)
 
     def _rows(self, to: int, batch: pa.RecordBatch) -> None:
-        size = max(batch.nbytes, 1)
+        size = bytes_of(batch)
         self._credit[to] -= size
+        self.rows_sent[to] += batch.num_rows
+        self.bytes_sent[to] += size
         self._send(self.edge.number, to, Rows(batch, size))
 
 

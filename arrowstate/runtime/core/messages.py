@@ -26,11 +26,13 @@ __all__ = [
     "Limit",
     "Ready",
     "Run",
+    "SentFigures",
     "SlotFigures",
     "SourceTime",
     "SplitState",
     "StatePart",
     "StopSources",
+    "TakenFigures",
     "TaskFigures",
     "TaskHandle",
     "ToSlot",
@@ -81,6 +83,20 @@ class TaskHandle:
     statistics: SubtaskStatisticsDocument | None = None
     alignment_us: int = 0
     """From the first barrier to the last, in microseconds."""
+
+    @property
+    def measured(self) -> SubtaskStatisticsDocument:
+        """What writing it took; of a task that has nothing in the store, that is how long it waited for barriers."""
+        if self.statistics is not None:
+            return self.statistics
+        return SubtaskStatisticsDocument(
+            operator=self.task,
+            subtask=self.subtask,
+            alignment_us=self.alignment_us,
+            bytes_written=0,
+            bytes_total=0,
+            files_written=0,
+        )
 
 
 # From the coordinator to a slot.
@@ -234,22 +250,55 @@ class TaskFigures:
     subtask: int
     rows: int
     """Rows that it took."""
+    bytes: int
+    rows_out: int
+    bytes_out: int
     busy_us: int
     blocked_us: int
-    queued_rows: int
+    idle_us: int
     watermark: int | None
     has_ended: bool
     late_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
+class SentFigures:
+    """The channels of an edge as the slot has it that sends: an item for each that receives."""
+
+    edge: int
+    rows: tuple[int, ...]
+    bytes: tuple[int, ...]
+    in_flight_bytes: tuple[int, ...]
+    """What was sent and not taken up."""
+    blocked_us: tuple[int, ...]
+    """How long there was no room for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenFigures:
+    """The channels of an edge as the slot has it that receives: an item for each that sends."""
+
+    edge: int
+    rows: tuple[int, ...]
+    """Rows that were taken up."""
+    queued_rows: tuple[int, ...]
+    """Rows that have come and wait."""
+    queued_bytes: tuple[int, ...]
+    watermarks: tuple[int | None, ...]
+    aligning: tuple[bool, ...]
+    """Whether a channel has brought a barrier, and waits for those of the others."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotFigures:
-    """How the tasks of a slot are."""
+    """How the tasks of a slot are, and the channels at both of its ends."""
 
     attempt: int
     slot: int
     at_ms: int
     tasks: tuple[TaskFigures, ...]
+    sent: tuple[SentFigures, ...] = ()
+    taken: tuple[TakenFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from arrowstate.runtime.connectors import DirectSink, PreparingSink, SinkWriter
+from arrowstate.runtime.core.elements import bytes_of
 from arrowstate.runtime.core.messages import StatePart
 from arrowstate.snapshot.operator import write_part
 from arrowstate.snapshot.streams import CheckpointStreamFactory
@@ -80,7 +81,7 @@ class KeptRows:
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows.append(batch)
-        self._bytes += batch.nbytes
+        self._bytes += bytes_of(batch)
         if self._bytes > _MOST_BYTES:
             self._written.append(self._part(self._rows, []))
             self._rows, self._bytes = [], 0

@@ -12,6 +12,7 @@ from typing import Any
 from arrowstate.runtime.core.attempt import Attempt, Outside, Setting
 from arrowstate.runtime.core.deploying import deploy
 from arrowstate.runtime.core.elements import Element
+from arrowstate.runtime.core.measuring import Meter
 from arrowstate.runtime.core.messages import (
     AbortCheckpoint,
     AssignSplits,
@@ -22,10 +23,8 @@ from arrowstate.runtime.core.messages import (
     Limit,
     Ready,
     Run,
-    SlotFigures,
     SourceTime,
     StopSources,
-    TaskFigures,
     ToSlot,
     TriggerCheckpoint,
 )
@@ -53,6 +52,7 @@ class Slot:
         self._storage = storage
         self._outside = outside
         self._attempt: Attempt | None = None
+        self._meter: Meter | None = None
         self._looked_ms = self._told_ms = 0
         self.busy_in: str | None = None
         "The task whose step runs, or ran last."
@@ -74,6 +74,7 @@ class Slot:
         match message:
             case Run():
                 attempt.runs = True
+                self._meter = Meter(attempt, self._outside.now_us())
                 for source in attempt.sources.values():
                     source.may_read = True
                 self._look_again(attempt)
@@ -105,19 +106,14 @@ class Slot:
             passed_ms = now_ms - self._looked_ms
             if passed_ms >= _LOOK_AGAIN_MS:
                 self._looked_ms = now_ms
+                self._measure(now_ms)
                 self._look_again(attempt)
-                for task in attempt.tasks:
-                    task.blocked_us += passed_ms * 1000 if task.is_blocked else 0
-                self._tell_figures(attempt, now_ms)
             began_us = self._outside.now_us()
             for task in attempt.tasks:
                 self.busy_in = task.uid
                 if task.step():
                     task.busy_us += self._outside.now_us() - began_us
                     done = True
-                    if not attempt.has_ended and all(other.has_ended for other in attempt.tasks):
-                        attempt.has_ended = True
-                        self._tell_figures(attempt, now_ms, last=True)
                     return
 
         self._guarded(attempt.number, run)
@@ -151,30 +147,21 @@ class Slot:
         now_ms = self._outside.now_ms()
         for task in attempt.tasks:
             if isinstance(task, OperatorTask):
+                began_us = self._outside.now_us()
                 task.tick(now_ms)
+                task.busy_us += self._outside.now_us() - began_us
             elif isinstance(task, SourceTask):
                 task.look_again(now_ms)
                 self._tell_time(attempt, task)
 
-    def _tell_figures(self, attempt: Attempt, now_ms: int, *, last: bool = False) -> None:
-        if now_ms - self._told_ms < _TELL_MS and not last:
+    def _measure(self, now_ms: int, *, tell: bool = False) -> None:
+        """Measure the tasks, and tell the coordinator from time to time."""
+        if self._meter is None:
             return
-        self._told_ms = now_ms
-        figures = tuple(
-            TaskFigures(
-                task.uid,
-                self._subtask,
-                task.rows_in,
-                task.busy_us,
-                task.blocked_us,
-                task.queued_rows,
-                task.watermark,
-                task.has_ended,
-                task.late_rows,
-            )
-            for task in attempt.tasks
-        )
-        self._outside.tell(SlotFigures(attempt.number, self._subtask, now_ms, figures))
+        self._meter.look(self._outside.now_us())
+        if tell or now_ms - self._told_ms >= _TELL_MS:
+            self._told_ms = now_ms
+            self._outside.tell(self._meter.figures(now_ms))
 
     def _tell_time(self, attempt: Attempt, task: SourceTask) -> None:
         node = self._graph.task(task.uid)
@@ -190,6 +177,8 @@ class Slot:
         sources = attempt.sources
         match message:
             case TriggerCheckpoint(_, checkpoint_id):
+                # Before the parts of a checkpoint: when a job is over it has heard of all its rows.
+                self._measure(self._outside.now_ms(), tell=True)
                 for source in sources.values():
                     source.take_snapshot(checkpoint_id)
             case CompleteCheckpoint(_, checkpoint_id):
@@ -225,6 +214,6 @@ class Slot:
             self._outside.tell(Failed(number, self._subtask, error))
 
     def _drop(self, *, quietly: bool = False) -> None:
-        attempt, self._attempt = self._attempt, None
+        attempt, self._attempt, self._meter = self._attempt, None, None
         if attempt is not None:
             attempt.close(quietly=quietly)

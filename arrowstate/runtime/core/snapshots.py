@@ -181,6 +181,7 @@ class SnapshotWork:
             subtask=None,
             sync_us=self.sync_us,
             async_us=async_us,
+            alignment_us=self.alignment_us,
             bytes_written=size,
             bytes_total=size,
             files_written=files,

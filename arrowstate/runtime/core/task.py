@@ -25,6 +25,7 @@ from arrowstate.runtime.core.elements import (
     Watermark,
 )
 from arrowstate.runtime.core.exchange import FRAME_ROWS
+from arrowstate.runtime.core.messages import TakenFigures
 from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
 from arrowstate.runtime.core.valve import WatermarkValve
 
@@ -32,6 +33,9 @@ __all__ = ["Channel", "OperatorTask", "SourceTask", "Task", "TaskHooks"]
 
 Channel = tuple[int, int]
 """The number of an edge, and the subtask that sends."""
+
+_WAIT_FOR_ROOM = (Rows, Watermark, EndOfData, Status)
+"""Nothing but rows, and time that may give out rows, waits for room."""
 
 
 class TaskHooks:
@@ -66,11 +70,12 @@ class Task(ABC):
         "In steps, since the attempt began."
         self.blocked_us = 0
         "With something to do and no room downstream for what it gives out, as far as it was looked at."
-        self.is_blocked = False
+        self.idle_us = 0
+        "With nothing to do, as far as it was looked at."
 
     @property
-    def queued_rows(self) -> int:
-        """Rows that wait."""
+    def bytes_in(self) -> int:
+        """The size of the rows that it took."""
         return 0
 
     @property
@@ -79,9 +84,18 @@ class Task(ABC):
         return 0
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether it has something to do and no room downstream for what it gives out."""
+        return False
+
+    @property
     def watermark(self) -> int | None:
         """The event time that it has given out."""
         return None
+
+    def taken(self) -> tuple[TakenFigures, ...]:
+        """Return how its input channels are."""
+        return ()
 
     @abstractmethod
     def step(self) -> bool:
@@ -128,15 +142,25 @@ class OperatorTask(Task):
             if timed:
                 # After a restore every channel is where the task was: one that is ahead waits for the others.
                 self._valve.add(number, watermark=watermark)
+        self._rows_taken = [0] * len(channels)
+        self._bytes_taken = [0] * len(channels)
         self._open = set(range(len(channels)))
         self._next = 0
         self._was_idle = False
         self._first_barrier_us: int | None = None
 
     @property
-    def queued_rows(self) -> int:
-        """Rows that wait."""
-        return sum(item.batch.num_rows for queue in self._queues for item in queue if isinstance(item, Rows))
+    def bytes_in(self) -> int:
+        return sum(self._bytes_taken)
+
+    @property
+    def is_blocked(self) -> bool:
+        if self.chain.has_room:
+            return False
+        return any(
+            queue and isinstance(queue[0], _WAIT_FOR_ROOM) and not self._barriers.is_blocked(number)
+            for number, queue in enumerate(self._queues)
+        )
 
     @property
     def late_rows(self) -> int:
@@ -168,14 +192,11 @@ class OperatorTask(Task):
             queue = self._queues[number]
             if not queue or self._barriers.is_blocked(number):
                 continue
-            # Nothing but rows, and time that may give out rows, waits for room.
-            if isinstance(queue[0], (Rows, Watermark, EndOfData, Status)):
+            if isinstance(queue[0], _WAIT_FOR_ROOM):
                 room = self.chain.has_room if room is None else room
                 if not room:
-                    self.is_blocked = True
                     continue
             self._next = (number + 1) % count
-            self.is_blocked = False
             self._take(number, queue)
             return True
         return False
@@ -215,8 +236,28 @@ class OperatorTask(Task):
             rows += following.batch.num_rows
             size += following.bytes
         self.rows_in += rows
+        self._rows_taken[number] += rows
+        self._bytes_taken[number] += size
         self.body.rows(self._ports[number], pa.Table.from_batches(batches))
         self.hooks.consumed(self._names[number], size)
+
+    def taken(self) -> tuple[TakenFigures, ...]:
+        waiting = [[item for item in queue if isinstance(item, Rows)] for queue in self._queues]
+        rows = [sum(item.batch.num_rows for item in items) for items in waiting]
+        found = []
+        for edge in dict.fromkeys(edge for edge, _ in self._names):
+            numbers = [number for number, (of, _) in enumerate(self._names) if of == edge]
+            found.append(
+                TakenFigures(
+                    edge,
+                    tuple(self._rows_taken[number] for number in numbers),
+                    tuple(rows[number] for number in numbers),
+                    tuple(sum(item.bytes for item in waiting[number]) for number in numbers),
+                    tuple(self._valve.shown(number) if self._timed[number] else None for number in numbers),
+                    tuple(self._barriers.is_blocked(number) for number in numbers),
+                )
+            )
+        return tuple(found)
 
     def _grown(self, watermark: int | None) -> None:
         if watermark is not None:
@@ -252,14 +293,23 @@ class SourceTask(Task):
         self._given: int | None = None
 
     @property
+    def bytes_in(self) -> int:
+        # It gives out just what it reads; what follows of maps belongs to the chain.
+        return self.chain.bytes_out
+
+    @property
+    def is_blocked(self) -> bool:
+        may = self.may_read and not self.has_ended and not self.has_nothing_now
+        return may and not self.chain.has_room
+
+    @property
     def watermark(self) -> int | None:
         return self._given
 
     def step(self) -> bool:
         if not self.may_read or self.has_ended or self.has_nothing_now:
             return False
-        self.is_blocked = not self.chain.has_room
-        if self.is_blocked:
+        if not self.chain.has_room:
             return False
         now_ms = self.hooks.now_ms()
         if self.splits.is_finished:

@@ -47,6 +47,10 @@ class WatermarkValve:
         """Whether all channels are."""
         return bool(self._channels) and all(channel.is_idle for channel in self._channels.values())
 
+    def shown(self, channel: int) -> int | None:
+        """Return the watermark of one channel, None before its first."""
+        return self._channels[channel].watermark
+
     def add(self, channel: int, *, watermark: int | None = None) -> None:
         """Take in one more channel, with the watermark that it has had."""
         self._channels[channel] = _Channel(watermark)
