@@ -89,14 +89,27 @@ class DeadLetters:
         "That of the rows which are added next."
         self._found: list[pa.Table] = []
 
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return self._table.uid
+
+    @property
+    def row_names(self) -> list[str]:
+        """The columns of the rows."""
+        return [field.name for field in self._table.columns.field("row").type]
+
     def add(
         self,
         keys: Sequence[pa.Array | pa.ChunkedArray],
-        row: Sequence[pa.Array | pa.ChunkedArray],
+        row: Sequence[pa.Array | pa.ChunkedArray | None],
         errors: Sequence[str],
         reasons: Sequence[str],
     ) -> None:
-        """Set rows aside: their key columns and all their columns, and for each of them what was wrong."""
+        """Set rows aside: their key columns and all their columns, and for each of them what was wrong.
+
+        A column that rows have not is None.
+        """
         if not reasons:
             return
         count = len(reasons)
@@ -107,7 +120,10 @@ class DeadLetters:
         ]
         for field, given in zip(list(self._table.columns)[len(columns) :], (keys, row), strict=True):
             # Timestamps come in the session's time zone.
-            parts = [_whole(column).cast(inner.type) for inner, column in zip(field.type, given, strict=True)]
+            parts = [
+                pa.nulls(count, inner.type) if column is None else _whole(column).cast(inner.type)
+                for inner, column in zip(field.type, given, strict=True)
+            ]
             columns.append(pa.StructArray.from_arrays(parts, fields=list(field.type)))
         self._found.append(pa.Table.from_arrays(columns, schema=self._table.columns))
 

@@ -96,4 +96,5 @@ def reason_of(failure: Exception) -> tuple[str, str]:
 
 def _set_aside(dead: DeadLetters, key: Sequence[str], rows: pa.RecordBatch | pa.Table, error: str, reason: str) -> None:
     count = rows.num_rows
-    dead.add([rows.column(name) for name in key], rows.columns, [error] * count, [reason] * count)
+    row = [rows.column(name) if name in rows.schema.names else None for name in dead.row_names]
+    dead.add([rows.column(name) for name in key], row, [error] * count, [reason] * count)

@@ -22,9 +22,11 @@ __all__ = [
     "check_broadcast",
     "check_keys",
     "check_late",
+    "check_side_names",
     "check_timestamps",
     "no_rows",
     "output_schema",
+    "row_columns",
 ]
 
 
@@ -64,6 +66,27 @@ def check_late(uid: str, operator: Any, given: pa.Schema) -> None:
                 f"operator {uid!r} has late rows in side output {operator.late.name!r}, whose columns must be of the "
                 f"stream; it has no column {field.name!r} of {field.type}"
             )
+
+
+def check_side_names(operator: Any, aside: str) -> None:
+    """Refuse a side output with the name of the dead letters."""
+    if aside in [tag.name for tag in operator.side_outputs]:
+        raise InvalidInputError(f"{aside!r} is a side output of the function; name the dead letters with dead_letters=")
+
+
+def row_columns(uid: str, given: list[pa.Schema], keys: list[list[str]]) -> pa.Schema:
+    """Return the columns of the rows of all inputs, whose keys have the names of the first."""
+    types: dict[str, pa.DataType] = {}
+    for schema, names in zip(given, keys, strict=True):
+        renamed = dict(zip(names, keys[0], strict=True))
+        for field in schema:
+            name = renamed.get(field.name, field.name)
+            if types.setdefault(name, field.type) != field.type:
+                raise InvalidInputError(
+                    f"operator {uid!r} sets rows of both streams aside in one table, and {name!r} is {types[name]} in "
+                    f"one of them and {field.type} in the other; cast or rename it before"
+                )
+    return pa.schema(list(types.items()))
 
 
 def check_broadcast(graph: Graph, broadcast: Mapping[BroadcastStateDescriptor, Any]) -> None:

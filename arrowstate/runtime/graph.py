@@ -7,7 +7,7 @@ rule says which subtask gets a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -20,8 +20,10 @@ from arrowstate.processing.batch_function import BatchFunction
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.runtime.connectors import Source
 from arrowstate.runtime.restart import Restart
+from arrowstate.runtime.sinks.table import OutputTable as Table
 from arrowstate.runtime.watermarks import Watermarks
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.snapshot.output_tables import OutputTable
 from arrowstate_formats.names import check_operator_uid
 
 __all__ = [
@@ -60,6 +62,7 @@ class SourceNode(Node):
     uid: str
     source: Source
     watermarks: Watermarks | None = None
+    dead_letters: OutputTable | None = None
 
     @property
     def inputs(self) -> list[Edge]:
@@ -71,6 +74,8 @@ class MapNode(Node):
     """Makes rows of rows, without state."""
 
     function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+    dead_letters: OutputTable | None = None
+    """Where rows go that it raises on; None if they fail the job."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class StatefulNode(Node):
     key: pa.Schema
     timestamp: str | None = None
     broadcasts: tuple[BroadcastStateDescriptor, ...] = ()
+    dead_letters: OutputTable | None = None
     inputs: list[Edge] = field(default_factory=list)
 
 
@@ -140,12 +146,23 @@ class Graph:
     sinks: list[SinkNode] = field(default_factory=list)
     _uids: set[str] = field(default_factory=set)
 
-    def take_uid(self, uid: str) -> None:
-        """Take note of a name in the store, which nothing else of the job may have."""
-        check_operator_uid(uid)
-        if uid.lower() in self._uids:
-            raise InvalidInputError(f"uids must differ in more than case, {uid!r} is taken; name another one")
-        self._uids.add(uid.lower())
+    def take_uids(self, *uids: str) -> None:
+        """Take note of names in the store, which nothing else of the job may have; of all, or of none."""
+        taken = set(self._uids)
+        for uid in uids:
+            check_operator_uid(uid)
+            if uid.lower() in taken:
+                raise InvalidInputError(f"uids must differ in more than case, {uid!r} is taken; name another one")
+            taken.add(uid.lower())
+        self._uids = taken
+
+    def set_aside(self, nodes: Sequence[SourceNode | MapNode | StatefulNode], table: OutputTable) -> None:
+        """Have rows that nodes cannot take go to a table, whose name was taken."""
+        sink = SinkNode(uid=table.uid, sink=Table(table.uid), schema=table.columns)
+        for node in nodes:
+            node.dead_letters = table
+            node.consumers.append(SideNode(name=table.uid, schema=table.columns, consumers=[sink]))
+        self.sinks.append(sink)
 
     def task(self, uid: str) -> TaskNode:
         """Return a task by its uid."""

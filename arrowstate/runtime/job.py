@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError
+from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.runtime.connectors import Source
 from arrowstate.runtime.declaring import check_timestamps
 from arrowstate.runtime.graph import Graph, Mode, SourceNode
@@ -106,7 +109,15 @@ class Job:
     def __repr__(self) -> str:
         return f"<Job in {self.store}: {', '.join(task.uid for task in self.graph.tasks) or 'nothing yet'}>"
 
-    def source(self, source: Source, *, uid: str, watermarks: Watermarks | None = None) -> Stream:
+    def source(
+        self,
+        source: Source,
+        *,
+        uid: str,
+        watermarks: Watermarks | None = None,
+        on_error: Literal["fail", "dead_letter"] = "fail",
+        dead_letters: str | None = None,
+    ) -> Stream:
         """Read rows.
 
         Parameters
@@ -117,6 +128,12 @@ class Job:
             Its name in the store, where its positions are kept; the same at every start.
         watermarks
             How far event time is by its rows; by default it stands still until the end of the input.
+        on_error
+            What becomes of a row without an event time where `watermarks` ask for one: it fails the job, or with
+            `dead_letter` is set aside in an output table, as by `Stream.stateful`. The `key` of these is `split` and
+            `position`, from where the row was read. What a source cannot read fails the job in any case.
+        dead_letters
+            The name of that output table, by default the uid with `_dead_letters`.
 
         Raises
         ------
@@ -129,8 +146,12 @@ class Job:
             )
         if watermarks is not None:
             check_timestamps(f"source {uid!r}", source.schema.field(watermarks.timestamp))
-        self.graph.take_uid(uid)
+        aside = dead_letters_name(uid, on_error, dead_letters)
+        self.graph.take_uids(uid, *([] if aside is None else [aside]))
         node = SourceNode(uid=uid, source=source, watermarks=watermarks, schema=source.schema)
+        if aside is not None:
+            place = pa.schema({"split": pa.string(), "position": source.position_type})
+            self.graph.set_aside([node], dead_letter_table(aside, place, source.schema))
         self.graph.tasks.append(node)
         return Stream(self.graph, [(node, node)])
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from arrowstate.checkpoints.committing import Committer
 from arrowstate.errors import InvalidInputError, JobFailedError
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.query.beside import select_beside
-from arrowstate.runtime.core.assembling import Entries
+from arrowstate.runtime.core.assembling import Entries, stored_table
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.drivers.inline import Inline
@@ -21,6 +22,7 @@ from arrowstate.runtime.graph import Declared, Graph, Mode, SourceNode, Stateful
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.runtime.status import JobStatus, status_of
 from arrowstate.runtime.tables import status_tables
+from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
 from arrowstate_formats.documents import LogEntryDocument
@@ -105,7 +107,7 @@ class RunningJob:
             A row for each subtask: `operator`, `subtask`; `rows_in`, `rows_out`, `bytes_in`, `bytes_out` since the job
             was started last, and the same with `_per_second` (double); `busy`, `blocked`, `idle` (double, parts of the
             time); `queued_rows`, `queued_bytes`; `watermark` and `lag_ms` in milliseconds, null where there is none;
-            `has_ended`; `late_rows`.
+            `has_ended`; `late_rows`; `dead_rows`.
         `runtime.channels`
             A row for each channel: `origin`, `operator`, `input` (text), `from_subtask`, `to_subtask`; `rows`, `bytes`,
             and the same with `_per_second`; `in_flight_rows`, `in_flight_bytes`, `queued_rows`, `queued_bytes`;
@@ -339,7 +341,7 @@ def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
         raise InvalidInputError(f"mode must be processes, threads or inline, got {mode!r}")
     store = open_store(job.store, create=True, storage_options=job.storage_options)
     newest = CommitLog(store.storage).history().checkpoint
-    _check_store(job, newest)
+    _check_store(job, newest, store.storage)
     committer = Committer(
         store.storage, store.store_id, clock_ms=store.clock_ms, new_id=store.new_id, properties={"writer": "runtime"}
     )
@@ -357,15 +359,16 @@ def _max_parallelism(job: Declared, newest: LogEntryDocument | None) -> int:
     return maximum
 
 
-def _check_store(job: Declared, newest: LogEntryDocument | None) -> None:
+def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storage) -> None:
     """Refuse a store with state that the job would drop, or that is of another kind than the job's."""
     graph: Graph = job.graph
+    operators = newest.operators if newest is not None else ()
     own: Mapping[str, str] = {
         **{task.uid: "a source" for task in graph.tasks if isinstance(task, SourceNode)},
         **{task.uid: "an operator with keyed state" for task in graph.tasks if isinstance(task, StatefulNode)},
         **{sink.uid: "an output table" if isinstance(sink.sink, OutputTable) else "a sink" for sink in graph.sinks},
     }
-    for operator in newest.operators if newest is not None else ():
+    for operator in operators:
         names = {state.name for state in operator.operator_states}
         is_table = not operator.key and names == {"rows"}
         kind = (
@@ -378,10 +381,13 @@ def _check_store(job: Declared, newest: LogEntryDocument | None) -> None:
             else "a sink"
         )
         have = own.get(operator.uid)
-        if have is None and not job.allow_non_restored_state:
+        if have is None and not job.allow_non_restored_state and not is_dead_letters(operator):
             raise InvalidInputError(
                 f"the store has {kind} named {operator.uid!r}, which the job does not declare; declare it, or let it "
                 "go with allow_non_restored_state=True"
             )
         if have is not None and have != kind:
             raise InvalidInputError(f"{operator.uid!r} is {kind} in the store and {have} in the job; name it otherwise")
+    for sink in graph.sinks:
+        if isinstance(sink.sink, OutputTable):
+            stored_table(sink).parts_before(storage, operators)

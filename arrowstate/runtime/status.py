@@ -42,6 +42,8 @@ class TaskStatus:
     late_rows: int = 0
     """Rows that came too late for their windows and were left out, since the job was started last; those that go to a
     side output do not count."""
+    dead_rows: int = 0
+    """Rows that were set aside as dead letters, since the job was started last."""
     idle: float = 0.0
     """The part of the time that there was nothing to do, 0 to 1."""
     rows_out: int = 0
@@ -157,6 +159,7 @@ def _tasks(span: _Span, graph: Graph) -> Iterator[TaskStatus]:
             watermark=now.watermark,
             has_ended=now.has_ended,
             late_rows=now.late_rows,
+            dead_rows=now.dead_rows,
             idle=span.share(now.idle_us, before.idle_us),
             rows_out=now.rows_out,
             rows_out_per_second=span.per_second(now.rows_out, before.rows_out),

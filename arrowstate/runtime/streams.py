@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.processing.batch_function import BatchFunction
+from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.processing.runner import batches_of
 from arrowstate.processing.side_outputs import OutputTag, Sides
@@ -18,9 +19,11 @@ from arrowstate.runtime.declaring import (
     check_broadcast,
     check_keys,
     check_late,
+    check_side_names,
     check_timestamps,
     no_rows,
     output_schema,
+    row_columns,
 )
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction
 from arrowstate.runtime.graph import (
@@ -41,6 +44,8 @@ from arrowstate.schema.operator_state import BroadcastStateDescriptor
 
 __all__ = ["ConnectedStreams", "Stream"]
 
+
+OnError = Literal["fail", "dead_letter"]
 
 Branch = tuple[TaskNode, Node]
 """A task, and the place in it where rows come from."""
@@ -78,6 +83,8 @@ class Stream:
         function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None],
         *,
         schema: pa.Schema | None = None,
+        on_error: OnError = "fail",
+        dead_letters: str | None = None,
     ) -> Stream:
         """Return what a function makes of the rows, a batch at a time; it must not depend on how batches are cut.
 
@@ -87,6 +94,12 @@ class Stream:
             Gets and returns rows, which may be fewer or more, of other columns; None for none. It keeps no state.
         schema
             The columns that it returns; by default those that it returns for a batch without rows.
+        on_error
+            What becomes of a row that the function raises on, or returns other columns for: it fails the job, or with
+            `dead_letter` is set aside, as by `stateful`. The `key` of these is `task`, the uid of the step that the
+            function is part of.
+        dead_letters
+            The name of the output table for them.
 
         Raises
         ------
@@ -95,11 +108,19 @@ class Stream:
         """
         if schema is None:
             schema = self._schema_of(function)
+        if on_error == "dead_letter" and dead_letters is None:
+            raise InvalidInputError("map_batches has no uid: say with dead_letters= which table rows are set aside in")
+        aside = dead_letters_name("", on_error, dead_letters)
+        if aside is not None:
+            self.graph.take_uids(aside)
         made = []
         for task, node in self.branches:
             following = MapNode(function=function, schema=schema)
             node.consumers.append(following)
             made.append((task, following))
+        if aside is not None:
+            table = dead_letter_table(aside, pa.schema({"task": pa.string()}), self.schema)
+            self.graph.set_aside([node for _, node in made], table)
         return Stream(self.graph, made)
 
     def union(self, *others: Stream) -> Stream:
@@ -136,6 +157,8 @@ class Stream:
         output_schema: pa.Schema | None = None,
         timestamp: str | None = None,
         broadcast: Mapping[BroadcastStateDescriptor, Stream] | None = None,
+        on_error: OnError = "fail",
+        dead_letters: str | None = None,
     ) -> Stream:
         """Run a function with keyed state, and return what it emits.
 
@@ -156,13 +179,24 @@ class Stream:
         broadcast
             By descriptor, a stream of two columns, key and value, that sets the entries of a broadcast state in every
             subtask while it comes.
+        on_error
+            What becomes of a row that the operator cannot take: its key or timestamp is null, the function raises on
+            it, or what it writes or emits for it does not fit. `fail`, the default, fails the job. `dead_letter` sets
+            the row aside in an output table, exactly once, and the state is as if it had never come. The function is
+            called again without it, so it must not count calls in attributes. What raises in `open`, by a watermark or
+            by a timer still fails the job.
+        dead_letters
+            The name of that output table, by default the uid with `_dead_letters`. Its columns are those of
+            `arrowstate.spark.stateful`: `reason`, `error` (the class), `batch_id` (the checkpoint that was to come
+            when the row came), `key` and `row`, the latter structs of the key columns and of all columns.
 
         Raises
         ------
         InvalidInputError
             If the uid is taken, a column is missing, or the function is none.
         """
-        return _stateful(self.graph, [self], operator, key, uid, output_schema, timestamp, broadcast or {})
+        aside = dead_letters_name(uid, on_error, dead_letters)
+        return _stateful(self.graph, [self], operator, key, uid, output_schema, timestamp, broadcast or {}, aside)
 
     def side_output(self, tag: OutputTag) -> Stream:
         """Return the rows that the function which this stream comes from hands to a side output.
@@ -231,7 +265,7 @@ class Stream:
             raise InvalidInputError(f"a sink must be an OutputTable, Sink, PreparingSink or DirectSink, got {sink!r}")
         if uid is None:
             raise InvalidInputError(f"{type(sink).__name__} needs uid=, its name in the store")
-        self.graph.take_uid(uid)
+        self.graph.take_uids(uid)
         node = SinkNode(uid=uid, sink=sink, schema=self.schema)
         self.graph.sinks.append(node)
         for _, place in self.branches:
@@ -241,7 +275,7 @@ class Stream:
         graph = self.graph
         number = sum(isinstance(task, RelayNode) for task in graph.tasks)
         node = RelayNode(uid=f"exchange-{number}", schema=self.schema)
-        self.graph.take_uid(node.uid)
+        self.graph.take_uids(node.uid)
         graph.tasks.append(node)
         self.lead_to(node, rule)
         return Stream(self.graph, [(node, node)])
@@ -316,13 +350,18 @@ class ConnectedStreams:
         output_schema: pa.Schema | None = None,
         timestamp: str | None = None,
         broadcast: Mapping[BroadcastStateDescriptor, Stream] | None = None,
+        on_error: OnError = "fail",
+        dead_letters: str | None = None,
     ) -> Stream:
         """Run a function with two inputs and keyed state; as `Stream.stateful`.
 
-        `key` are the key columns of both streams, or a pair with those of each, of which the first name the key.
+        `key` are the key columns of both streams, or a pair with those of each, of which the first name the key. Dead
+        letters have the columns of both streams; those of one name must be of one type.
         """
         streams = [self._first, self._second]
-        return _stateful(self._first.graph, streams, operator, key, uid, output_schema, timestamp, broadcast or {})
+        graph = self._first.graph
+        aside = dead_letters_name(uid, on_error, dead_letters)
+        return _stateful(graph, streams, operator, key, uid, output_schema, timestamp, broadcast or {}, aside)
 
 
 def _stateful(
@@ -334,6 +373,7 @@ def _stateful(
     given_output: pa.Schema | None,
     timestamp: str | None,
     broadcast: Mapping[BroadcastStateDescriptor, Stream],
+    aside: str | None,
 ) -> Stream:
     two = isinstance(operator, (CoBatchFunction, KeyedCoProcessFunction))
     if not isinstance(operator, (BatchFunction, KeyedProcessFunction)):
@@ -365,7 +405,12 @@ def _stateful(
     Sides(operator, operator.side_outputs)
     emitted = output_schema(operator, schema, given_output)
     check_late(uid, operator, streams[0].schema)
-    graph.take_uid(uid)
+    table = None
+    if aside is not None:
+        row = row_columns(uid, [stream.schema for stream in streams], keys)
+        check_side_names(operator, aside)
+        table = dead_letter_table(aside, schema, row)
+    graph.take_uids(uid, *([] if aside is None else [aside]))
     node = StatefulNode(
         uid=uid,
         operator=operator,
@@ -375,6 +420,8 @@ def _stateful(
         schema=emitted,
     )
     node.consumers += [SideNode(name=tag.name, schema=tag.schema) for tag in operator.side_outputs]
+    if table is not None:
+        graph.set_aside([node], table)
     graph.tasks.append(node)
     for port, (stream, names) in enumerate(zip(streams, keys, strict=True)):
         renamed = stream if names == keys[0] else stream.map_batches(Renamed(dict(zip(names, keys[0], strict=True))))

@@ -42,6 +42,7 @@ _TASKS = _schema(
     lag_ms=_COUNT,
     has_ended=pa.bool_(),
     late_rows=_COUNT,
+    dead_rows=_COUNT,
 )
 
 _CHANNELS = _schema(
@@ -121,6 +122,7 @@ def _task(task: TaskStatus) -> tuple[Any, ...]:
         task.lag_ms,
         task.has_ended,
         task.late_rows,
+        task.dead_rows,
     )
 
 

@@ -59,6 +59,30 @@ def test_rows_of_two_tasks_are_in_the_sinks_of_their_union_once():
     simulate(jobs.copies(2), seeds=range(SEEDS), rescales=(3,), check=check)
 
 
+def test_side_outputs_late_rows_and_dead_letters_are_those_of_a_calm_run():
+    calm = simulate(jobs.everything_aside(1), seeds=[0], kills=0, crashes=0, write_failures=0, check=lambda run: None)
+    expected = jobs.everything_of(calm[0].snapshot)
+
+    def check(run):
+        found = jobs.everything_of(run.snapshot)
+        assert [name for name in expected if found[name] != expected[name]] == [], run.seed
+
+    runs = simulate(jobs.everything_aside(2), seeds=range(SEEDS // 2), kills=3, rescales=(1, 3), check=check)
+
+    timed = [row for row in jobs.mixed_rows().to_pylist() if row["at"] is not None]
+    valid = [row for row in timed if row["amount"] != 11]
+    keyed = [row for row in valid if row["user"] is not None]
+    large = [row for row in keyed if row["amount"] > 10]
+    assert expected["large"] == Counter(repr({"user": row["user"], "total": row["amount"]}) for row in large)
+    assert expected["committed"] == expected["large"]
+    fallen = len(jobs.mixed_rows()) - len(timed), len(timed) - len(valid), len(valid) - len(keyed)
+    bad = fallen[2] + sum(row["amount"] < 0 for row in keyed)
+    dead = ("given_dead_letters", "elevens", "windows_dead_letters", "running_dead_letters", "counts_dead_letters")
+    assert [expected[name].total() for name in dead] == [*fallen, bad, bad]
+    assert 0 < expected["late"].total() == expected["prepared"].total() < len(keyed)
+    assert sum(run.kills + run.rescales for run in runs) > SEEDS // 2
+
+
 def test_the_same_seed_does_the_same():
     first, second = (simulate(jobs.sums(2), seeds=[7])[0] for _ in range(2))
 

@@ -179,6 +179,108 @@ def copies(parallelism: int) -> Job:
     return job
 
 
+LARGE = arrowstate.OutputTag("large", RUNNING)
+LATE = arrowstate.OutputTag("late", pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.int64())]))
+
+
+def mixed_rows() -> pa.Table:
+    """Rows some of which fit nothing: no key, no time, an amount that is refused."""
+    table = rows(120)
+    numbers = range(table.num_rows)
+    changes = {
+        "user": [None if n % 31 == 5 else user for n, user in zip(numbers, table["user"].to_pylist(), strict=True)],
+        "amount": pa.array([-1 if n % 29 == 3 else n % 13 for n in numbers], pa.int64()),
+        "at": pa.array([None if n % 37 == 9 else n * 10 - (n % 11 == 0) * 900 for n in numbers], pa.int64()),
+    }
+    return pa.table(changes)
+
+
+class Refusing(Running):
+    """Hands large amounts over to a side output, and raises on negative ones."""
+
+    side_outputs = (LARGE,)
+
+    def process_element(self, value, context, out):
+        super().process_element(value, context, out)
+        if value.amount > 10:
+            context.output(LARGE, (value.user, value.amount))
+        if value.amount < 0:
+            raise ValueError("negative")
+
+
+class RefusingBatches(arrowstate.BatchFunction):
+    """Counts the rows of each key, and raises on a batch with a negative amount."""
+
+    def open(self, context):
+        self.count = context.state(arrowstate.ReducingStateDescriptor("count", pa.int64(), reduce="count"))
+
+    def process_batch(self, batch, context):
+        self.count.add_batch(context.key_columns(batch), batch["amount"])
+        if min(batch["amount"].to_pylist()) < 0:
+            raise ValueError("negative")
+
+
+def no_elevens(batch):
+    """Wants no amount of 11."""
+    if 11 in batch["amount"].to_pylist():
+        raise KeyError("eleven")
+    return batch
+
+
+def everything_aside(parallelism: int) -> Job:
+    """Side outputs, late rows, and rows set aside by a source, a map, a process function and a batch function."""
+    job = Job("memory://unused", parallelism=parallelism)
+    rule = Watermarks("at", out_of_order_ms=40)
+    # Of one split, so that the same rows are late in each run.
+    given = job.source(SlowTable(mixed_rows()), uid="given", watermarks=rule, on_error="dead_letter")
+    mapped = given.map_batches(no_elevens, on_error="dead_letter", dead_letters="elevens")
+    running = mapped.stateful(Refusing(), key=["user"], uid="running", output_schema=RUNNING, on_error="dead_letter")
+    running.sink(OutputTable("changes"))
+    running.side_output(LARGE).sink(OutputTable("large"))
+    running.side_output(LARGE).sink(Committed("large"), uid="committed")
+    mapped.rebalance().stateful(RefusingBatches(), key=["user"], uid="counts", on_error="dead_letter")
+    function = WindowFunction(TumblingEventTimeWindows(300), SUM, timestamp="at", value="amount", late=LATE)
+    windows = mapped.stateful(function, key=["user"], uid="windows", on_error="dead_letter")
+    windows.sink(OutputTable("fired"))
+    late = windows.side_output(LATE)
+    late.sink(OutputTable("late"))
+    late.stateful(Running(), key=["user"], uid="late_sums", output_schema=RUNNING).sink(Prepared(), uid="prepared")
+    return job
+
+
+ASIDE = (
+    "changes",
+    "large",
+    "fired",
+    "late",
+    "elevens",
+    "given_dead_letters",
+    "running_dead_letters",
+    "counts_dead_letters",
+    "windows_dead_letters",
+)
+
+
+def everything_of(snapshot) -> dict:
+    """All that a run of `everything_aside` came to, but for the checkpoint and the place that dead letters came by."""
+    found = {}
+    for table in ASIDE:
+        rows = [row["rows"] for row in snapshot.operator_state(table, "rows").to_pylist()]
+        for row in rows:
+            if "batch_id" in row:
+                del row["batch_id"]
+                if "position" in row["key"]:
+                    del row["key"]["position"], row["reason"]
+                row["key"].pop("task", None)
+        found[table] = Counter(map(repr, rows))
+    store_id = snapshot.store_id
+    found["committed"] = Counter(map(repr, Committed("large").rows_of(store_id)))
+    found["prepared"] = Counter(map(repr, Prepared().rows_of(store_id)))
+    for state in ("running.total", "counts.count", "windows.total", "late_sums.total"):
+        found[state] = Counter(map(repr, snapshot.to_arrow(state).to_pylist()))
+    return found
+
+
 class SlowTable(TableSource):
     """A table that is read a few rows at a time."""
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.processing.failing import explained
 from arrowstate.runtime.connectors import PreparingSink, Sink, Token
 from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
@@ -32,7 +33,7 @@ from arrowstate_formats.documents import (
     OperatorStateDocument,
 )
 
-__all__ = ["Entries", "Kept", "stored_splits"]
+__all__ = ["Entries", "Kept", "stored_splits", "stored_table"]
 
 PROPERTY = "arrowstate.runtime"
 """The property of a log entry that says of which epoch and subtask the parts are that sinks have not had."""
@@ -104,6 +105,9 @@ class Entries:
             tables = {node.sink.name for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
             kept = [*self.waiting, *(item for item in new if item.uid not in tables)]
             operators = [*self._operators(handles), *self._tables(new, tables, paths), *self._pending(kept)]
+            written_uids = {operator.uid for operator in operators}
+            # Dead letters stay in a store, whatever runs.
+            operators += [item for item in self._content() if item.uid not in written_uids and is_dead_letters(item)]
             written = {path for handle in handles for path in handle.paths}.union(paths)
             states = [state for operator in operators for state in operator.operator_states]
             needed = {path for handle in handles for path in handle.references}.union(operator_state_files(states))
@@ -201,9 +205,9 @@ class Entries:
         """The output tables with the rows that are new."""
         before = self._content()
         made = []
-        schemas = {node.sink.name: node.schema for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
+        found = {node.sink.name: stored_table(node) for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
         for name in sorted(names):
-            table = StoredTable(name, pa.schema([pa.field(item.name, item.type) for item in schemas[name]]), True)
+            table = found[name]
             parts = [item.part for item in new if item.uid == name]
             made.append(appended(self.storage, table, before, parts, new_id=self.new_id, firsts={}, paths=paths))
         return made
@@ -258,6 +262,11 @@ class Entries:
         structs = read_part(self.storage, document, 0).column(0)
         kind = type_from_json(kept.value_type)
         return pa.RecordBatch.from_arrays(structs.flatten(), schema=pa.schema(list(kind)))
+
+
+def stored_table(node: SinkNode) -> StoredTable:
+    """Return an output table as a store has it."""
+    return StoredTable(node.uid, pa.schema([pa.field(item.name, item.type) for item in node.schema]), True)
 
 
 def _committables(sink: PreparingSink, rows: pa.Table) -> pa.RecordBatch:

@@ -12,8 +12,10 @@ import pyarrow as pa
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, NullKeyError, UserFunctionError
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
+from arrowstate.processing.dead_letters import DeadLetters
 from arrowstate.processing.failing import explained
 from arrowstate.processing.keyed_process import KeyedProcessRunner
+from arrowstate.processing.setting_aside import process_apart
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
@@ -23,6 +25,9 @@ from arrowstate.state.operator_list import BroadcastState
 from arrowstate.windows.function import WindowFunction
 
 __all__ = ["Body", "FunctionBody", "RelayBody"]
+
+Given = tuple[pa.Table | pa.Array, list[tuple[str, pa.Table]]]
+"""What a function emitted, and what it handed to side outputs."""
 
 
 class Body(Protocol):
@@ -128,6 +133,7 @@ class FunctionBody:
                     backend, operator, output=kind, timestamp=node.timestamp, broadcasts=shown
                 )
         self._names = node.key.names
+        self._dead = None if node.dead_letters is None else DeadLetters(node.dead_letters, chain.next_checkpoint)
 
     def rows(self, port: int | str, rows: pa.Table) -> None:
         if isinstance(port, str):
@@ -137,20 +143,45 @@ class FunctionBody:
             return
         if self._two is not None:
             self._two.port = port
+        if self._dead is not None:
+            self._apart(rows, self._dead)
+            return
         shown = None if isinstance(self._runner, BatchRunner) else rows
         with _named(self._node.uid, rows), explained(self._node.uid, "a batch", key=self._names, rows=shown):
             emitted = self._runner.process(rows)
-        self._give(emitted)
+        self._give(emitted, self._sides())
+
+    def _apart(self, rows: pa.Table, dead: DeadLetters) -> None:
+        """Process the rows that do not fail; the others are set aside."""
+        dead.batch_id = self._chain.next_checkpoint
+        given: list[Given] = []
+
+        def process(part: pa.RecordBatch) -> None:
+            given.append((self._runner.process(part), self._sides()))
+
+        with explained(self._node.uid, "a batch"):
+            process_apart(
+                process,
+                rows,
+                dead,
+                key=self._names,
+                timestamp=self._node.timestamp,
+                names_rows=isinstance(self._runner, KeyedProcessRunner),
+            )
+        # What follows here may fail for other reasons.
+        for emitted, sides in given:
+            self._give(emitted, sides)
+        self._chain.aside(dead)
 
     def watermark(self, watermark: int) -> None:
         with explained(self._node.uid, f"watermark {watermark}"):
             emitted = self._runner.advance_watermark(watermark)
-        self._give(emitted)
+        self._give(emitted, self._sides())
 
     def tick(self, now_ms: int) -> None:
         with explained(self._node.uid, f"processing time {now_ms}"):
             emitted = self._runner.advance_processing_time(now_ms)
-        self._give(emitted)
+        self._give(emitted, self._sides())
 
     def next_timer_ms(self) -> int | None:
         timers = [state for state in self._backend.states.values() if isinstance(state, TimerState)]
@@ -168,8 +199,10 @@ class FunctionBody:
         with explained(self._node.uid, "close"):
             self._runner.close()
 
-    def _give(self, emitted: pa.Table | pa.Array) -> None:
-        sides = [(tag.name, self._runner.side_output(tag)) for tag in self._tags]
+    def _sides(self) -> list[tuple[str, pa.Table]]:
+        return [(tag.name, self._runner.side_output(tag)) for tag in self._tags]
+
+    def _give(self, emitted: pa.Table | pa.Array, sides: list[tuple[str, pa.Table]]) -> None:
         if isinstance(emitted, pa.Array) and len(self._output) > 1:
             emitted = pa.Table.from_arrays(emitted.flatten(), schema=self._output)
         elif isinstance(emitted, pa.Array):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.processing.dead_letters import DeadLetters, is_of_function, tried
 from arrowstate.processing.failing import explained
 from arrowstate.processing.runner import batches_of
-from arrowstate.runtime.core.elements import Element, bytes_of
+from arrowstate.processing.setting_aside import reason_of
+from arrowstate.runtime.core.elements import Barrier, Element, bytes_of
 from arrowstate.runtime.core.exchange import FRAME_ROWS, Exchange
 from arrowstate.runtime.core.sinking import SinkTask
 from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SideNode, SinkNode
+from arrowstate.snapshot.output_tables import OutputTable
 
 __all__ = ["Chain"]
 
@@ -27,12 +30,17 @@ class Chain:
         uid: str,
         exchanges: Mapping[int, Exchange],
         made: Callable[[SinkNode], SinkTask],
+        next_checkpoint: int = 1,
     ) -> None:
         self._node = node
         self._uid = uid
         self.rows_out = 0
         self.bytes_out = 0
         self.exchanges = {edge.number: exchanges[edge.number] for edge in graph.edges_of(node)}
+        self.next_checkpoint = next_checkpoint
+        "That which the rows under way will be in, unless it is given up."
+        self.dead_rows = 0
+        "Rows that were set aside since the attempt began."
         self.sinks = {sink.uid: made(sink) for sink in dict.fromkeys(graph.sinks_of(node))}
 
     @property
@@ -50,16 +58,32 @@ class Chain:
 
     def side(self, name: str, rows: pa.RecordBatch | pa.Table) -> None:
         """Give rows of a side output on."""
-        for consumer in self._node.consumers:
-            if isinstance(consumer, SideNode) and consumer.name == name:
-                for batch in batches_of(rows):
-                    if batch.num_rows:
-                        self._push(consumer, batch)
+        for batch in batches_of(rows) if rows.num_rows else ():
+            self.rows_out += batch.num_rows
+            self.bytes_out += bytes_of(batch)
+            self._side(self._node, name, batch)
+
+    def aside(self, dead: DeadLetters) -> None:
+        """Give on the rows that the task has set aside."""
+        self._aside(self._node, dead)
 
     def event(self, element: Element) -> None:
         """Tell all channels."""
+        if isinstance(element, Barrier):
+            self.next_checkpoint = element.checkpoint_id + 1
         for exchange in self.exchanges.values():
             exchange.event(element)
+
+    def _side(self, node: Node, name: str, batch: pa.RecordBatch) -> None:
+        for consumer in node.consumers:
+            if isinstance(consumer, SideNode) and consumer.name == name:
+                self._push(consumer, batch)
+
+    def _aside(self, node: Node, dead: DeadLetters) -> None:
+        rows = dead.take()
+        self.dead_rows += rows.num_rows
+        for batch in batches_of(rows) if rows.num_rows else ():
+            self._side(node, dead.name, batch)
 
     def _push(self, node: Node, batch: pa.RecordBatch) -> None:
         for consumer in node.consumers:
@@ -72,17 +96,38 @@ class Chain:
             elif isinstance(consumer, SinkNode):
                 self.sinks[consumer.uid].write(batch)
 
-    def _mapped(self, node: MapNode, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _mapped(self, node: MapNode, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         with explained(self._uid, "a function of map_batches"):
-            made = node.function(batch)
-        for item in [] if made is None else batches_of(made):
+            if node.dead_letters is None:
+                return self._made(node, batch)
+            return self._mapped_apart(node, batch, node.dead_letters)
+
+    def _mapped_apart(self, node: MapNode, batch: pa.RecordBatch, table: OutputTable) -> list[pa.RecordBatch]:
+        """Return what becomes of the rows that the function does not fail on; the others are set aside."""
+        made: list[pa.RecordBatch] = []
+
+        def attempt(start: int, end: int) -> None:
+            made.extend(self._made(node, batch.slice(start, end - start)))
+
+        failed = tried(batch.num_rows, attempt, is_of_function)
+        dead = DeadLetters(table, self.next_checkpoint)
+        for row, failure in failed.items():
+            error, reason = reason_of(failure)
+            dead.add([pa.array([self._uid])], batch.slice(row, 1).columns, [error], [reason])
+        if failed:
+            self._aside(node, dead)
+        return made
+
+    def _made(self, node: MapNode, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        made = node.function(batch)
+        batches = [] if made is None else [item for item in batches_of(made) if item.num_rows]
+        for item in batches:
             if item.schema.names != node.schema.names or item.schema.types != node.schema.types:
                 raise InvalidInputError(
                     f"a function of map_batches after {self._uid!r} must give out the columns that it gave for no "
                     f"rows, {_described(node.schema)}; it gave {_described(item.schema)}"
                 )
-            if item.num_rows:
-                yield item
+        return batches
 
 
 def _described(schema: pa.Schema) -> str:

@@ -44,8 +44,16 @@ def deploy(attempt: Attempt, message: Deploy, graph: Graph, setting: Setting, st
         attempt.exchanges[edge.number] = Exchange(
             edge, attempt.subtask, setting.parallelism, setting.max_parallelism, attempt.send
         )
+    following = 1 if base is None or base.checkpoint_id is None else base.checkpoint_id + 1
     for node in reversed(graph.in_order()):
-        chain = Chain(graph, node, node.uid, attempt.exchanges, lambda sink: _sink(attempt, sink, setting, storage))
+        chain = Chain(
+            graph,
+            node,
+            node.uid,
+            attempt.exchanges,
+            lambda sink: _sink(attempt, sink, setting, storage),
+            following,
+        )
         if isinstance(node, SourceNode):
             splits = SourceSplits(node)
             attempt.tasks.append(SourceTask(node.uid, attempt.subtask, chain, hooks, splits))

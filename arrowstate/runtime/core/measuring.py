@@ -53,6 +53,7 @@ class Meter:
                 task.watermark,
                 task.has_ended,
                 task.late_rows,
+                task.chain.dead_rows,
             )
             for task in attempt.tasks
         )

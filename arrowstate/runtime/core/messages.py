@@ -259,6 +259,7 @@ class TaskFigures:
     watermark: int | None
     has_ended: bool
     late_rows: int = 0
+    dead_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, SourceError
+from arrowstate.processing.dead_letters import DeadLetters
 from arrowstate.processing.failing import explained
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
 from arrowstate.runtime.core.messages import SplitState
@@ -41,6 +42,8 @@ class SourceSplits:
             raise InvalidInputError(
                 f"the source of {self._uid!r} must give a Reader, got {type(self._reader).__name__}; derive from Reader"
             )
+        self.dead = None if node.dead_letters is None else DeadLetters(node.dead_letters, 1)
+        "Rows without the event time that the source is asked for."
         self._states: dict[str, SplitState] = {}
         self._numbers: dict[str, int] = {}
         self._active_ms: dict[str, int] = {}
@@ -115,7 +118,8 @@ class SourceSplits:
             self._begin(state, now_ms)
         self._active_ms[got.split] = now_ms
         grown = self._valve.set_idle(self._numbers[got.split], False)
-        latest = self._latest(got, state.position)
+        rows = self._timed(got, state.position)
+        latest = self._latest(rows)
         if latest is not None and self._node.watermarks is not None:
             known = latest - self._node.watermarks.out_of_order_ms - 1
             highest = known if state.watermark is None else max(known, state.watermark)
@@ -124,7 +128,7 @@ class SourceSplits:
         self._states[got.split] = SplitState(got.split, got.position, False, state.watermark)
         if self._is_ahead(state) and got.split not in self._ahead:
             self._hold()
-        return got.rows, grown
+        return rows, grown
 
     def look_for_idle(self, now_ms: int) -> int | None:
         """Take note of splits that had no rows for long; return the watermark if it grew by that."""
@@ -197,15 +201,30 @@ class SourceSplits:
                 f"rows up to {got.position}"
             )
 
-    def _latest(self, got: Batch, position: Any) -> int | None:
-        rule = self._node.watermarks
-        if rule is None or not got.rows.num_rows:
-            return None
-        column = got.rows.column(rule.timestamp)
-        if column.null_count:
-            row = pc.index(column.is_null(), True).as_py()
+    def _timed(self, got: Batch, position: Any) -> pa.RecordBatch:
+        """Return the rows with an event time, where there is one; others are set aside, or an error."""
+        rule, rows = self._node.watermarks, got.rows
+        if rule is None or not rows.column(rule.timestamp).null_count:
+            return rows
+        absent = rows.column(rule.timestamp).is_null()
+        if self.dead is None:
+            row = pc.index(absent, True).as_py()
             raise SourceError(
                 got.split, position, f"the event time, {rule.timestamp!r}, is null in row {row} from there"
             )
-        latest: int = pc.max(timestamp_array(rule.timestamp, column, round_down=True)).as_py()
+        numbers = pc.indices_nonzero(absent).to_pylist()
+        whole = rows.filter(absent)
+        place = [
+            pa.array([got.split] * len(numbers)),
+            pa.array([position] * len(numbers), self._node.source.position_type),
+        ]
+        reasons = [f"event time {rule.timestamp!r} is null in row {row} from the position" for row in numbers]
+        self.dead.add(place, whole.columns, ["SourceError"] * len(numbers), reasons)
+        return rows.filter(pc.invert(absent))
+
+    def _latest(self, rows: pa.RecordBatch) -> int | None:
+        rule = self._node.watermarks
+        if rule is None or not rows.num_rows:
+            return None
+        latest: int = pc.max(timestamp_array(rule.timestamp, rows.column(rule.timestamp), round_down=True)).as_py()
         return latest

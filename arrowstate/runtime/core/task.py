@@ -318,6 +318,9 @@ class SourceTask(Task):
         if self.splits.is_paused:
             self.has_nothing_now = True
             return False
+        dead = self.splits.dead
+        if dead is not None:
+            dead.batch_id = self.chain.next_checkpoint
         got = self.splits.read(FRAME_ROWS, now_ms)
         if got is None:
             self.has_nothing_now = True
@@ -327,6 +330,8 @@ class SourceTask(Task):
         if rows is not None:
             self.rows_in += rows.num_rows
             self.chain.rows(rows)
+        if dead is not None:
+            self.chain.aside(dead)
         self._grown(grown)
         return True
 
