@@ -35,6 +35,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.peers.timing import tree_seconds
+
 __all__ = ["Contender", "Report", "Series", "argument_parser", "run_rounds"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -47,7 +49,7 @@ class Contender:
 
     name: str
     run: Callable[[], object]
-    """One round; this is what is timed."""
+    """One round; this is what is timed, unless it returns the seconds that it took and its processor seconds."""
     amount: float | None = None
     """How many units one round handles, for a rate; None where the time of a round is the figure."""
     prepare: Callable[[], object] | None = None
@@ -63,7 +65,7 @@ class Series:
     seconds: list[float] = field(default_factory=list)
     """Wall time of each round."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """Processor time of each round, all threads of this process."""
+    """Processor time of each round, all threads of this process and of those that it has started."""
 
     @property
     def figures(self) -> list[float]:
@@ -90,11 +92,13 @@ def run_rounds(contenders: Sequence[Contender], rounds: int, warmup: int = 1) ->
             gc.collect()
             gc.disable()
             try:
-                cpu, wall = time.process_time(), time.perf_counter()
-                contender.run()
-                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                cpu, wall = tree_seconds(), time.perf_counter()
+                own = contender.run()
+                wall, cpu = time.perf_counter() - wall, tree_seconds() - cpu
             finally:
                 gc.enable()
+            if isinstance(own, tuple):
+                wall, cpu = own
             if number >= 0:
                 kept.seconds.append(wall)
                 kept.cpu_seconds.append(cpu)
@@ -313,7 +317,10 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 def _processor_share(one: Series) -> str:
     """How much of the wall time the processor worked; far from 100 % means waiting, or several threads."""
-    return f"   cpu {sum(one.cpu_seconds) / sum(one.seconds):.0%}"
+    share = f"   cpu {sum(one.cpu_seconds) / sum(one.seconds):.0%}"
+    if one.amount is None:
+        return share
+    return f"{share}, {_short(statistics.median(one.cpu_seconds) / one.amount * 1e6)} µs each"
 
 
 def _short(value: float) -> str:

@@ -1,200 +1,198 @@
-"""Jobs of the embedded runtime: a sum per key from rows in memory, slots in processes, beside Bytewax.
+"""Jobs of the embedded runtime, slots in processes, beside Bytewax, Pathway and PyFlink: rates, latency, recovery.
 
-The rows are ready before the clock starts, and so are slots and functions; a round ends when the job has ended, for
-ours with its last checkpoint committed. Bytewax runs in a Python of its own (`--bytewax`, made if not given), with its
-best idiom for it, `stateful_map`, and without recovery; it gets fewer rows, for it is the rate that counts.
+`sums` is a sum per key, `windows` a count per key and window of 10 s of event time; rows are made before the clock
+starts, the first quarter of them is not timed, and for ours the time ends when the last checkpoint is committed.
+`latency` is how long a row takes, at half the load, from where it is read to where its sum is committed; `recovery`,
+how long it takes from a SIGKILL of a slot with 10 M keys to the next commit of rows that were read after it.
+
+Each peer runs in a Python of its own (`--bytewax`, `--pathway`, `--pyflink`; made if not given, `none` leaves it out).
+`record` is code of a user that is called for each row, `idiom` what the peer has built in for it. They get fewer rows,
+for it is the rate that counts. What is unequal: Bytewax emits each sum, it and Flink's windows see keys in one worker;
+Pathway reads a file; Flink makes its rows in the JVM, where its SQL stays; PyFlink's process function runs in thread
+mode, the faster of its two.
 """
 
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-import venv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-import arrowstate
-from arrowstate.runtime import GeneratorSource, Job, RunningJob
-from benchmarks.harness import Contender, Report, argument_parser
+from benchmarks.harness import Contender, Report, Series, argument_parser
+from benchmarks.runtime_jobs import Latency, Recovery, Sums, Totals, TotalsByRecord, windows
+from benchmarks.runtime_peers import PEERS, Peer, python_with
 
-_BATCH = 65_536
-_MADE = 32
-_PEER = "bytewax==0.21.1"
+_PARTS = ("sums", "windows", "latency", "recovery")
+_INTERVAL_MS = 1_000
+_OURS, _CHECKPOINTS, _TWO = "batch function, a slot", "the same, a checkpoint every second", "the same, two slots"
+_RECORD, _WINDOW = "record function, a slot", "window function, a slot"
 
-
-class Totals(arrowstate.BatchFunction):
-    """The sum of each key, as a function of batches."""
-
-    def open(self, context: Any) -> None:
-        """Take the state."""
-        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
-
-    def process_batch(self, batch: pa.RecordBatch, context: Any) -> None:
-        """Add a batch."""
-        self.total.add_batch(context.group_keys(batch), batch["amount"])
-
-
-class TotalsByRecord(arrowstate.KeyedProcessFunction):
-    """The same as a function of records."""
-
-    def open(self, context: Any) -> None:
-        """Take the state."""
-        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
-
-    def process_element(self, value: Any, context: Any, out: Any) -> None:  # noqa: ARG002
-        """Add one."""
-        self.total.add(value.amount)
-
-
-class _Rows:
-    """Rows from batches that are made once in each slot; none before a file is there."""
-
-    def __init__(self, keys: int, go: Path) -> None:
-        self._keys = keys
-        self._go = go
-        self._batches: list[pa.RecordBatch] = []
-
-    def __call__(self, first: int, count: int) -> pa.RecordBatch:
-        if not self._batches:
-            chance = np.random.default_rng(1)
-            self._batches = [
-                pa.record_batch(
-                    {"key": chance.integers(0, self._keys, _BATCH), "amount": chance.integers(0, 100, _BATCH)}
-                )
-                for _ in range(_MADE)
-            ]
-            while not self._go.exists():
-                time.sleep(0.001)
-        start = first % _BATCH
-        made = self._batches[first // _BATCH % _MADE]
-        if start + count <= _BATCH:
-            return made.slice(start, count)
-        following = self._batches[(first // _BATCH + 1) % _MADE]
-        parts = [made.slice(start), following.slice(0, count - _BATCH + start)]
-        return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-
-
-class _Ours:
-    """A job that waits for its rows."""
-
-    def __init__(self, folder: Path, keys: int, rows: int, slots: int, function: Any, interval_ms: int | None) -> None:
-        self._folder, self._keys, self._rows, self._slots = folder, keys, rows, slots
-        self._function, self._interval_ms = function, interval_ms
-        self._round = 0
-        self._running: RunningJob | None = None
-
-    def prepare(self) -> None:
-        """Start the job."""
-        self._round += 1
-        place = self._folder / f"{id(self)}-{self._round}"
-        self._go = place / "go"
-        options = arrowstate.CheckpointOptions(interval_ms=self._interval_ms)
-        job = Job(place / "store", parallelism=self._slots, max_parallelism=128, options=options)
-        schema = pa.schema([("key", pa.int64()), ("amount", pa.int64())])
-        source = GeneratorSource(
-            _Rows(self._keys, self._go), schema, rows=self._rows, splits=self._slots, batch_rows=_BATCH
-        )
-        job.source(source, uid="rows").stateful(self._function, key=["key"], uid="totals")
-        self._running = job.start()
-        while self._running.status().state != "running":
-            time.sleep(0.01)
-        time.sleep(0.5)
-
-    def run(self) -> None:
-        """Let it have its rows, and wait for its end."""
-        assert self._running is not None
-        self._go.touch()
-        snapshot = self._running.wait()
-        self._running.close()
-        counted = sum(operator.live_rows("total") for operator in snapshot.entry.operators if operator.uid == "totals")
-        assert counted <= self._keys
-
-
-class _Peer:
-    """A Bytewax that waits for a line."""
-
-    def __init__(self, python: Path, keys: int, rows: int) -> None:
-        self._command = [str(python), str(Path(__file__).with_name("bytewax_job.py")), str(keys), str(rows)]
-        self._process: subprocess.Popen[str] | None = None
-
-    def prepare(self) -> None:
-        """Start it."""
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
-
-    def run(self) -> None:
-        """Let it run."""
-        assert self._process is not None
-        said, _ = self._process.communicate("\n")
-        assert said == "done\n", said
+# Rows of each peer for a million of Bytewax's, so that they take about as long: name, work, workers, checkpoints, rows.
+_SUMS = [
+    ("bytewax", "record", 0, False, 1_000_000),
+    ("bytewax", "record", 0, True, 1_000_000),
+    ("bytewax", "idiom", 0, False, 1_000_000),
+    ("pathway", "idiom", 0, False, 2_000_000),
+    ("pyflink", "record", 1, False, 400_000),
+    ("pyflink", "record", 2, True, 400_000),
+    ("pyflink", "idiom", 1, False, 4_000_000),
+    ("pyflink", "idiom", 1, True, 4_000_000),
+    ("pyflink", "idiom", 2, False, 4_000_000),
+]
+_WINDOWS = [
+    ("bytewax", "window", 0, False, 120_000),
+    ("pathway", "window", 0, False, 400_000),
+    ("pyflink", "window", 1, False, 4_000_000),
+    ("pyflink", "window", 2, True, 4_000_000),
+]
 
 
 def main(argv: list[str]) -> int:
     """Run the benchmark."""
     parser = argument_parser("runtime", __doc__, rounds=3)
+    parser.add_argument("--parts", default=",".join(_PARTS), help=f"some of {', '.join(_PARTS)} (default all)")
     parser.add_argument("--rows", type=int, default=20_000_000, help="rows of a round of ours (default 20 M)")
     parser.add_argument("--record-rows", type=int, default=4_000_000, help="the same of records (default 4 M)")
     parser.add_argument("--peer-rows", type=int, default=1_000_000, help="rows of a round of Bytewax (default 1 M)")
     parser.add_argument("--keys", default="1000000,10000", help="numbers of keys (default 1 M and 10,000)")
-    parser.add_argument("--bytewax", type=Path, help="a Python that has it; `none` leaves it out")
+    parser.add_argument("--state", type=int, default=10_000_000, help="keys of `recovery` (default 10 M)")
+    parser.add_argument("--seconds", type=float, default=10, help="how long `latency` looks (default 10)")
+    for peer in PEERS:
+        parser.add_argument(f"--{peer}", type=Path, help="a Python that has it; `none` leaves it out")
     parser.add_argument("--folder", type=Path, help="where to write (default the system's temporary folder)")
     arguments = parser.parse_args(argv)
+    parts = arguments.parts.split(",")
+    if unknown := set(parts) - set(_PARTS):
+        parser.error(f"no part named {', '.join(sorted(unknown))}; there is {', '.join(_PARTS)}")
     report = Report("runtime", arguments)
     with tempfile.TemporaryDirectory(prefix="arrowstate-bench-", dir=arguments.folder) as name:
         folder = Path(name)
-        python = arguments.bytewax or _made(folder / "bytewax")
+        pythons: dict[str, Path] = {}
+        for peer in PEERS if {"sums", "windows"} & set(parts) else ():
+            python = python_with(peer, getattr(arguments, peer), folder)
+            if python is not None:
+                pythons[peer] = python
         for keys in map(int, arguments.keys.split(",")):
-            _compare(report, folder, keys, None if str(python) == "none" else python, arguments)
+            if "sums" in parts:
+                _sums(report, folder, keys, pythons, arguments)
+            if "windows" in parts:
+                _windows(report, folder, keys, pythons, arguments)
+        if "latency" in parts:
+            _latency(report, folder, arguments.seconds)
+        if "recovery" in parts:
+            _recovery(report, folder, arguments.state, arguments.rounds)
     return report.finish()
 
 
-def _compare(report: Report, folder: Path, keys: int, python: Path | None, arguments: Any) -> None:
+def _sums(report: Report, folder: Path, keys: int, pythons: dict[str, Path], arguments: Any) -> None:
     rows, by_record = arguments.rows, arguments.record_rows
-    contenders = {
-        "batch function, a slot": (_Ours(folder, keys, rows, 1, Totals(), None), rows),
-        "the same, a checkpoint every second": (_Ours(folder, keys, rows, 1, Totals(), 1_000), rows),
-        "batch function, two slots": (_Ours(folder, keys, rows, 2, Totals(), None), rows),
-        "record function, a slot": (_Ours(folder, keys, by_record, 1, TotalsByRecord(), None), by_record),
+    ours = {
+        _OURS: Sums(folder, keys, rows, 1, Totals()),
+        _CHECKPOINTS: Sums(folder, keys, rows, 1, Totals(), interval_ms=_INTERVAL_MS),
+        _TWO: Sums(folder, keys, rows, 2, Totals()),
+        _RECORD: Sums(folder, keys, by_record, 1, TotalsByRecord()),
     }
-    if python is not None:
-        peer: Any = _Peer(python, keys, arguments.peer_rows)
-        contenders["Bytewax, stateful_map"] = peer, arguments.peer_rows
-    made = [Contender(name, it.run, amount, it.prepare) for name, (it, amount) in contenders.items()]
-    series = dict(zip(contenders, report.compare(f"sum of {keys:,} keys", "rows", made), strict=True))
-
-    def ratio(one: str, other: str) -> float:
-        return statistics.median(series[one].times_better_than(series[other]))
-
-    batch, record = "batch function, a slot", "record function, a slot"
-    report.require("a batch function, a slot", statistics.median(series[batch].figures), at_least=3.5e6, unit="rows/s")
-    report.require(
-        "a record function, a slot", statistics.median(series[record].figures), at_least=0.7e6, unit="rows/s"
-    )
-    report.require("two slots against one", ratio("batch function, two slots", batch), at_least=1.7, unit="times")
-    with_checkpoints = ratio("the same, a checkpoint every second", batch)
-    report.require("with a checkpoint every second, against none", with_checkpoints, at_least=0.9, unit="times")
-    if python is not None:
-        peer_name = "Bytewax, stateful_map"
-        report.require("a batch function against Bytewax", ratio(batch, peer_name), at_least=3, unit="times")
+    peers = _peers(_SUMS, folder, keys, pythons, arguments.peer_rows)
+    series = _compared(report, f"sum of {keys:,} keys", ours | peers)
+    _require_rate(report, "a batch function", series[_OURS], 3.5e6)
+    _require_rate(report, "a record function", series[_RECORD], 0.7e6)
+    _require_parts(report, series)
+    best = _best(series, "idiom")
+    if best is not None:
+        report.require(
+            f"a batch function against {best}", _ratio(series[_OURS], series[best]), at_least=3, unit="times"
+        )
+    bytewax = _label("bytewax", "record", 0, False)
+    if bytewax in series:
         bound = 5.0 if keys >= 1_000_000 else 1.5
-        report.require("a record function against Bytewax", ratio(record, peer_name), at_least=bound, unit="times")
+        ratio = _ratio(series[_RECORD], series[bytewax])
+        report.require("a record function against Bytewax", ratio, at_least=bound, unit="times")
 
 
-def _made(folder: Path) -> Path:
-    """Make a Python with Bytewax, or say why there is none."""
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    done = subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", _PEER], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        print(f"without Bytewax, which cannot be installed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
-        return Path("none")
-    return python
+def _windows(report: Report, folder: Path, keys: int, pythons: dict[str, Path], arguments: Any) -> None:
+    rows = arguments.rows
+
+    def job(slots: int, interval_ms: int | None = None) -> Sums:
+        return Sums(folder, keys, rows, slots, windows(), column="at", interval_ms=interval_ms)
+
+    ours = {_WINDOW: job(1), _CHECKPOINTS: job(1, _INTERVAL_MS), _TWO: job(2)}
+    peers = _peers(_WINDOWS, folder, keys, pythons, arguments.peer_rows)
+    series = _compared(report, f"counts of windows of 10 s, {keys:,} keys", ours | peers)
+    _require_parts(report, series)
+    best = _best(series, "window")
+    if best is not None:
+        ratio = _ratio(series[_WINDOW], series[best])
+        report.require(f"a window function against {best}", ratio, at_least=3, unit="times")
+
+
+def _latency(report: Report, folder: Path, seconds: float) -> None:
+    for interval_ms in (1_000, 200):
+        job = Latency(folder, 10_000, interval_ms)
+        highest = job.highest_rate(seconds)
+        took = job.milliseconds(highest / 2, seconds)
+        print(f"\nfrom reading to commit, a checkpoint every {interval_ms} ms, at half of {highest / 1e6:.2f} M rows/s")
+        report.figure(f"median, every {interval_ms} ms", float(np.median(took)), "ms")
+        highest_ms = 1.2 * interval_ms + 100
+        of_hundred = float(np.percentile(took, 99))
+        report.require(f"99 of 100 rows, every {interval_ms} ms", of_hundred, at_most=highest_ms, unit="ms")
+
+
+def _recovery(report: Report, folder: Path, keys: int, rounds: int) -> None:
+    print(f"\nSIGKILL of a slot, a checkpoint every 250 ms, {keys:,} keys of state")
+    for slots in (1, 2):
+        took = Recovery(folder, keys, slots, 250).milliseconds(rounds + 1)
+        print(f"  {slots} of {slots} slots: {', '.join(f'{milliseconds:.0f}' for milliseconds in took)} ms")
+        # The first has what the page cache has not.
+        median = statistics.median(took[1:])
+        report.require(f"to the next commit, {slots} in all", median, at_most=1_500, unit="ms")
+
+
+def _peers(known: list[Any], folder: Path, keys: int, pythons: dict[str, Path], a_million: int) -> dict[str, Peer]:
+    made = {}
+    for name, work, workers, checkpoints, rows in known:
+        if name in pythons:
+            rows_here = rows * a_million // 1_000_000
+            more = [workers] if workers else []
+            made[_label(name, work, workers, checkpoints)] = Peer(
+                folder, name, pythons[name], work, keys, rows_here, *more, checkpoints=checkpoints
+            )
+    return made
+
+
+def _label(name: str, work: str, workers: int, checkpoints: bool) -> str:
+    told = [{"bytewax": "Bytewax", "pathway": "Pathway", "pyflink": "PyFlink"}[name], work]
+    if workers > 1:
+        told.append("two workers")
+    if checkpoints:
+        told.append("checkpoints")
+    return ", ".join(told)
+
+
+def _compared(report: Report, title: str, jobs: dict[str, Any]) -> dict[str, Series]:
+    contenders = [Contender(name, job.run, job.timed_rows, job.prepare) for name, job in jobs.items()]
+    # Each round starts everything anew.
+    return dict(zip(jobs, report.compare(title, "rows", contenders, warmup=0), strict=True))
+
+
+def _require_rate(report: Report, what: str, series: Series, bound: float) -> None:
+    report.require(f"{what}, a slot", statistics.median(series.figures), at_least=bound, unit="rows/s")
+
+
+def _require_parts(report: Report, series: dict[str, Series]) -> None:
+    first = next(iter(series.values()))
+    report.require("two slots against one", _ratio(series[_TWO], first), at_least=1.7, unit="times")
+    with_checkpoints = _ratio(series[_CHECKPOINTS], first)
+    report.require("with a checkpoint every second, against none", with_checkpoints, at_least=0.9, unit="times")
+
+
+def _best(series: dict[str, Series], work: str) -> str | None:
+    """Return the fastest peer of one worker without checkpoints."""
+    peers = [name for name in series if name.endswith(f", {work}")]
+    return max(peers, key=lambda name: statistics.median(series[name].figures), default=None)
+
+
+def _ratio(one: Series, other: Series) -> float:
+    return statistics.median(one.times_better_than(other))
