@@ -1,7 +1,8 @@
 """What `arrowstate` takes, and which command runs.
 
 Exit codes: 0 done; 1 an error of arrowstate, with its message on stderr, or a check that found a problem; 2 wrong
-usage. Results go to stdout, messages and progress bars to stderr, and a bar is shown on a terminal only.
+usage; 128 and the number of a signal that ended it. Results go to stdout, messages and progress bars to stderr, and a
+bar is shown on a terminal only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
-from arrowstate.cli import check, compact, gc, listing, savepoint, sql, verify, warm
+from arrowstate.cli import check, compact, gc, listing, run, savepoint, sql, verify, warm
 from arrowstate.errors import ArrowStateError, StoreNotFoundError
 from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
 from arrowstate.snapshot.validation import Validation
@@ -158,7 +159,53 @@ def make_parser() -> argparse.ArgumentParser:
     warmed.add_argument(
         "--processes", type=_positive, metavar="N", help="processes that compile (default: one for each core)"
     )
+    _add_run(commands)
     return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    started = _command(
+        commands,
+        "run",
+        "run a job of the runtime from a Python file, until its end or until Ctrl-C stops it",
+        run.run_job,
+        checkpoint=False,
+        store=False,
+        json="print a JSON object in a line for each thing that happens",
+    )
+    started.add_argument("file", metavar="FILE", help="a Python file with a Job, or a function that returns one")
+    started.add_argument("--job", metavar="NAME", help="the variable or function; needed where there are several")
+    started.add_argument("--parallelism", type=_positive, metavar="P", help="slots; as in the file by default")
+    started.add_argument("--max-parallelism", type=_positive, metavar="M", help="key groups; as in the file by default")
+    started.add_argument(
+        "--mode",
+        choices=["processes", "threads"],
+        default="processes",
+        help="where slots run (default: %(default)s)",
+    )
+    started.add_argument(
+        "--from",
+        dest="begin_from",
+        metavar="PLACE",
+        help="begin with a savepoint, by name, path or URL, or with a checkpoint of the job's store, by its number; "
+        "by default with its newest",
+    )
+    started.add_argument(
+        "--savepoint", metavar="NAME_OR_PATH", help="where Ctrl-C writes the savepoint; stopped-at-N by default"
+    )
+    started.add_argument(
+        "--no-savepoint",
+        dest="stop_with_savepoint",
+        action="store_false",
+        help="stop with a checkpoint alone, which the next start goes on from",
+    )
+    started.add_argument(
+        "--every",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="how often figures are printed where there is no terminal (default: %(default)g)",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,10 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command is None:
             parser.error(
                 "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, diagnose, "
-                "gc, compact or warm"
+                "gc, compact, warm or run"
             )
-        run: Callable[[argparse.Namespace], int] = options.run
-        return run(options)
+        chosen: Callable[[argparse.Namespace], int] = options.run
+        return chosen(options)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except StoreNotFoundError as error:
@@ -203,6 +250,7 @@ def _command(
     *,
     checkpoint: bool = True,
     store: bool = True,
+    json: str = "print the result as JSON",
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name, help=help, description=help[0].upper() + help[1:] + ".", formatter_class=_formatter
@@ -212,7 +260,7 @@ def _command(
         parser.add_argument("store", metavar="STORE", help="folder or URL of the store")
     if checkpoint:
         parser.add_argument("--checkpoint", type=int, metavar="N", help="the checkpoint; the newest by default")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--json", action="store_true", help=json)
     return parser
 
 
@@ -226,3 +274,10 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return seconds

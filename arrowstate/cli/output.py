@@ -22,6 +22,7 @@ __all__ = [
     "bytes_text",
     "plain",
     "print_json",
+    "print_json_line",
     "print_narrow_table",
     "print_table",
     "problems_text",
@@ -51,6 +52,11 @@ def say_field(name: str, text: str, *, label: int = 11) -> None:
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: Any) -> None:
+    """Print a value as JSON in one line, at once."""
+    print(json.dumps(plain(value), ensure_ascii=False), flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:

@@ -31,10 +31,18 @@ COMMANDS = {
     "compact": ["STORE", "--max-amplification", "1.1"],
     "compact --apply": ["STORE", "--max-amplification", "1.1", "--apply"],
     "warm": ["--processes", "1"],
+    "run": ["FILE", "--mode", "threads"],
 }
 """What is run for each entry of the file; a command may have several."""
 NAMES_OF_THE_JOB = {"key", "properties"}
 """Fields whose own fields are named by the job."""
+JOB = """
+import pyarrow as pa
+from arrowstate.runtime import Job, OutputTable, TableSource
+
+job = Job("memory://json-fields")
+job.source(TableSource(pa.table({"n": [1, 2, 3]})), uid="numbers").sink(OutputTable("copy"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,10 @@ def places(tmp_path_factory):
     arrowstate.open_store(folder / "other", create=True)
     for path in list((folder / "store/data").rglob("*.arrow"))[:1]:
         path.with_name(f"{uuid.uuid4().hex}.arrow").write_bytes(b"of a writer that was killed")
-    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE")}
+    (folder / "file").with_suffix(".py").write_text(JOB)
+    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE")} | {
+        "FILE": str(folder / "file.py")
+    }
 
 
 @pytest.fixture
@@ -92,7 +103,8 @@ def test_the_fields_of_every_command_are_those_that_are_pinned(places, few_kerne
     lines = []
     for name, arguments in COMMANDS.items():
         assert main([name.split()[0], *(places.get(each, each) for each in arguments), "--json"]) == 0, name
-        found = json.loads(capsys.readouterr().out)
+        printed = capsys.readouterr().out
+        found = [json.loads(line) for line in printed.splitlines()] if name == "run" else json.loads(printed)
         lines += [f"{name}: {field}" for field in dict.fromkeys(fields_of(found))]
 
     # A field is added at will: write "\n".join(lines) and a newline to the file. One that goes or gets another name is

@@ -57,6 +57,8 @@ class ProcessSlots:
             "store": str(job.store),
             "storage_options": job.storage_options,
             "setting": setting,
+            # Where this process decides what a SIGTERM means, it is not for those whom it starts, who may get one too.
+            "ignores_terminate": signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None),
         }
         self._lock = threading.Lock()
         self._closing = False
@@ -116,7 +118,12 @@ class ProcessSlots:
             environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             environment["PYTHONPATH"] = os.pathsep.join(self._plan["path"])  # type: ignore[arg-type]
             popen = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(), given.fileno()), env=environment, stdin=subprocess.DEVNULL
+                command,
+                pass_fds=(theirs.fileno(), given.fileno()),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                # A keyboard interrupt is for the job's process, which decides when slots end.
+                process_group=0,
             )
             theirs.close()
             given.close()

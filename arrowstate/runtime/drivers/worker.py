@@ -62,6 +62,8 @@ class Worker:
         self._linked = threading.Condition()
         plan = self._control.receive()
         sys.path[:] = plan["path"]
+        if plan.get("ignores_terminate"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         import pickle
 
         # What comes over this socket is of the process that started this one.

@@ -1,0 +1,157 @@
+"""`arrowstate run`: a job from a Python file, with a display of how it is, until its end or until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from arrowstate.cli.job_file import load_job
+from arrowstate.cli.output import print_json_line, say
+from arrowstate.cli.run_display import Display, display_of
+from arrowstate.errors import ArrowStateError
+from arrowstate.store import Snapshot, open_store
+
+if TYPE_CHECKING:
+    from arrowstate.runtime.job import Job
+    from arrowstate.runtime.running import RunningJob
+
+__all__ = ["run_job"]
+
+_LOOK_S = 0.25
+_CLOSE_S = 3.0
+
+_TOGETHER_S = 0.5
+"""Signals closer together are one: whoever starts commands may pass on what its group of processes has had already."""
+
+
+class _Signals:
+    """SIGINT and SIGTERM: the first asks the job to stop, the second has it end at once, the third this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._heard_at = -_TOGETHER_S
+        self.changed = threading.Event()
+        self._last = signal.SIGINT
+        self._before: dict[int, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """That of a process that the last of them has ended."""
+        return 128 + self._last
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _heard(self, number: int, _: FrameType | None) -> None:
+        at = time.monotonic()
+        if at - self._heard_at < _TOGETHER_S:
+            return
+        self._heard_at = at
+        self.count += 1
+        self._last = signal.Signals(number)
+        if self.count > 2:
+            # Slots end with this process; what was committed stays.
+            os._exit(self.exit_code)
+        self.changed.set()
+
+
+def run_job(options: argparse.Namespace) -> int:
+    """Run a job; return 0 if it has ended or was stopped, 128 and the signal if it was stopped at once."""
+    job = load_job(options.file, options.job)
+    for name in ("parallelism", "max_parallelism"):
+        if getattr(options, name) is not None:
+            setattr(job, name, getattr(options, name))
+    if options.begin_from is not None:
+        _begin_from(job, options.begin_from)
+    with _Signals() as signals, job.start(mode=options.mode) as running, display_of(running, options) as display:
+        if not _watch(running, signals, display):
+            display.event("ended", "ended at once, without another checkpoint")
+            _close(running, signals.exit_code)
+            return signals.exit_code
+    # Raises why it failed.
+    snapshot = running.wait()
+    text = f"finished at checkpoint {snapshot.checkpoint_id} of {running.store.url}"
+    savepoint = None
+    if running.status().state == "stopped":
+        text = f"stopped at checkpoint {snapshot.checkpoint_id} of {running.store.url}; the next start goes on there"
+        if options.stop_with_savepoint:
+            place = options.savepoint or f"stopped-at-{snapshot.checkpoint_id}"
+            savepoint = running.store.savepoint(place, checkpoint=snapshot.checkpoint_id).storage.url
+    _tell(options, running, snapshot, text, savepoint)
+    return 0
+
+
+def _watch(running: RunningJob, signals: _Signals, display: Display) -> bool:
+    """Show how the job is until it has ended, and ask it to stop with the first signal; False at the second."""
+    stopping: threading.Thread | None = None
+    while True:
+        status = running.status()
+        display.show(status)
+        if status.state in ("finished", "stopped", "failed"):
+            return True
+        if signals.count > 1:
+            return False
+        if signals.count and stopping is None:
+            display.event("stopping", "stopping: what was read is processed; once more ends it at once")
+            # It waits for the end, and this thread for more signals.
+            stopping = threading.Thread(target=_stop, args=(running,), daemon=True)
+            stopping.start()
+        signals.changed.wait(_LOOK_S)
+        signals.changed.clear()
+
+
+def _stop(running: RunningJob) -> None:
+    # Whoever waits for the job is told.
+    with suppress(ArrowStateError):
+        running.stop()
+
+
+def _close(running: RunningJob, exit_code: int) -> None:
+    """End a job at once, and this process too if a step does not let go of it."""
+    closing = threading.Thread(target=running.close, daemon=True)
+    closing.start()
+    closing.join(_CLOSE_S)
+    if closing.is_alive():
+        # Slots end with this process; what was committed stays.
+        sys.stdout.flush()
+        os._exit(exit_code)
+
+
+def _begin_from(job: Job, place: str) -> None:
+    """Make a savepoint, or an older checkpoint of the job's store, the newest checkpoint of that store."""
+    store = open_store(job.store, create=True, storage_options=job.storage_options)
+    if not place.isdecimal():
+        store.import_savepoint(place)
+        return
+    if int(place) != store.latest().checkpoint_id:
+        from arrowstate.maintenance.importing import ClaimMode
+
+        name = f"checkpoint-{place}-{uuid.uuid4().hex}"
+        store.savepoint(name, checkpoint=int(place), format="arrow")
+        store.import_savepoint(name, claim_mode=ClaimMode.CLAIM)
+
+
+def _tell(
+    options: argparse.Namespace, running: RunningJob, snapshot: Snapshot, text: str, savepoint: str | None
+) -> None:
+    if options.json:
+        state = running.status().state
+        print_json_line({"event": state, "checkpoint_id": snapshot.checkpoint_id, "savepoint": savepoint})
+        return
+    say(text)
+    if savepoint is not None:
+        say(f"savepoint {savepoint}")
