@@ -108,6 +108,10 @@ class Mailbox:
             self.slot.close()
             self._writer.shutdown(wait=False, cancel_futures=True)
 
+    def finish(self) -> None:
+        """Wait until what was being written when it was closed is there."""
+        self._writer.shutdown()
+
     def _take_mail(self, *, wait: bool) -> None:
         """Do all that has come; wait for the first of it, but not beyond the next look at timers and readers."""
         timeout = max(self.slot.next_look_ms() - now_ms(), 1) / 1000

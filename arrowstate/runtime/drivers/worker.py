@@ -7,6 +7,7 @@ one sends it frames, so that the mailbox never waits for a socket.
 from __future__ import annotations
 
 import array
+import gc
 import os
 import queue
 import signal
@@ -15,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -29,6 +30,12 @@ from arrowstate.storage.registry import open_storage
 __all__ = ["main"]
 
 _BEAT_S = 0.5
+
+_YOUNG_OBJECTS = 50_000
+"""After how many new objects that may be garbage they are looked at; Python's own 700 is a part of a batch."""
+
+_ALL_BEATS = 120
+"""After how many beats all objects are looked at."""
 
 
 class _Peer:
@@ -74,9 +81,13 @@ class Worker:
 
     def run(self) -> None:
         """Go on until the job's process is gone, or says so."""
+        # What was loaded is no garbage; to visit it again and again was a fifth of a slot's time.
+        gc.freeze()
+        gc.set_threshold(_YOUNG_OBJECTS, 20, 100)
         for work in (self._hear, self._link, self._beat):
             threading.Thread(target=work, daemon=True).start()
         self._mailbox.run()
+        self._mailbox.finish()
 
     # What the mailbox asks for.
 
@@ -111,11 +122,15 @@ class Worker:
 
     def _beat(self) -> None:
         waiting = threading.Event()
+        beats = 0
         while not waiting.wait(_BEAT_S):
             try:
                 self._control.send(("busy since", self._mailbox.busy_since_ms, self._mailbox.slot.busy_in))
             except OSError:
                 os._exit(1)
+            beats += 1
+            # By time, for a few objects may hold large batches.
+            gc.collect(2 if beats % _ALL_BEATS == 0 else 1)
 
     def _wait_for_links(self, generations: dict[int, int]) -> None:
         # A newer link is as good: the slot behind the older one has died, and whatever this attempt sends is void.
@@ -166,7 +181,7 @@ class Worker:
                 self._mailbox.post(lambda slot, a=attempt, e=edge, i=element: slot.take(a, e, number, i))  # type: ignore[misc]
 
 
-def main(argv: list[str]) -> Any:
+def main(argv: list[str]) -> NoReturn:
     """Run a slot: `python -m arrowstate.runtime.drivers.worker CONTROL_FD PASSING_FD`."""
     # The job's process decides when slots end; a keyboard interrupt reaches all of its group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -174,8 +189,11 @@ def main(argv: list[str]) -> Any:
     pa.set_cpu_count(1)
     control, passing = (socket.socket(fileno=int(number)) for number in argv)
     Worker(control, passing).run()
-    return 0
+    # All is written. What else the interpreter does at its end is to take itself apart, which takes a while.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
