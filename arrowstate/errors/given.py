@@ -179,16 +179,19 @@ class SourceError(InvalidInputError):
     detail: str
     row: int | None = None
     "The number of the row in the split, from 0, where it is known."
+    source: str | None = None
+    "The uid of the source in its job, where it is read by one."
 
     def __str__(self) -> str:
         position = "the start" if self.position is None else f"position {self.position}"
         row = "" if self.row is None else f", row {self.row}"
-        return f"split {self.split!r} from {position}{row}: {self.detail}"
+        source = "" if self.source is None else f"source {self.source!r}, "
+        return f"{source}split {self.split!r} from {position}{row}: {self.detail}"
 
 
 @dataclass(eq=False, repr=False)
 class UserFunctionError(ArrowStateError, RuntimeError):
-    """A function of the user's failed in a task of Spark; the states are as before the micro-batch.
+    """A function of the user's failed in a task of Spark or a step of a job; the states are as before it.
 
     Spark passes the text of an error on and nothing else, so the text has all that was known of it.
 
@@ -207,7 +210,9 @@ the micro-batch
     "What was being processed: the row with its key and values, where it is known."
     trace: str
     "The traceback, as far as it is in the user's code."
-    _message = "operator {uid!r} failed at {place}: {reason}; the states are as before the micro-batch\n{trace}"
+    unit: str = "micro-batch"
+    "What was undone: a micro-batch of Spark, a step of a job."
+    _message = "operator {uid!r} failed at {place}: {reason}; the states are as before the {unit}\n{trace}"
 
     def __str__(self) -> str:
         return super().__str__().rstrip()

@@ -25,7 +25,14 @@ _SHOWN.maxstring = _SHOWN.maxother = 200
 
 
 @contextmanager
-def explained(uid: str, doing: str, *, key: list[str] | None = None, rows: pa.Table | None = None) -> Iterator[None]:
+def explained(
+    uid: str,
+    doing: str,
+    *,
+    key: list[str] | None = None,
+    rows: pa.Table | None = None,
+    unit: str = "micro-batch",
+) -> Iterator[None]:
     """Raise what a function of the user's raised as an error whose text tells all of it.
 
     Errors that have nothing to do with the user's code pass through.
@@ -40,6 +47,8 @@ def explained(uid: str, doing: str, *, key: list[str] | None = None, rows: pa.Ta
         The key columns.
     rows
         The rows that it went through one by one, None where it took them as a batch.
+    unit
+        What the function is called in, and what is undone.
 
     Raises
     ------
@@ -60,10 +69,11 @@ def explained(uid: str, doing: str, *, key: list[str] | None = None, rows: pa.Ta
         if isinstance(error, ProcessElementError):
             reason = error.detail
             place += f", row {error.row}"
-            if rows is not None and key is not None and error.row < rows.num_rows:
-                place += f" with key {_shown(rows, key, error.row)} and values {_shown(rows, None, error.row)}"
+            if rows is not None and error.row < rows.num_rows:
+                of_key = "" if key is None else f"key {_shown(rows, key, error.row)} and "
+                place += f" with {of_key}values {_shown(rows, None, error.row)}"
         # The cause is in the text; chained, its traceback would hold the rows of the batch.
-        raise UserFunctionError(uid, reason, place, trace) from None
+        raise UserFunctionError(uid, reason, place, trace, unit) from None
 
 
 def _trace(error: BaseException) -> str:

@@ -152,7 +152,8 @@ class Source(ABC):
     schema: pa.Schema
     """The columns of the rows."""
     position_type: pa.DataType = pa.int64()
-    """The Arrow type of positions, which are kept in checkpoints."""
+    """The Arrow type of positions, which are kept in checkpoints. No number of them falls while a split is read: of a
+    struct the first field that differs."""
     is_sequential: bool = False
     """Whether a reader reads its splits one after another: one that was not begun holds no event time back."""
     is_bounded: bool = True

@@ -239,6 +239,8 @@ class RunningJob:
         ------
         JobFailedError
             If it failed and is not to start again.
+        InvalidInputError
+            If it was closed before its first checkpoint.
         TimeoutError
             If it has not ended within `timeout_ms`; it goes on.
         """
@@ -249,6 +251,10 @@ class RunningJob:
             raise error
         if error is not None:
             raise JobFailedError(f"{type(error).__name__}: {error}") from error
+        if self._newest() is None:
+            raise InvalidInputError(
+                "the job was closed before its first checkpoint, so there is no snapshot to return; stop() takes one"
+            )
         return self.store.latest()
 
     def go_on(self, steps: int) -> None:

@@ -83,6 +83,17 @@ def test_side_outputs_late_rows_and_dead_letters_are_those_of_a_calm_run():
     assert sum(run.kills + run.rescales for run in runs) > SEEDS // 2
 
 
+def test_the_calm_run_that_others_are_compared_with_gives_sinks_nothing():
+    job = jobs.sums(2)
+    before = set(jobs.Prepared.visible), len(jobs.Committed.kept.get("sums", {}))
+    sinks = [node.sink for node in job.graph.sinks]
+
+    simulate(job, seeds=[])
+
+    assert (set(jobs.Prepared.visible), len(jobs.Committed.kept.get("sums", {}))) == before
+    assert [node.sink for node in job.graph.sinks] == sinks
+
+
 def test_the_same_seed_does_the_same():
     first, second = (simulate(jobs.sums(2), seeds=[7])[0] for _ in range(2))
 

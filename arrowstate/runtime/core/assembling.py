@@ -13,8 +13,8 @@ from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.processing.dead_letters import is_dead_letters
-from arrowstate.processing.failing import explained
 from arrowstate.runtime.connectors import PreparingSink, Sink, Token
+from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
 from arrowstate.runtime.graph import Graph, SinkNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from arrowstate.processing.failing import explained
 from arrowstate.runtime.connectors import Split
 from arrowstate.runtime.core.assembling import stored_splits
+from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SourceTime, SplitState
 from arrowstate.runtime.core.reading import MAX_WATERMARK
 from arrowstate.runtime.graph import Graph, SourceNode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.processing.dead_letters import DeadLetters
-from arrowstate.processing.failing import explained
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
+from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState
 from arrowstate.runtime.core.valve import WatermarkValve
 from arrowstate.runtime.graph import SourceNode
@@ -195,7 +195,7 @@ class SourceSplits:
                 f"{got.split!r} it gave {', '.join(f'{field.name} {field.type}' for field in got.rows.schema)}"
             )
         before = self._states[got.split].position
-        if isinstance(before, int) and isinstance(got.position, int) and got.position < before:
+        if _is_before(got.position, before):
             raise InvalidInputError(
                 f"source {self._uid!r} went back: split {got.split!r} was at position {before}, and its reader gave "
                 f"rows up to {got.position}"
@@ -210,7 +210,10 @@ class SourceSplits:
         if self.dead is None:
             row = pc.index(absent, True).as_py()
             raise SourceError(
-                got.split, position, f"the event time, {rule.timestamp!r}, is null in row {row} from there"
+                got.split,
+                position,
+                f"the event time, {rule.timestamp!r}, is null in row {row} from there",
+                source=self._uid,
             )
         numbers = pc.indices_nonzero(absent).to_pylist()
         whole = rows.filter(absent)
@@ -228,3 +231,11 @@ class SourceSplits:
             return None
         latest: int = pc.max(timestamp_array(rule.timestamp, rows.column(rule.timestamp), round_down=True)).as_py()
         return latest
+
+
+def _is_before(position: Any, other: Any) -> bool:
+    """Whether a position is known to be before another: by numbers, those of a struct in the order of its fields."""
+    if isinstance(position, Mapping) and isinstance(other, Mapping):
+        names = [name for name in other if position.get(name) != other[name]]
+        return bool(names) and _is_before(position.get(names[0]), other[names[0]])
+    return isinstance(position, int) and isinstance(other, int) and position < other

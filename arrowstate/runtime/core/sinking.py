@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from arrowstate.runtime.connectors import DirectSink, PreparingSink, SinkWriter
 from arrowstate.runtime.core.elements import bytes_of
+from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import StatePart
 from arrowstate.snapshot.operator import write_part
 from arrowstate.snapshot.streams import CheckpointStreamFactory
@@ -134,13 +135,16 @@ class PreparedTask:
     ) -> None:
         self._sink = sink
         self._kept = kept
-        self._writer: SinkWriter = sink.writer(store_id, uid, subtask, attempt)
+        self._uid = uid
+        with explained(uid, "writer"):
+            self._writer: SinkWriter = sink.writer(store_id, uid, subtask, attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._writer.write(batch)
 
     def freeze(self, epoch: int) -> WriteParts | None:
-        committables = self._writer.prepare(epoch)
+        with explained(self._uid, f"prepare of checkpoint {epoch}"):
+            committables = self._writer.prepare(epoch)
         if committables.num_rows:
             self._kept.write(committables.cast(self._sink.committable_schema))
         return self._kept.freeze(epoch)
@@ -160,7 +164,8 @@ class DirectTask:
         self._sink = sink
         self._subtask = subtask
         self._closed = False
-        sink.open(store_id, uid)
+        with explained(uid, "open"):
+            sink.open(store_id, uid)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._sink.write(batch, self._subtask)

@@ -1,0 +1,300 @@
+"""What goes wrong in a job is told with the operator, the source, the position and the row, as far as there are any."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import arrowstate
+import runtime_jobs as jobs
+from arrowstate.errors import InvalidInputError, JobFailedError, SourceError, UserFunctionError
+from arrowstate.runtime import (
+    Batch,
+    DirectSink,
+    FileSource,
+    Job,
+    OutputTable,
+    PreparingSink,
+    Reader,
+    Restart,
+    Sink,
+    SinkWriter,
+    Source,
+    Split,
+    TableSource,
+)
+
+ROWS = pa.table({"user": ["ann", "bob", None, "eve"], "amount": pa.array([1, 2, 3, -4], pa.int64())})
+GOOD = ROWS.slice(0, 2)
+
+
+class Given(Source):
+    """Gives what it is told to, with the positions that it is told."""
+
+    def __init__(self, *batches, position_type=None):
+        self.batches = batches
+        self.schema = ROWS.schema
+        self.position_type = position_type or pa.int64()
+
+    def discover(self, known):
+        return [] if known else [Split("a")]
+
+    def reader(self):
+        return _GivenReader(list(self.batches))
+
+
+class _GivenReader(Reader):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def add(self, splits):
+        pass
+
+    def read(self, max_rows):
+        return Batch(self.batches[0][0], "a", self.batches.pop(0)[1]) if self.batches else None
+
+
+def rows_at(position, table=GOOD):
+    return table.combine_chunks().to_batches()[0], position
+
+
+class Whole(arrowstate.BatchFunction):
+    """Sums, and wants no negative amount in a batch."""
+
+    def open(self, context):
+        self.total = context.state(jobs.SUM)
+
+    def process_batch(self, batch, context):
+        self.total.add_batch(batch["user"], batch["amount"])
+        if min(batch["amount"].to_pylist()) < 0:
+            raise ValueError("negative")
+
+
+class Together(arrowstate.BatchFunction):
+    def process_batch(self, batch, context):
+        if batch.num_rows > 1:
+            raise ValueError("only one at a time")
+
+
+def wants_positive(batch):
+    if batch.num_rows and min(batch["amount"].to_pylist()) < 0:
+        raise ValueError("negative")
+    return batch
+
+
+class Refuses(Sink):
+    def commit(self, rows, token):
+        raise ConnectionError("the shop is closed")
+
+
+class RefusesAtOnce(DirectSink):
+    def write(self, rows, subtask):
+        raise ConnectionError("the shop is closed")
+
+
+class RefusesToPrepare(PreparingSink):
+    committable_schema = pa.schema({"name": pa.string()})
+
+    def __init__(self, at):
+        self.at = at
+
+    def writer(self, store_id, uid, subtask, attempt):
+        return _Refusing(self.at)
+
+    def commit(self, committables):
+        raise ConnectionError("the shop is closed")
+
+
+class _Refusing(SinkWriter):
+    def __init__(self, at):
+        self.at = at
+
+    def write(self, rows):
+        if self.at == "write":
+            raise ConnectionError("the shop is closed")
+
+    def prepare(self, checkpoint_id):
+        if self.at == "prepare":
+            raise ConnectionError("the shop is closed")
+        return pa.record_batch([["x"]], schema=RefusesToPrepare.committable_schema)
+
+    def abort(self):
+        pass
+
+
+def failure(job) -> BaseException:
+    with pytest.raises(JobFailedError) as caught:
+        job.run(mode="inline")
+    assert caught.value.__cause__ is not None
+    assert str(caught.value.__cause__) in str(caught.value)
+    return caught.value.__cause__
+
+
+def job_of(source, store="memory://job-errors") -> tuple[Job, object]:
+    job = Job(f"{store}-{id(source)}", restart=Restart.none())
+    return job, job.source(source, uid="given")
+
+
+@pytest.mark.parametrize("function", [jobs.Running(), Whole()], ids=repr)
+def test_a_null_key_is_told_with_the_operator_and_the_row(function):
+    job, given = job_of(TableSource(ROWS.slice(0, 3)))
+    given.stateful(function, key=["user"], uid="sums", output_schema=jobs.RUNNING)
+
+    error = failure(job)
+
+    assert isinstance(error, UserFunctionError)
+    assert re.search(r"operator 'sums' failed at .*'user': None, 'amount': 3.* key column 'user' is null", str(error))
+    assert "the states are as before the step" in str(error)
+    assert "micro-batch" not in str(error)
+
+
+def test_a_batch_function_that_raises_is_told_with_the_row_that_it_raises_on():
+    job, given = job_of(TableSource(pa.concat_tables([GOOD, ROWS.slice(3), GOOD])))
+    given.stateful(Whole(), key=["user"], uid="sums")
+
+    error = failure(job)
+
+    place = "operator 'sums' failed at a batch, row 2 with key {'user': 'eve'} and values {'user': 'eve', 'amount': -4}"
+    assert f"{place}: ValueError: negative" in str(error)
+    assert "test_job_errors.py" in error.trace
+
+
+def test_rows_that_fail_only_together_are_told_as_a_batch():
+    job, given = job_of(TableSource(GOOD))
+    given.stateful(Together(), key=["user"], uid="sums")
+
+    assert "operator 'sums' failed at a batch: ValueError: only one at a time" in str(failure(job))
+
+
+def test_a_function_of_map_batches_that_raises_is_told_with_the_step_and_the_row():
+    job, given = job_of(TableSource(ROWS))
+    given.map_batches(wants_positive).sink(OutputTable("copy"))
+
+    error = failure(job)
+
+    assert "'given' failed at a function of map_batches, row 3 with values {'user': 'eve', 'amount': -4}" in str(error)
+    assert "test_job_errors.py" in error.trace
+
+
+def test_a_row_of_another_schema_is_told_with_the_source_and_the_position():
+    job, given = job_of(Given(rows_at(7, GOOD.select(["user"]))))
+    given.sink(OutputTable("copy"))
+
+    message = "source 'given' must give the columns of its schema, .* at position 7 of split 'a' it gave user string"
+    assert re.search(message, str(failure(job)))
+
+
+BACK = [
+    (pa.int64(), 9, 4),
+    (pa.struct({"row": pa.int64(), "size": pa.int64()}), {"row": 9, "size": 5}, {"row": 4, "size": 5}),
+    (pa.struct({"file": pa.string(), "row": pa.int64()}), {"file": "x", "row": 9}, {"file": "x", "row": 4}),
+    (
+        pa.struct({"at": pa.struct({"page": pa.int64(), "row": pa.int64()})}),
+        {"at": {"page": 2, "row": 0}},
+        {"at": {"page": 1, "row": 5}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "first", "second"), BACK, ids=str)
+def test_a_source_that_goes_back_is_told_with_both_positions(kind, first, second):
+    job, given = job_of(Given(rows_at(first), rows_at(second), position_type=kind))
+    given.sink(OutputTable("copy"))
+
+    error = failure(job)
+
+    assert isinstance(error, InvalidInputError)
+    told = f"source 'given' went back: split 'a' was at position {first}, and its reader gave rows up to {second}"
+    assert told in str(error)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"page": 1, "row": 9}, {"page": 2, "row": 0}),
+        ({"page": 1, "row": None}, {"page": 1, "row": 0}),
+        ({"page": 1, "row": 9}, {"page": 1, "row": 9}),
+    ],
+    ids=str,
+)
+def test_a_source_that_goes_on_is_read(first, second):
+    kind = pa.struct({"page": pa.int64(), "row": pa.int64()})
+    job, given = job_of(Given(rows_at(first), rows_at(second), position_type=kind))
+    given.sink(OutputTable("copy"))
+
+    with job.start(mode="inline") as running:
+        snapshot = running.checkpoint()
+        while snapshot.sql("select count(*) from copy.rows").fetchall() != [(4,)]:
+            snapshot = running.checkpoint()
+
+
+def test_a_file_that_is_cut_is_told_with_the_source_and_the_split(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(GOOD, path)
+    source = FileSource(tmp_path / "*.parquet", "parquet", schema=GOOD.schema)
+    path.write_bytes(path.read_bytes()[:-20])
+    job, given = job_of(source)
+    given.sink(OutputTable("copy"))
+
+    error = failure(job)
+
+    assert isinstance(error, SourceError)
+    assert (error.source, error.split) == ("given", "rows.parquet")
+    assert str(error).startswith("source 'given', split 'rows.parquet' from ")
+
+
+def test_a_row_of_a_file_that_does_not_fit_is_told_with_its_number(tmp_path):
+    (tmp_path / "rows.csv").write_text("user,amount\nann,1\nbob,x\n")
+    job, given = job_of(FileSource(tmp_path / "*.csv", "csv", schema=GOOD.schema))
+    given.sink(OutputTable("copy"))
+
+    error = failure(job)
+
+    assert isinstance(error, SourceError)
+    assert (error.source, error.split, error.row) == ("given", "rows.csv", 1)
+    assert re.match(r"source 'given', split 'rows.csv' from position {'row': 0, .*}, row 1: ", str(error))
+
+
+@pytest.mark.parametrize(
+    ("sink", "place"),
+    [
+        (Refuses(), r"the commit of rows of checkpoint \d+"),
+        (RefusesAtOnce(), "rows for the sink"),
+        (RefusesToPrepare("write"), "rows for the sink"),
+        (RefusesToPrepare("commit"), r"the commit of rows of checkpoint \d+"),
+    ],
+    ids=lambda value: str(getattr(value, "at", type(value).__name__)),
+)
+def test_a_sink_that_refuses_is_told_by_its_uid(sink, place):
+    job, given = job_of(TableSource(GOOD))
+    given.sink(sink, uid="shop")
+
+    error = failure(job)
+
+    assert isinstance(error, UserFunctionError)
+    assert error.uid == "shop"
+    assert re.search(f"operator 'shop' failed at {place}: ConnectionError: the shop is closed", str(error))
+
+
+def test_a_job_that_was_closed_before_its_first_checkpoint_has_no_snapshot_to_wait_for():
+    job, given = job_of(Given(rows_at(2)))
+    given.sink(OutputTable("copy"))
+    running = job.start(mode="inline")
+    running.close()
+
+    with pytest.raises(
+        InvalidInputError, match="closed before its first checkpoint, so there is no snapshot to return"
+    ):
+        running.wait()
+
+
+def test_a_job_that_was_closed_after_a_checkpoint_ended_with_it():
+    job, given = job_of(Given(rows_at(2)))
+    given.sink(OutputTable("copy"))
+    with job.start(mode="inline") as running:
+        snapshot = running.checkpoint()
+
+    assert running.wait().checkpoint_id == snapshot.checkpoint_id
