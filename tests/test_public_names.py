@@ -1,12 +1,16 @@
-"""What `import arrowstate` gives."""
+"""What `import arrowstate` gives, and what its packages for jobs, tests and windows give."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+
+import pytest
 
 import arrowstate
 
 PINNED = Path(__file__).with_name("public_names.txt")
+OF_PACKAGES = Path(__file__).with_name("public_names_of_packages.txt")
 
 
 def test_the_public_names_are_those_that_are_pinned():
@@ -18,3 +22,12 @@ def test_every_public_name_exists_and_says_what_it_is():
         value = getattr(arrowstate, name)
 
         assert isinstance(value, (int, str)) or value.__doc__, name
+
+
+@pytest.mark.parametrize("package", ["runtime", "testing", "windows"])
+def test_the_public_names_of_a_package_are_those_that_are_pinned_and_say_what_they_are(package):
+    module = importlib.import_module(f"arrowstate.{package}")
+    pinned = [name.split(".")[1] for name in OF_PACKAGES.read_text().split() if name.startswith(f"{package}.")]
+
+    assert sorted(module.__all__) == pinned
+    assert [name for name in pinned if not getattr(module, name).__doc__] == []
