@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
-from arrowstate.cli import check, compact, gc, listing, run, savepoint, sql, verify, warm
+from arrowstate.cli import check, compact, diff, gc, keys, listing, run, savepoint, sql, tags, verify, warm
 from arrowstate.errors import ArrowStateError, StoreNotFoundError
 from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
 from arrowstate.snapshot.validation import Validation
@@ -81,6 +81,28 @@ def make_parser() -> argparse.ArgumentParser:
 
     disposed = _command(commands, "dispose", "delete a savepoint", savepoint.delete, checkpoint=False, store=False)
     disposed.add_argument("place", metavar="PLACE", help="folder or URL of the savepoint")
+
+    tagged = _command(commands, "tag", "keep a checkpoint until its tag is removed", tags.tag)
+    tagged.add_argument("name", metavar="NAME", help="of the tag")
+    untagged = _command(commands, "untag", "remove a tag", tags.untag, checkpoint=False)
+    untagged.add_argument("name", metavar="NAME", help="of the tag")
+    _command(commands, "tags", "list the tags of a store", tags.list_tags, checkpoint=False)
+
+    compared = _command(commands, "diff", "say what changed between two checkpoints", diff.compare, checkpoint=False)
+    compared.add_argument(
+        "before", metavar="BEFORE", help="the earlier checkpoint: an id, a tag, a time, or -1 for the one before"
+    )
+    compared.add_argument("after", metavar="AFTER", nargs="?", help="the later one; the newest by default")
+    compared.add_argument("--state", metavar="OPERATOR.STATE", help="of this state alone")
+    compared.add_argument("--rows", action="store_true", help="show the rows that changed; needs --state")
+
+    for name, help, printed in (
+        ("lookup", "show what a key is", keys.look_up),
+        ("history", "show what a key was, in each checkpoint that changed it", keys.history),
+    ):
+        asked = _command(commands, name, help, printed)
+        asked.add_argument("state", metavar="OPERATOR.STATE", help="the state")
+        asked.add_argument("keys", metavar="KEY", nargs="+", help="as text, or JSON for a key of several columns")
 
     checked = _command(
         commands, "restore-check", "restore a checkpoint for trial and verify every checksum", check.restore_check
@@ -221,8 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command is None:
             parser.error(
-                "a command is missing: list, show, sql, savepoint, import, dispose, restore-check, verify, diagnose, "
-                "gc, compact, warm or run"
+                "a command is missing: list, show, sql, savepoint, import, dispose, tag, untag, tags, diff, lookup, "
+                "history, restore-check, verify, diagnose, gc, compact, warm or run"
             )
         chosen: Callable[[argparse.Namespace], int] = options.run
         return chosen(options)
@@ -259,7 +281,9 @@ def _command(
     if store:
         parser.add_argument("store", metavar="STORE", help="folder or URL of the store")
     if checkpoint:
-        parser.add_argument("--checkpoint", type=int, metavar="N", help="the checkpoint; the newest by default")
+        parser.add_argument(
+            "--checkpoint", metavar="N", help="the checkpoint: an id, a tag or a time; the newest by default"
+        )
     parser.add_argument("--json", action="store_true", help=json)
     return parser
 

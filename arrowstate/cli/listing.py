@@ -20,6 +20,7 @@ from arrowstate.query.describe import bytes_of, columns_of, live_rows, runs_of, 
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.snapshot.validation import Validation
+from arrowstate.storage.base import Storage
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
@@ -44,13 +45,12 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     with progress_bar("reading manifests") as progress:
         for snapshot in progress.track(snapshots, task_id=progress.task_ids[0]):
             entry = snapshot.entry
-            runs = [run for operator in entry.operators for run in runs_of(store.storage, operator)]
             found.append(
                 {
                     "checkpoint_id": entry.checkpoint_id,
                     "kind": entry.kind,
                     "committed_at_ms": entry.committed_at_ms,
-                    "bytes": bytes_of(runs),
+                    "bytes": _bytes(store.storage, entry),
                     "rows": sum(
                         live_rows(operator, state) for operator in entry.operators for state in operator.states
                     ),
@@ -75,6 +75,14 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         ],
     )
     return 0
+
+
+def _bytes(storage: Storage, entry: LogEntryDocument) -> int:
+    """Return the bytes of the files of a checkpoint, from the log where its writer has measured them."""
+    measured = [row.bytes_total for of_operator in entry.statistics for row in of_operator.rows()]
+    if measured:
+        return sum(measured)
+    return bytes_of([run for operator in entry.operators for run in runs_of(storage, operator)])
 
 
 def show_checkpoint(options: argparse.Namespace) -> int:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from arrowstate.errors import IncompatibleStateError
+from arrowstate.errors import IncompatibleStateError, OperatorNotFoundError, StateNotFoundError
+from arrowstate.query.catalog import resolve
 from arrowstate.query.files import Part, QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.snapshot.reading import subtask_runs
@@ -29,11 +32,24 @@ from arrowstate.table.segment import HASH_COLUMN
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument
 from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
-__all__ = ["CHANGE_TYPES", "CHANGE_TYPE_COLUMN", "StateChanges", "change_columns"]
+__all__ = [
+    "ALL_HASHES",
+    "CHANGE_TYPES",
+    "CHANGE_TYPE_COLUMN",
+    "StateChanges",
+    "change_columns",
+    "changed_rows",
+    "check_same_schema",
+    "columns_to_compare",
+    "reader_between",
+]
 
 CHANGE_TYPE_COLUMN = "_change_type"
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 """What happened to a row: it came; it is what it was before a change, or after it; it went."""
+
+ALL_HASHES = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+"""The bounds of all keys."""
 
 _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
 _STEP_ROWS = 1 << 19
@@ -106,18 +122,27 @@ class StateChanges:
         CorruptDataError
             If a file is missing or damaged.
         """
-        layout = self._state.layout
-        identity = [*layout.key.names, *(field.name for field in layout.entry_fields)]
-        seconds = [] if layout.second is None else [layout.second]
-        values = [field.name for field in layout.value_fields]
-        compared = [name for name in dict.fromkeys((*values, *columns)) if name not in (*identity, *seconds)]
-        compared = [name for name in compared if not name.startswith("_") or name in values or name == "_updated_at"]
-        read = list(dict.fromkeys((HASH_COLUMN, *seconds, *identity, *compared, *columns)))
+        read = columns_to_compare(self._state, columns)
         for bounds in self._steps(hash_bounds):
             gone, come = (self._read(side, read, bounds) for side in (self._gone, self._come))
-            changes = _changes(gone, come, identity, layout.second, compared, columns)
+            changes = changed_rows(self._state, gone, come, columns)
             if changes.num_rows:
                 yield changes
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many rows came, got another value, and went.
+
+        Raises
+        ------
+        CorruptDataError
+            If a file is missing or damaged.
+        """
+        found = np.zeros(len(CHANGE_TYPES), dtype=np.int64)
+        columns = [name for name in self._state.columns if name != self._state.layout.second]
+        for batch in self.batches(columns, ALL_HASHES):
+            types = pc.index_in(batch.column(CHANGE_TYPE_COLUMN), pa.array(CHANGE_TYPES)).to_numpy()
+            found += np.bincount(types, minlength=len(CHANGE_TYPES))
+        return int(found[_INSERT]), int(found[_AFTER]), int(found[_DELETE])
 
     def _read(self, side: _Side, columns: Sequence[str], bounds: HashBounds) -> pa.RecordBatch:
         batches = list(self._state.batches(side.parts_in(bounds), columns, hash_bounds=bounds))
@@ -145,7 +170,7 @@ class _Side:
         return [part for part in parts if part.max_hash >= bounds[0] and part.min_hash <= bounds[1]]
 
 
-def _check_same_schema(state: StateReader, operator: OperatorDocument, stored: StateDocument) -> None:
+def check_same_schema(state: StateReader, operator: OperatorDocument, stored: StateDocument) -> None:
     """Refuse a state of a checkpoint whose rows cannot be read in another schema of it.
 
     Raises
@@ -201,7 +226,7 @@ def _files(storage: Storage, state: StateReader, entry: LogEntryDocument | None)
             continue
         for document in operator.states:
             if document.name == state.document.name:
-                _check_same_schema(state, operator, document)
+                check_same_schema(state, operator, document)
         for subtask in subtasks_of(storage, operator):
             for run in subtask_runs(storage, operator, subtask).get(state.document.name, []):
                 found[run.id].append(run)
@@ -214,6 +239,7 @@ def _same_rows(left: Sequence[RunDocument], right: Sequence[RunDocument]) -> boo
 
 
 def _rows_of(run: RunDocument) -> tuple[int, int, str | None]:
+    """Return what tells which rows of a file are live."""
     vector = run.deletion_vector
     return run.first_row, run.last_row, None if vector is None else vector.xxh3_128
 
@@ -224,20 +250,48 @@ def _run_of(storage: Storage, state: StateReader, document: RunDocument, rows: B
     return QueriedRun(storage, whole, state.schemas, live=np.packbits(rows, bitorder="little"))
 
 
-def _changes(
-    gone: pa.RecordBatch,
-    come: pa.RecordBatch,
-    identity: Sequence[str],
-    second: str | None,
-    compared: Sequence[str],
-    columns: Sequence[str],
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """By which columns of a state rows are put side by side, and which are compared."""
+
+    identity: list[str]
+    second: str | None
+    values: list[str]
+
+    @classmethod
+    def of(cls, state: StateReader, columns: Sequence[str]) -> _Compared:
+        """For rows of which some columns are asked for."""
+        layout = state.layout
+        identity = [*layout.key.names, *(field.name for field in layout.entry_fields)]
+        values = [field.name for field in layout.value_fields]
+        compared = [name for name in dict.fromkeys((*values, *columns)) if name not in (*identity, layout.second)]
+        compared = [name for name in compared if not name.startswith("_") or name in values or name == "_updated_at"]
+        return cls(identity, layout.second, compared)
+
+    def read(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns to be read."""
+        seconds = [] if self.second is None else [self.second]
+        return list(dict.fromkeys((HASH_COLUMN, *seconds, *self.identity, *self.values, *columns)))
+
+
+def columns_to_compare(state: StateReader, columns: Sequence[str]) -> list[str]:
+    """Return the columns that rows must have for `changed_rows` to return some of them."""
+    return _Compared.of(state, columns).read(columns)
+
+
+def changed_rows(
+    state: StateReader, gone: pa.RecordBatch, come: pa.RecordBatch, columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Put the rows of a key side by side and say what happened to each."""
+    """Put the rows of a key side by side and say what happened to each, as `StateChanges.batches` does.
+
+    Both have the columns of `columns_to_compare`.
+    """
+    compared = _Compared.of(state, columns)
     both = pa.concat_batches([gone, come])
     keys = KeyBatch.of(
         both.column(HASH_COLUMN).to_numpy(),
-        [both.column(name) for name in identity],
-        seconds=None if second is None else both.column(second).to_numpy(),
+        [both.column(name) for name in compared.identity],
+        seconds=None if compared.second is None else both.column(compared.second).to_numpy(),
     )
     numbers = keys.groups()
     row_before, row_after = (np.full(len(keys), -1, dtype=np.int64) for _ in range(2))
@@ -246,7 +300,7 @@ def _changes(
     there = (row_before >= 0) & (row_after >= 0)
     old, new = row_before[there], row_after[there]
     same = np.ones(old.size, dtype=np.bool_)
-    for name in compared:
+    for name in compared.values:
         same &= columns_equal(take(both.column(name), old), take(both.column(name), new))
     old, new = old[~same], new[~same]
     lost, added = row_before[row_after < 0], row_after[row_before < 0]
@@ -263,6 +317,26 @@ def _changes(
         [*(take(both.column(name), rows) for name in columns), take(pa.array(CHANGE_TYPES), types)],
         schema=pa.schema([*fields, pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False)]),
     )
+
+
+def reader_between(
+    storage: Storage, before: LogEntryDocument | None, after: LogEntryDocument, reference: str | tuple[str, str]
+) -> StateReader:
+    """Return the reader whose columns the changes of a state have: of the later checkpoint, if it is there.
+
+    Raises
+    ------
+    OperatorNotFoundError, StateNotFoundError
+        If neither of them has such a state.
+    """
+    try:
+        return StateReader(storage, after, *resolve(after, reference))
+    except (OperatorNotFoundError, StateNotFoundError):
+        if before is None:
+            raise
+        with suppress(OperatorNotFoundError, StateNotFoundError):
+            return StateReader(storage, before, *resolve(before, reference))
+        raise
 
 
 def change_columns(state: StateReader) -> list[str]:

@@ -6,234 +6,41 @@ imported when it is first used.
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arrowstate.log.collected import reading_checkpoint
-from arrowstate.query.catalog import history_names, resolve, sql_names
-from arrowstate.query.describe import overview
-from arrowstate.query.kept_reads import Recent
-from arrowstate.query.state import StateReader
-from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
-from arrowstate.snapshot.validation import is_validated
-from arrowstate.storage.base import Storage
+from arrowstate.errors import InvalidInputError
+from arrowstate.log.choosing import CheckpointReference, choose_checkpoint
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.query.catalog import SqlName, history_names, sql_names
+from arrowstate.query.difference import Difference, difference, rows_between
+from arrowstate.query.key_history import KeyHistory
+from arrowstate.query.tables import TableReader
 from arrowstate_formats.documents import LogEntryDocument
-from arrowstate_formats.key_groups import KeyGroupRange
 
 if TYPE_CHECKING:
-    import polars
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
-    from arrowstate.query.duckdb.dataset import ScanStatistics
+    from arrowstate.query.duckdb.dataset import ScanStatistics, Source
     from arrowstate.query.duckdb.engine import Database
 
 __all__ = ["SnapshotReader"]
 
-_KEPT_SCANS = 64
-_STATES: Recent[StateReader] = Recent(64)
 
+class SnapshotReader(TableReader):
+    """Reads one checkpoint or savepoint, and compares it with others of its store; safe to use from several threads."""
 
-class SnapshotReader:
-    """Reads one checkpoint or savepoint; safe to use from several threads.
-
-    Parameters
-    ----------
-    storage
-        Where the store is.
-    store_id
-        Its identity.
-    entry
-        The log entry of the checkpoint.
-    """
-
-    def __init__(self, storage: Storage, store_id: str, entry: LogEntryDocument) -> None:
-        self.storage = storage
-        self.store_id = store_id
-        self.entry = entry
-        self._lock = threading.Lock()
-        self._states: dict[tuple[str, str], StateReader] = {}
-        self._scans: deque[ScanStatistics] = deque(maxlen=_KEPT_SCANS)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.checkpoint_id} of {self.storage.url}: {', '.join(self.states())}>"
-
-    @property
-    def checkpoint_id(self) -> int:
-        """The id to ask the store for this checkpoint; the first of a store has 1."""
-        assert self.entry.checkpoint_id is not None, "a fence is no checkpoint"
-        return self.entry.checkpoint_id
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        """What the writer noted with the checkpoint, for instance source offsets."""
-        return copy.deepcopy(self.entry.properties)
-
-    @property
-    def watermark(self) -> int | None:
-        """The watermark at the checkpoint, in milliseconds since 1970."""
-        return self.entry.watermark
-
-    @property
-    def operators(self) -> dict[str, list[str]]:
-        """The names of the states by operator uid."""
-        return {operator.uid: [state.name for state in operator.states] for operator in self.entry.operators}
-
-    def states(self) -> list[str]:
-        """Return `<operator uid>.<state>` of each state."""
-        return [f"{uid}.{name}" for uid, names in self.operators.items() for name in names]
-
-    def show(self) -> dict[str, Any]:
-        """Return what it holds as plain values, as `arrowstate show --json` prints them; see `StateStore.show`.
-
-        Returns
-        -------
-        dict[str, Any]
-            Times, properties, operators and states.
-        """
-        with reading_checkpoint(self.storage, self.entry):
-            return overview(self.storage, self.entry)
-
-    def storage_use(self, *, small_file_bytes: int = SMALL_FILE_BYTES) -> StorageUse:
-        """Return how many files and bytes it refers to, how many of them are live, and how many files are small.
-
-        The manifests are read, nothing else.
-
-        Parameters
-        ----------
-        small_file_bytes
-            A run file with fewer bytes is small.
-
-        Returns
-        -------
-        StorageUse
-            `files`, `bytes`, `live_bytes`, `small_files`; and `space_amplification`, bytes over live bytes.
-
-        Raises
-        ------
-        CorruptDataError
-            If a manifest is missing or damaged.
-        """
-        with reading_checkpoint(self.storage, self.entry):
-            return storage_use(self.storage, self.entry, small_file_bytes=small_file_bytes)
-
-    def to_arrow(
+    def sql(
         self,
-        state: str | tuple[str, str],
+        query: str,
         *,
-        columns: Sequence[str] | None = None,
-        key_groups: KeyGroupRange | None = None,
-    ) -> pa.Table:
-        """Return the rows of a state, in no particular order.
-
-        A value or reducing state has one row per key and namespace, a map one per entry, a list one per element, and
-        within a list `_seq` rises in the order of the elements.
-
-        Parameters
-        ----------
-        state
-            `<operator uid>.<state>`, or a tuple of both.
-        columns
-            Which columns, in this order; those of key, namespace, user key and value by default, in a list `_seq`
-            (int64) too. `_key_hash` (int64), `_key_group` (int32, at the max parallelism of the checkpoint), and with
-            a time to live `_updated_at` (int64, milliseconds) are there by name.
-        key_groups
-            Only the keys of these key groups; record batches without such keys are not read.
-
-        Returns
-        -------
-        pa.Table
-            The key columns, the namespace columns and the user key of a map, named `<state>_key`, all without nulls;
-            then one column named after the state, or for a struct value one column per field.
-
-        Raises
-        ------
-        OperatorNotFoundError, StateNotFoundError
-            If there is no such state; the message lists what there is.
-        InvalidInputError
-            If there is no such column or key group; the message lists the columns there are.
-        CorruptDataError, CollectedError
-            If a file is missing, truncated or altered; or a collection took it.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://to-arrow-example", create=True)
-        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
-        >>> clicks.add_batch(pa.array(["ann"]), pa.array([3]))
-        >>> with store.writer() as writer:
-        ...     snapshot = writer.checkpoint({"counter": [backend]})
-        >>> snapshot.to_arrow("counter.clicks", columns=["clicks", "_key_group"]).to_pylist()
-        [{'clicks': 3, '_key_group': 113}]
-        """
-        reader = self._state(state)
-        return reader.table(reader.check_columns(columns), key_groups)
-
-    def to_polars(
-        self,
-        state: str | tuple[str, str],
-        *,
-        columns: Sequence[str] | None = None,
-        key_groups: KeyGroupRange | None = None,
-    ) -> polars.DataFrame:
-        """Return the rows of a state as a Polars data frame; arguments, columns and errors as for `to_arrow`.
-
-        Returns
-        -------
-        polars.DataFrame
-            The columns of `to_arrow`.
-        """
-        import polars
-
-        frame = polars.from_arrow(self.to_arrow(state, columns=columns, key_groups=key_groups))
-        assert isinstance(frame, polars.DataFrame)
-        return frame
-
-    def lookup(self, state: str | tuple[str, str], keys: Any) -> pa.Table:
-        """Return the rows of some keys.
-
-        Only the record batches that can hold one of the keys are read.
-
-        Parameters
-        ----------
-        state
-            `<operator uid>.<state>`, or a tuple of both.
-        keys
-            An Arrow array or a sequence of the key's type; for a key of several columns a RecordBatch, Table or
-            StructArray with them.
-
-        Returns
-        -------
-        pa.Table
-            Columns as `to_arrow`; the rows of each of the given keys, in the order given, and the elements of a list
-            in theirs.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError
-            If the keys do not fit the key schema; other errors are those of `to_arrow`.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://lookup-example", create=True)
-        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
-        >>> clicks.add_batch(pa.array(["ann", "bob"]), pa.array([3, 4]))
-        >>> with store.writer() as writer:
-        ...     snapshot = writer.checkpoint({"counter": [backend]})
-        >>> snapshot.lookup("counter.clicks", ["bob", "eve", "ann"]).to_pylist()
-        [{'user': 'bob', 'clicks': 4}, {'user': 'ann', 'clicks': 3}]
-        """
-        reader = self._state(state)
-        return reader.lookup(keys, reader.columns)[0]
-
-    def sql(self, query: str, *, params: Sequence[Any] | Mapping[str, Any] | None = None) -> DuckDBPyRelation:
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> DuckDBPyRelation:
         """Run a query with DuckDB over the states of the checkpoint.
 
         Each state is a view `<operator uid>.<state>` with the key columns, the value columns and `_key_group`; a
@@ -255,12 +62,23 @@ class SnapshotReader:
         and `alignment_us` in microseconds (in `checkpoints` those of the slowest subtask), `bytes_written` and
         `files_written` for the checkpoint, and `bytes_total` of all that it refers to; null where nobody measured.
 
+        A state is read as it was at another checkpoint by `counter.clicks at (version => 41)`, where the version is an
+        id, -1 for the checkpoint before this one, or the name of a tag, or by `at (timestamp => now() - interval 1
+        hour)`. `arrowstate.changes('counter.clicks', 41, 44)` has the rows that changed from one checkpoint to another,
+        with `_change_type`; `arrowstate.change_counts(41, 44)` how many of each state did; the second checkpoint is
+        this one by default. `arrowstate.history('counter.clicks', 'ann')` has what a key was, in each checkpoint that
+        changed it; a key of several columns is given as `{'user': 'ann', 'device': 'pc'}`. Arguments are constants,
+        parameters, and expressions of these.
+
         Parameters
         ----------
         query
-            One SELECT statement in DuckDB's SQL.
+            One statement in DuckDB's SQL that has a result: a SELECT, an EXPLAIN, a PIVOT; or a COPY of a query to a
+            file, which is done at once.
         params
             Values for `?` or `$name` in the query.
+        tables
+            Other tables for the query, by name: data frames of pandas or Polars, Arrow tables and readers.
 
         Returns
         -------
@@ -290,6 +108,7 @@ class SnapshotReader:
         [(7,)]
         """
         from arrowstate.query.duckdb.selecting import select
+        from arrowstate.query.duckdb.travel import OtherTables
 
         return select(
             self._database,
@@ -298,7 +117,130 @@ class SnapshotReader:
             on_scan=self._scans.append,
             names=lambda: [*sql_names(self.entry), *history_names()],
             checkpoint_id=self.checkpoint_id,
+            tables=tables,
+            others=partial(OtherTables, self.storage, self.entry, self._sources_of),
         )
+
+    def changes(
+        self,
+        state: str | tuple[str, str],
+        since: CheckpointReference | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """Return the rows of a state that changed since another checkpoint.
+
+        Only what the two checkpoints do not share is read.
+
+        Parameters
+        ----------
+        state
+            `<operator uid>.<state>`, or a tuple of both.
+        since
+            The earlier checkpoint: its id, -1 for the one before this one, a tag or a time; None for nothing, so that
+            all rows are inserted.
+        columns
+            Which columns, those of `to_arrow` by default.
+
+        Returns
+        -------
+        pa.Table
+            The columns, and `_change_type` string: `insert`, `delete`, or `update_preimage` with the row as it was,
+            followed by `update_postimage` with what it is.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such state or checkpoint.
+        IncompatibleStateError
+            If the state has another key in the two, or schemas that know nothing of each other.
+        CorruptDataError, CollectedError
+            If a file is missing, truncated or altered; or a collection took it.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://changes-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+        >>> with store.writer() as writer:
+        ...     clicks.add_batch(["ann", "bob"], [1, 2])
+        ...     _ = writer.checkpoint({"counter": [backend]})
+        ...     clicks.add_batch(["ann"], [4])
+        ...     snapshot = writer.checkpoint({"counter": [backend]})
+        >>> snapshot.changes("counter.clicks", since=1).to_pylist()  # doctest: +NORMALIZE_WHITESPACE
+        [{'user': 'ann', 'clicks': 1, '_change_type': 'update_preimage'},
+         {'user': 'ann', 'clicks': 5, '_change_type': 'update_postimage'}]
+        """
+        before = None if since is None else self._other(since)
+        return rows_between(self.storage, before, self.entry, state, columns)
+
+    def diff(self, since: CheckpointReference | None) -> Difference:
+        """Return how it differs from an earlier checkpoint; see `StateStore.diff`.
+
+        Parameters
+        ----------
+        since
+            As for `changes`.
+
+        Returns
+        -------
+        Difference
+            The counts by state in `states`; `rows` has the rows.
+        """
+        return difference(self.storage, None if since is None else self._other(since), self.entry)
+
+    def history(self, state: str | tuple[str, str], keys: Any) -> pa.Table:
+        """Return what some keys were, in each checkpoint of the store that changed them, oldest first.
+
+        Every checkpoint's manifests are read, and rows where a run that may hold a key is another one than before.
+
+        Parameters
+        ----------
+        state
+            `<operator uid>.<state>`, or a tuple of both.
+        keys
+            As for `lookup`.
+
+        Returns
+        -------
+        pa.Table
+            `_checkpoint_id` int64, `_committed_at` timestamp("ms") in UTC, `_change_type` as for `changes`, and the
+            columns of `to_arrow`, in the schema of this checkpoint. What the oldest checkpoint has is inserted by it.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError
+            If this checkpoint has no such state.
+        KeyTypeError, NullKeyError
+            If the keys do not fit the key schema; other errors are those of `changes`.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://history-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
+        >>> with store.writer() as writer:
+        ...     for name in ("Rome", "Rome", "Oslo"):
+        ...         city.update_batch(["ann"], [name])
+        ...         snapshot = writer.checkpoint({"people": [backend]})
+        >>> [(row["_checkpoint_id"], row["city"]) for row in snapshot.history("people.city", ["ann"]).to_pylist()]
+        [(1, 'Rome'), (3, 'Rome'), (3, 'Oslo')]
+        """
+        reader = self._state(state)
+        history = KeyHistory(self.storage, reader, keys)
+        entries = [*CommitLog(self.storage).backwards()][::-1]
+        return pa.Table.from_batches(list(history.batches(entries)), history.schema)
+
+    def _other(self, reference: CheckpointReference) -> LogEntryDocument:
+        found = choose_checkpoint(self.storage, reference, seen_from=self.checkpoint_id)
+        if (found.checkpoint_id or 0) > self.checkpoint_id:
+            raise InvalidInputError(
+                f"checkpoint {self.checkpoint_id} is older than checkpoint {found.checkpoint_id}; give the older one "
+                "first"
+            )
+        return found
 
     def duckdb(self) -> DuckDBPyConnection:
         """Return a new DuckDB connection, in memory, with a schema per operator and a view per state.
@@ -320,26 +262,15 @@ class SnapshotReader:
         """What the last scans by `sql` and `duckdb` read, oldest first: for finding out what a filter spares."""
         return tuple(self._scans)
 
-    def _state(self, reference: str | tuple[str, str]) -> StateReader:
-        return self._reader(*resolve(self.entry, reference))
-
-    def _reader(self, uid: str, name: str) -> StateReader:
-        with self._lock:
-            reader = self._states.get((uid, name))
-            if reader is None:
-                key = (*self._identity, uid, name)
-                reader = _STATES.get(key, lambda: StateReader(self.storage, self.entry, uid, name))
-                self._states[uid, name] = reader
-            return reader
-
-    @property
-    def _identity(self) -> tuple[str, str, str]:
-        return self.storage.url, self.store_id, f"{self.entry.commit_id} {is_validated(self.storage)}"
-
     @property
     def _database(self) -> Database:
         # Asked for each time: one that was made before a fork is of no use after it.
         from arrowstate.query.duckdb.engine import Database, databases
+
+        return databases.get(self._identity, lambda: Database(self._sources_of(self.entry)))
+
+    def _sources_of(self, entry: LogEntryDocument) -> Mapping[SqlName, Source]:
         from arrowstate.query.duckdb.sources import sources_of
 
-        return databases.get(self._identity, lambda: Database(sources_of(self.storage, self.entry, self._reader)))
+        other: SnapshotReader = self if entry is self.entry else type(self)(self.storage, self.store_id, entry)
+        return sources_of(self.storage, entry, other._reader)

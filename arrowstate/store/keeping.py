@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.errors import CheckpointNotFoundError
+from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.pins import delete_tag, put_tag
 from arrowstate.maintenance.collection_plan import check_grace, plan_collection
@@ -23,7 +24,7 @@ __all__ = ["KeptStore"]
 class KeptStore(ReadableStore):
     """A store whose checkpoints are held, collected and compacted."""
 
-    def tag(self, name: str, checkpoint: int | None = None) -> None:
+    def tag(self, name: str, checkpoint: CheckpointReference | None = None) -> None:
         """Keep a checkpoint, the newest by default, until the tag is removed.
 
         Parameters
@@ -79,7 +80,7 @@ class KeptStore(ReadableStore):
 
     def lease(
         self,
-        checkpoint: int | None = None,
+        checkpoint: CheckpointReference | None = None,
         *,
         ttl_ms: int = DEFAULT_LEASE_MS,
         holder: str = "",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
+from arrowstate.log.choosing import CheckpointReference, choose_checkpoint, tags_of
 from arrowstate.log.collected import advise
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.log.pins import read_pins
 from arrowstate.maintenance.recovery import StoreVerification, find_newest_whole, proposals, verify_store
+from arrowstate.query.difference import Difference
 from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
@@ -85,8 +87,14 @@ class ReadableStore:
             advise(error)
             raise
 
-    def snapshot(self, checkpoint_id: int) -> Snapshot:
+    def snapshot(self, checkpoint_id: CheckpointReference) -> Snapshot:
         """Return a checkpoint.
+
+        Parameters
+        ----------
+        checkpoint_id
+            Its id, or the name of a tag, or a time: a datetime or a text in ISO 8601, in UTC unless it says otherwise,
+            for the newest checkpoint that was committed by then. So it is wherever a checkpoint is named.
 
         Returns
         -------
@@ -97,8 +105,21 @@ class ReadableStore:
         ------
         CheckpointNotFoundError
             If there is none with this id; the message lists the ids there are.
+        NotFoundError
+            If there is no such tag, or no checkpoint of that time.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://choosing-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> store.tag("gold", 1)
+        >>> [store.snapshot(name).checkpoint_id for name in (3, "gold")]
+        [3, 1]
         """
-        return self.snapshot_of(self._log.checkpoint(checkpoint_id))
+        return self.snapshot_of(choose_checkpoint(self.storage, checkpoint_id, log=self._log))
 
     def checkpoints(self) -> list[Snapshot]:
         """Return all checkpoints, oldest first.
@@ -110,7 +131,7 @@ class ReadableStore:
         """
         return [self.snapshot_of(entry) for entry in self._log.backwards()][::-1]
 
-    def show(self, checkpoint: int | None = None) -> dict[str, Any]:
+    def show(self, checkpoint: CheckpointReference | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.
 
         Times, watermark and properties of the checkpoint; under `storage` what `Snapshot.storage_use` counts, with the
@@ -142,15 +163,72 @@ class ReadableStore:
         """
         return self._chosen(checkpoint).show()
 
-    def sql(self, query: str, *, checkpoint: int | None = None) -> duckdb.DuckDBPyRelation:
+    def sql(
+        self,
+        query: str,
+        *,
+        checkpoint: CheckpointReference | None = None,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> duckdb.DuckDBPyRelation:
         """Run a query over a checkpoint, the newest by default; see `Snapshot.sql`.
+
+        Parameters
+        ----------
+        query
+            One statement in DuckDB's SQL that has a result; a state may be read `at` another checkpoint.
+        checkpoint
+            The checkpoint whose states the query reads where it says no other; as for `snapshot`.
+        params, tables
+            As for `Snapshot.sql`.
 
         Returns
         -------
         duckdb.DuckDBPyRelation
             The result, which is computed when it is fetched.
         """
-        return self._chosen(checkpoint).sql(query)
+        return self._chosen(checkpoint).sql(query, params=params, tables=tables)
+
+    def diff(self, before: CheckpointReference | None, after: CheckpointReference | None = None) -> Difference:
+        """Compare two checkpoints: how many rows of each state came, changed and went, and what became of its columns.
+
+        Only what the two do not share is read.
+
+        Parameters
+        ----------
+        before
+            The earlier checkpoint, named as for `snapshot`, or -1 for the one before the later one; None for a store in
+            which nothing is yet.
+        after
+            The later one, the newest by default.
+
+        Returns
+        -------
+        Difference
+            The counts by state in `states`; `rows("operator.state")` has the rows of one.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such checkpoint.
+        InvalidInputError
+            If the second is older than the first.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://diff-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+        >>> with store.writer() as writer:
+        ...     clicks.add_batch(["ann", "bob"], [1, 2])
+        ...     _ = writer.checkpoint({"counter": [backend]})
+        ...     clicks.add_batch(["ann", "eve"], [4, 1])
+        ...     _ = writer.checkpoint({"counter": [backend]})
+        >>> store.diff(1, 2)
+        <Difference of checkpoints 1 and 2: counter.clicks +1 ~1 -0>
+        """
+        return self._chosen(after).diff(before)
 
     def tags(self) -> dict[str, int]:
         """Return the id of the checkpoint of each tag, by name.
@@ -160,7 +238,7 @@ class ReadableStore:
         dict[str, int]
             Empty without tags.
         """
-        return {pin.tag: pin.checkpoint_id for pin in read_pins(self.storage) if pin.tag is not None}
+        return tags_of(self.storage)
 
     def verify(self, *, deep: bool = False, advance: Callable[[], None] = lambda: None) -> StoreVerification:
         """Look at the log and every checkpoint; see `Snapshot.verify`. `advance` is called after each run.
@@ -229,12 +307,16 @@ class ReadableStore:
         """Return the snapshot that a log entry of this store stands for."""
         return Snapshot(self._readable, self.store_id, entry)
 
-    def _chosen(self, checkpoint: int | None) -> Snapshot:
+    def _chosen(self, checkpoint: CheckpointReference | None) -> Snapshot:
         return self.latest() if checkpoint is None else self.snapshot(checkpoint)
 
-    def _committed(self, checkpoint: int | None) -> CommittedEntry:
-        if checkpoint is not None:
+    def _committed(self, checkpoint: CheckpointReference | None) -> CommittedEntry:
+        if checkpoint is not None and (isinstance(checkpoint, int) and checkpoint >= 0):
             return self._log.committed_checkpoint(checkpoint)
+        if checkpoint is not None:
+            chosen = choose_checkpoint(self.storage, checkpoint, log=self._log).checkpoint_id
+            assert chosen is not None, "a fence is no checkpoint"
+            return self._log.committed_checkpoint(chosen)
         newest = next(self._log.history().checkpoints(), None)
         if newest is None:
             raise CheckpointNotFoundError(None, [])

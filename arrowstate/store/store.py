@@ -14,6 +14,7 @@ from arrowstate.checkpoints.handles import SubtaskWriter
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
+from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.entries import create_store, open_store_document
 from arrowstate.maintenance.importing import ClaimMode, import_checkpoint
@@ -125,7 +126,7 @@ class StateStore(KeptStore):
         self,
         name_or_path: str | Path,
         *,
-        checkpoint: int | None = None,
+        checkpoint: CheckpointReference | None = None,
         format: RunFormat = "parquet",
         progress: Callable[[int, int], None] | None = None,
         storage_options: Mapping[str, Any] | None = None,

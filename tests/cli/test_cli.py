@@ -433,3 +433,52 @@ def test_dispose_deletes_a_savepoint_and_refuses_a_store(store, capsys, tmp_path
     assert "is gone: 7 files deleted" in out
     assert "no store" in missing
     assert len(run_json(capsys, "list", store)) == 2
+
+
+def test_a_checkpoint_is_named_by_an_id_a_tag_or_a_time(store, capsys):
+    tagged = run_json(capsys, "tag", store, "gold", "--checkpoint", "1")
+    found = [run_json(capsys, "show", store, "--checkpoint", name)["checkpoint_id"] for name in ("gold", "1", "2")]
+
+    assert tagged == {"tag": "gold", "checkpoint_id": 1}
+    assert found == [1, 1, 2]
+    assert run_json(capsys, "tags", store) == [tagged]
+    assert run_json(capsys, "show", store, "--checkpoint", "2999-01-01")["checkpoint_id"] == 2
+    assert run(capsys, "untag", store, "gold")[0] == 0
+    code, _, err = run(capsys, "show", store, "--checkpoint", "gold")
+    assert (code, "the tags are none" in err) == (1, True)
+
+
+def test_diff_counts_and_shows_what_changed(store, capsys):
+    found = run_json(capsys, "diff", store, "1", "2")
+    rows = run_json(capsys, "diff", store, "-1", "--state", "counter.city", "--rows")
+    code, out, _ = run(capsys, "diff", store, "1", "--state", "counter.clicks")
+
+    (clicks,) = (state for state in found["states"] if state["state"] == "clicks")
+    assert (clicks["inserted"], clicks["updated"], clicks["deleted"]) == (0, 10_000, 0)
+    assert rows == []
+    assert (code, "counter.clicks" in out, "10000" in out, "city" in out) == (0, True, True, False)
+    code, _, err = run(capsys, "diff", store, "1", "--rows")
+    assert (code, "--state" in err) == (1, True)
+
+
+def test_lookup_and_history_take_keys_as_text(store, capsys, tmp_path):
+    assert run_json(capsys, "lookup", store, "counter.clicks", "u1", "nobody") == [{"user": "u1", "clicks": 2}]
+    told = run_json(capsys, "history", store, "counter.clicks", "u1")
+    assert [(row["_checkpoint_id"], row["_change_type"], row["clicks"]) for row in told] == [
+        (1, "insert", 1),
+        (2, "update_preimage", 1),
+        (2, "update_postimage", 2),
+    ]
+    place = str(tmp_path / "wide")
+    wide = arrowstate.open_store(place, create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64()), ("day", pa.date32())]), max_parallelism=4)
+    key = pa.table({"n": pa.array([7]), "day": pa.array(["2026-03-01"]).cast(pa.date32())})
+    backend.state(arrowstate.ValueStateDescriptor("v", pa.string())).update_batch(key, ["x"])
+    with wide.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    found = run_json(capsys, "lookup", place, "op.v", '{"n": 7, "day": "2026-03-01"}')
+    assert found == [{"n": 7, "day": "2026-03-01", "v": "x"}]
+    code, _, err = run(capsys, "lookup", place, "op.v", "7")
+    assert (code, '{"n": "...", "day": "..."}' in err) == (1, True)
+    code, _, err = run(capsys, "lookup", place, "op.v", '{"n": "seven", "day": "2026-03-01"}')
+    assert (code, "the key column n is int64, got seven" in err) == (1, True)

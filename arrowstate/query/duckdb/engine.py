@@ -25,7 +25,7 @@ class Database:
     """What SQL reads of one checkpoint, and the history of its store, as a DuckDB database."""
 
     def __init__(self, sources: Mapping[SqlName, Source]) -> None:
-        self._sources = sources
+        self.sources = sources
         self._lock = threading.Lock()
         self._root: duckdb.DuckDBPyConnection | None = None
 
@@ -34,7 +34,7 @@ class Database:
         with self._lock:
             if self._root is None:
                 self._root = self.connect(on_scan)
-                for name in self._sources:
+                for name in self.sources:
                     self._root.unregister(name.relation)
             cursor = self._root.cursor()
         self._register(cursor, on_scan)
@@ -46,7 +46,7 @@ class Database:
 
         connection = duckdb.connect()
         self._register(connection, on_scan)
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             connection.execute(f"create schema if not exists {quoted(name.schema)}")
             columns = ", ".join(quoted(column) for column in source.shown)
             view = f"{quoted(name.schema)}.{quoted(name.view)}"
@@ -55,7 +55,7 @@ class Database:
         return connection
 
     def _register(self, connection: duckdb.DuckDBPyConnection, on_scan: Callable[[ScanStatistics], None]) -> None:
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             connection.register(name.relation, ScannedDataset(source, on_scan))
 
 

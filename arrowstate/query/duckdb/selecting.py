@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import duckdb
@@ -13,9 +14,17 @@ from arrowstate.query.catalog import SqlName
 from arrowstate.query.duckdb.dataset import ScanStatistics
 from arrowstate.query.duckdb.engine import Database
 from arrowstate.query.duckdb.relation import Relation, Watch
+from arrowstate.query.duckdb.rewriting import Tables, rewrite
 
 __all__ = ["select"]
 
+_WITH_A_RESULT = (
+    duckdb.StatementType.SELECT,
+    duckdb.StatementType.EXPLAIN,
+    duckdb.StatementType.COPY,
+    duckdb.StatementType.MULTI,
+)
+"""A pivot is of several statements."""
 _MISSING_TABLE = re.compile(r'Table with name "?(.+?)"? does not exist')
 
 
@@ -27,16 +36,37 @@ def select(
     on_scan: Callable[[ScanStatistics], None],
     names: Callable[[], Sequence[SqlName]],
     checkpoint_id: int | None,
+    tables: Mapping[str, Any] = MappingProxyType({}),
+    others: Callable[[duckdb.DuckDBPyConnection, Watch], Tables] | None = None,
 ) -> duckdb.DuckDBPyRelation:
-    """Run a query; errors as for `SnapshotReader.sql`. `names` are those of the tables that there are."""
+    """Run a query.
+
+    Parameters
+    ----------
+    database
+        What it reads.
+    query, params, tables
+        As for `SnapshotReader.sql`, and so are the errors.
+    on_scan
+        Called with the statistics of each scan.
+    names
+        Returns those of the tables that there are, for messages.
+    checkpoint_id
+        Of the checkpoint, for messages.
+    others
+        Makes what offers the tables of other checkpoints to the query; None where there are none.
+    """
     watch = Watch(on_scan)
     cursor = database.cursor(watch)
     # Otherwise a misspelt state could be taken for a Python variable of that name.
     cursor.execute("set python_enable_replacements = false")
     try:
+        for name, table in tables.items():
+            cursor.register(name, table)
+        if others is not None:
+            query, params = rewrite(query, params, cursor, others(cursor, watch))
         statements = cursor.extract_statements(query)
-        kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-        if len(statements) != 1 or statements[0].type not in kinds:
+        if len(statements) != 1 or statements[0].type not in _WITH_A_RESULT:
             raise InvalidInputError(
                 f"sql() takes one SELECT, got {query!r}; for other statements use the connection of duckdb()"
             )

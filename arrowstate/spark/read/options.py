@@ -6,7 +6,6 @@ without effect.
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Iterable, Mapping
 from typing import cast, get_args
@@ -14,9 +13,9 @@ from typing import cast, get_args
 import msgspec
 
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, NotFoundError
+from arrowstate.log.choosing import checkpoint_at, milliseconds_of, named_checkpoint, tags_of
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
-from arrowstate.log.pins import read_pins
 from arrowstate.snapshot.validation import Validation
 from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_of
 from arrowstate.storage.base import Storage
@@ -228,55 +227,22 @@ def find_checkpoint(storage: Storage, checkpoint: str | None = None, as_of: str 
                 f"the options 'checkpoint' and 'asOf' choose a checkpoint each: give one of them, got {checkpoint!r} "
                 f"and {as_of!r}"
             )
-        return _checkpoint_at(log, _milliseconds(as_of), as_of)
+        time_ms = milliseconds_of(as_of)
+        if time_ms is None:
+            raise InvalidInputError(
+                "the option 'asOf' must be a time such as 2026-03-01T12:00:00Z, or milliseconds since 1970, "
+                f"got {as_of!r}"
+            )
+        return checkpoint_at(log, time_ms, as_of)
     if checkpoint is None:
         entry = log.latest_checkpoint()
         if entry is None:
             raise CheckpointNotFoundError(None, [])
         return entry
-    try:
-        if checkpoint.isdecimal():
-            return log.checkpoint(int(checkpoint))
-    except CheckpointNotFoundError:
-        if checkpoint not in _tags(storage):
-            raise
-    tags = _tags(storage)
-    if checkpoint not in tags:
+    found = named_checkpoint(storage, log, checkpoint)
+    if found is None:
         raise NotFoundError(
             f"no checkpoint and no tag {checkpoint!r} in {storage.url}; a checkpoint is named by its id, a whole "
-            f"number, and the tags are {', '.join(map(repr, tags)) or 'none'}"
+            f"number, and the tags are {', '.join(map(repr, tags_of(storage))) or 'none'}"
         )
-    return log.checkpoint(tags[checkpoint])
-
-
-def _tags(storage: Storage) -> dict[str, int]:
-    return {pin.tag: pin.checkpoint_id for pin in read_pins(storage) if pin.tag is not None}
-
-
-def _checkpoint_at(log: CommitLog, time_ms: int, text: str) -> LogEntryDocument:
-    oldest = None
-    for entry in log.backwards():
-        if entry.committed_at_ms <= time_ms:
-            return entry
-        oldest = entry
-    if oldest is None:
-        raise CheckpointNotFoundError(None, [])
-    committed = datetime.datetime.fromtimestamp(oldest.committed_at_ms / 1000, datetime.UTC)
-    raise NotFoundError(
-        f"no checkpoint was committed at {text} or before; the oldest, {oldest.checkpoint_id}, was committed at "
-        f"{committed.isoformat(timespec='milliseconds')}"
-    )
-
-
-def _milliseconds(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    try:
-        time = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInputError(
-            f"the option 'asOf' must be a time such as 2026-03-01T12:00:00Z, or milliseconds since 1970, got {text!r}"
-        ) from None
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=datetime.UTC)
-    return (time - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(milliseconds=1)
+    return found

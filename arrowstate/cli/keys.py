@@ -1,0 +1,75 @@
+"""`arrowstate lookup` and `arrowstate history`: what a key is, and what it was."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.cli.listing import open_checkpoint
+from arrowstate.cli.output import plain, print_json, print_table
+from arrowstate.errors import InvalidInputError
+from arrowstate.query.catalog import resolve
+from arrowstate.query.state import StateReader
+from arrowstate.store import Snapshot
+
+__all__ = ["history", "look_up"]
+
+
+def look_up(options: argparse.Namespace) -> int:
+    """Print the rows of some keys."""
+    snapshot = open_checkpoint(options)
+    return _print(snapshot.lookup(options.state, _keys(snapshot, options)), options)
+
+
+def history(options: argparse.Namespace) -> int:
+    """Print what some keys were in each checkpoint that changed them."""
+    snapshot = open_checkpoint(options)
+    return _print(snapshot.history(options.state, _keys(snapshot, options)), options)
+
+
+def _print(table: pa.Table, options: argparse.Namespace) -> int:
+    rows = table.to_pylist()
+    if options.json:
+        print_json([plain(row) for row in rows])
+    else:
+        print_table(table.schema.names, [list(row.values()) for row in rows])
+    return 0
+
+
+def _keys(snapshot: Snapshot, options: argparse.Namespace) -> pa.RecordBatch:
+    schema = StateReader(snapshot.storage, snapshot.entry, *resolve(snapshot.entry, options.state)).layout.key
+    rows = [_key(text, schema) for text in options.keys]
+    columns = []
+    for field in schema:
+        values = [row[field.name] for row in rows]
+        try:
+            columns.append(pa.array(values, field.type))
+        except (pa.ArrowException, TypeError, ValueError):
+            columns.append(_cast(values, field))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    try:
+        return pa.array(texts, pa.string()).cast(field.type)
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"the key column {field.name} is {field.type}, got {', '.join(texts)}") from error
+
+
+def _key(text: str, schema: pa.Schema) -> dict[str, Any]:
+    """Return the columns of a key: the text itself where there is one column, else those of a JSON object."""
+    if len(schema) == 1:
+        return {schema.names[0]: text}
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError:
+        given = None
+    if not isinstance(given, dict) or set(given) != set(schema.names):
+        example = json.dumps(dict.fromkeys(schema.names, "..."))
+        raise InvalidInputError(f"the key has the columns {', '.join(schema.names)}; give it as {example}, got {text}")
+    return given

@@ -1,0 +1,162 @@
+"""Which checkpoint is meant: by its id, by a tag, by a time, or by how far it lies back."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from itertools import islice
+from typing import Any, TypeAlias
+
+from arrowstate.errors import CheckpointNotFoundError, NotFoundError
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.pins import read_pins
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument
+
+__all__ = [
+    "CheckpointReference",
+    "checkpoint_at",
+    "choose_checkpoint",
+    "milliseconds_of",
+    "named_checkpoint",
+    "tags_of",
+]
+
+CheckpointReference: TypeAlias = int | str | datetime.datetime
+"""A checkpoint: its id; a tag; or a time, as of which it is the newest. Seen from another, -1 is the one before it.
+
+A text is taken for an id if it is a whole number, then for a tag, then for a time in ISO 8601.
+"""
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_BACK = re.compile("-[0-9]+")
+_WAYS = "a checkpoint is named by its id, a whole number, by a tag, or by a time such as 2026-03-01T12:00:00Z"
+
+
+def choose_checkpoint(
+    storage: Storage,
+    reference: CheckpointReference,
+    *,
+    log: CommitLog | None = None,
+    seen_from: int | None = None,
+) -> LogEntryDocument:
+    """Return the checkpoint that is meant.
+
+    Parameters
+    ----------
+    storage
+        The store.
+    reference
+        What names it, see `CheckpointReference`.
+    log
+        The log of the store, where there is one at hand.
+    seen_from
+        The id of the checkpoint from which a number below 0 counts back; by default there is none with such a number.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there is none with this id, or none yet; the message lists the ids there are.
+    NotFoundError
+        If there is no such tag, or none was committed at that time or before.
+    InvalidInputError
+        If it is none of all these, such as a fraction.
+    """
+    log = CommitLog(storage) if log is None else log
+    if isinstance(reference, datetime.datetime):
+        return checkpoint_at(log, _since_epoch(reference), reference.isoformat())
+    if isinstance(reference, str) and not (seen_from is not None and _BACK.fullmatch(reference)):
+        return _by_text(storage, log, reference)
+    if seen_from is not None and int(reference) < 0:
+        return _before(log, seen_from, -int(reference))
+    return log.checkpoint(int(reference) if isinstance(reference, str) else reference)
+
+
+def named_checkpoint(storage: Storage, log: CommitLog, name: str) -> LogEntryDocument | None:
+    """Return the checkpoint with an id or a tag, None if the name is neither.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If it is a whole number, no tag, and no id.
+    """
+    try:
+        if name.isdecimal():
+            return log.checkpoint(int(name))
+    except CheckpointNotFoundError:
+        tags = tags_of(storage)
+        if name not in tags:
+            raise
+        return log.checkpoint(tags[name])
+    tags = tags_of(storage)
+    return log.checkpoint(tags[name]) if name in tags else None
+
+
+def tags_of(storage: Storage) -> dict[str, int]:
+    """Return the id of the checkpoint of each tag."""
+    return {pin.tag: pin.checkpoint_id for pin in read_pins(storage) if pin.tag is not None}
+
+
+def checkpoint_at(log: CommitLog, time_ms: int, text: str) -> LogEntryDocument:
+    """Return the newest checkpoint that was committed at a time or before, in milliseconds since 1970.
+
+    Raises
+    ------
+    NotFoundError
+        If none was; the message says when the oldest was. `CheckpointNotFoundError` if there is none at all.
+    """
+    oldest = None
+    for entry in log.backwards():
+        if entry.committed_at_ms <= time_ms:
+            return entry
+        oldest = entry
+    if oldest is None:
+        raise CheckpointNotFoundError(None, [])
+    committed = datetime.datetime.fromtimestamp(oldest.committed_at_ms / 1000, datetime.UTC)
+    raise NotFoundError(
+        f"no checkpoint was committed at {text} or before; the oldest, {oldest.checkpoint_id}, was committed at "
+        f"{committed.isoformat(timespec='milliseconds')}"
+    )
+
+
+def milliseconds_of(text: str) -> int | None:
+    """Return a time as milliseconds since 1970: such a number, or ISO 8601, in UTC unless it has an offset.
+
+    None for a text that is no time.
+
+    Examples
+    --------
+    >>> milliseconds_of("1970-01-01T00:00:01Z"), milliseconds_of("1970-01-01 01:00:01+01:00"), milliseconds_of("gold")
+    (1000, 1000, None)
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        return _since_epoch(datetime.datetime.fromisoformat(text))
+    except ValueError:
+        return None
+
+
+def _since_epoch(time: datetime.datetime) -> int:
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=datetime.UTC)
+    return (time - _EPOCH) // datetime.timedelta(milliseconds=1)
+
+
+def _by_text(storage: Storage, log: CommitLog, text: str) -> LogEntryDocument:
+    found = named_checkpoint(storage, log, text)
+    if found is not None:
+        return found
+    time_ms = milliseconds_of(text)
+    if time_ms is None:
+        tags: Any = ", ".join(map(repr, tags_of(storage))) or "none"
+        raise NotFoundError(f"no checkpoint and no tag {text!r} in {storage.url}; {_WAYS}; the tags are {tags}")
+    return checkpoint_at(log, time_ms, text)
+
+
+def _before(log: CommitLog, start: int, steps: int) -> LogEntryDocument:
+    """Return the checkpoint that lies so many before another one."""
+    older = [*islice((entry for entry in log.backwards() if (entry.checkpoint_id or start) < start), steps)]
+    if len(older) < steps:
+        raise NotFoundError(f"there are {len(older)} checkpoints before checkpoint {start}, got {-steps}")
+    return older[-1]

@@ -1,0 +1,179 @@
+"""What some keys of a state were in each checkpoint of a store, told where it changed.
+
+A checkpoint shares most of its files with the one before. Each file is looked into once, for all rows of the keys, dead
+ones too; which of them are live in a checkpoint its manifest tells. So a checkpoint costs its manifest, and the files
+that are new in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec.structs import replace
+
+from arrowstate.log.collected import reading_checkpoint
+from arrowstate.query.changes import CHANGE_TYPE_COLUMN, changed_rows, check_same_schema, columns_to_compare
+from arrowstate.query.files import QueriedRun
+from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
+from arrowstate.schema.keys import key_columns
+from arrowstate.snapshot.reading import subtask_runs
+from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
+from arrowstate.table.columns import canonical_floats
+from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.table import gather
+from arrowstate_formats.documents import LogEntryDocument, RunDocument
+from arrowstate_formats.key_hash import hash_columns
+
+__all__ = ["COMMITTED_COLUMN", "KeyHistory"]
+
+COMMITTED_COLUMN = "_committed_at"
+_WINDOW = 64
+"""How many manifests are read at a time."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFile:
+    """The rows of a file that have one of the keys."""
+
+    places: Ints
+    rows: pa.RecordBatch
+
+
+class KeyHistory:
+    """The changes of some keys of a state from checkpoint to checkpoint.
+
+    Parameters
+    ----------
+    storage
+        The store.
+    state
+        The state, in the schema that the rows are to have.
+    keys
+        As `StateReader.lookup` takes them.
+
+    Raises
+    ------
+    KeyTypeError, NullKeyError
+        If the keys do not fit the key schema.
+    """
+
+    def __init__(self, storage: Storage, state: StateReader, keys: object) -> None:
+        self._storage = storage
+        self._state = state
+        given = [canonical_floats(column) for column in key_columns(keys, state.layout.key)]
+        self._batch = KeyBatch.of(hash_columns(given), given)
+        self._columns = state.columns
+        self._read = columns_to_compare(state, self._columns)
+        stored = state.schemas.schema
+        self._fields = [(stored.get_field_index(name), stored.field(name).type) for name in self._read]
+        schema = pa.schema([state.schema.field(name) for name in self._read])
+        self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
+        self._files: dict[str, _InFile] = {}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """`_checkpoint_id` int64, `_committed_at` timestamp("ms"), `_change_type` string, and the state's columns."""
+        return pa.schema(
+            [
+                pa.field(CHECKPOINT_COLUMN, pa.int64(), nullable=False),
+                pa.field(COMMITTED_COLUMN, pa.timestamp("ms"), nullable=False),
+                pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False),
+                *(self._state.schema.field(name) for name in self._columns),
+            ]
+        )
+
+    def batches(self, entries: Iterable[LogEntryDocument]) -> Iterator[pa.RecordBatch]:
+        """Yield what changed in each of the checkpoints, which come oldest first; what the first has is inserted.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If the state has another key in one of them, or a schema that the one given knows nothing of.
+        CorruptDataError, CollectedError
+            If a file is missing or damaged, or was collected meanwhile.
+        """
+        left = iter(entries)
+        seen: list[tuple[str, list[int]]] = []
+        rows = self._rows_of([])
+        while window := list(islice(left, _WINDOW)):
+            found = in_parallel(self._storage, self._runs, window, name="manifests", small=True)
+            for entry, runs in zip(window, found, strict=True):
+                with reading_checkpoint(self._storage, entry):
+                    live = [(run.id, self._live_rows(run)) for run in runs]
+                now = [(run, places) for run, places in live if places]
+                if now != seen:
+                    before, seen, rows = rows, now, self._rows_of(now)
+                    changes = changed_rows(self._state, before, rows, self._columns)
+                    if changes.num_rows:
+                        yield self._told(entry, changes)
+
+    def _runs(self, entry: LogEntryDocument) -> list[RunDocument]:
+        """Return the runs of the state in a checkpoint that may hold a key, in a fixed order."""
+        uid, name = self._state.operator.uid, self._state.document.name
+        found = []
+        for operator in entry.operators:
+            for document in operator.states if operator.uid == uid else ():
+                if document.name == name:
+                    check_same_schema(self._state, operator, document)
+                    with reading_checkpoint(self._storage, entry):
+                        for subtask in subtasks_of(self._storage, operator):
+                            found += subtask_runs(self._storage, operator, subtask).get(name, [])
+        return sorted(filter(self._may_hold, found), key=lambda run: (run.id, run.first_row))
+
+    def _may_hold(self, run: RunDocument) -> bool:
+        if not run.batches:
+            return False
+        return self._is_within(run.batches[0].min_hash, run.batches[-1].max_hash)
+
+    def _live_rows(self, run: RunDocument) -> list[int]:
+        """Return those of its rows with a key that are live, by their place among all of the file with a key."""
+        rows = self._in_file(run).places
+        own = np.flatnonzero((rows >= run.first_row) & (rows < run.last_row))
+        if not own.size:
+            return []
+        live = QueriedRun(self._storage, run, self._state.schemas).live
+        bits = rows[own] - run.first_row
+        live_rows: list[int] = own[(live[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 != 0].tolist()
+        return live_rows
+
+    def _in_file(self, run: RunDocument) -> _InFile:
+        """Return the rows of a file that have a key, dead ones too; each file is looked into once."""
+        known = self._files.get(run.id)
+        if known is None:
+            whole = replace(run, first_row=0, last_row=run.rows, live_rows=run.rows, deletion_vector=None)
+            queried = QueriedRun(self._storage, whole, self._state.schemas)
+            parts = [part for part in queried.parts() if self._is_within(part.min_hash, part.max_hash)]
+            found = [(opened, *opened.find_all(self._batch)) for opened in [queried.run(parts)]]
+            known = _InFile(found[0][2], self._nothing)
+            if known.places.size:
+                columns = [gather(found, number, kind) for number, kind in self._fields]
+                known = _InFile(known.places, pa.RecordBatch.from_arrays(columns, schema=self._nothing.schema))
+            self._files[run.id] = known
+        return known
+
+    def _is_within(self, low: int, high: int) -> bool:
+        first, last = np.searchsorted(self._batch.hashes, low), np.searchsorted(self._batch.hashes, high, side="right")
+        return bool(first < last)
+
+    def _rows_of(self, live: Sequence[tuple[str, list[int]]]) -> pa.RecordBatch:
+        return pa.concat_batches(
+            [self._nothing, *(self._files[run].rows.take(pa.array(places, pa.int64())) for run, places in live)]
+        )
+
+    def _told(self, entry: LogEntryDocument, changes: pa.RecordBatch) -> pa.RecordBatch:
+        constants = [
+            pa.repeat(pa.scalar(value, self.schema.field(name).type), changes.num_rows)
+            for name, value in ((CHECKPOINT_COLUMN, entry.checkpoint_id), (COMMITTED_COLUMN, entry.committed_at_ms))
+        ]
+        return pa.RecordBatch.from_arrays(
+            [*constants, *(changes.column(name) for name in (CHANGE_TYPE_COLUMN, *self._columns))], schema=self.schema
+        )

@@ -1,0 +1,341 @@
+"""Other checkpoints than the one that is queried: `at`, changes, differences, the history of a key; against a model."""
+
+from __future__ import annotations
+
+import datetime
+import random
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    InvalidInputError,
+    NotFoundError,
+    StateNotFoundError,
+)
+from arrowstate.store import StateStore
+from long_form import short_or_long
+
+KEY = pa.schema([("k", pa.int64())])
+
+
+class History:
+    """A random history of a value, a list and a map, and a model of what each checkpoint holds."""
+
+    def __init__(self, seed, *, checkpoints=6, keys=40):
+        self.random = random.Random(seed)
+        self.clock = 1_000_000
+        made = arrowstate.open_store(f"memory://other-checkpoints-{seed}-{id(self)}", create=True)
+        self.store = StateStore(made.storage, made.store_id, clock_ms=lambda: self.clock)
+        self.backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=self.random.choice([4, 128]))
+        self.value = self.backend.state(arrowstate.ValueStateDescriptor("v", pa.int64()))
+        self.list = self.backend.state(arrowstate.ListStateDescriptor("l", pa.int64()))
+        self.map = self.backend.state(arrowstate.MapStateDescriptor("m", pa.string(), pa.int64()))
+        self.now = {"v": {}, "l": {}, "m": {}}
+        self.models = []
+        self.times = []
+        with self.store.writer() as writer:
+            for _ in range(checkpoints):
+                for _ in range(self.random.randrange(4)):
+                    self.step(keys)
+                self.clock += 1000
+                writer.checkpoint({"op": [self.backend]})
+                self.models.append({state: dict(rows) for state, rows in self.now.items()})
+                self.times.append(self.clock)
+
+    def step(self, keys):
+        drawn = [self.random.randrange(keys) for _ in range(self.random.randrange(1, 20))]
+        numbers = [self.random.randrange(3) for _ in drawn]
+        match self.random.randrange(5):
+            case 0:
+                self.value.update_batch(drawn, numbers)
+                self.now["v"].update(zip(drawn, numbers, strict=True))
+            case 1:
+                self.value.clear_batch(drawn)
+                self.now["v"] = {key: value for key, value in self.now["v"].items() if key not in drawn}
+            case 2:
+                self.list.add_batch(drawn, numbers)
+                for key, number in zip(drawn, numbers, strict=True):
+                    self.now["l"][key] = (*self.now["l"].get(key, ()), number)
+            case 3:
+                self.list.clear_batch(drawn)
+                self.now["l"] = {key: value for key, value in self.now["l"].items() if key not in drawn}
+            case 4:
+                names = [self.random.choice("ab") for _ in drawn]
+                self.map.put_batch(drawn, names, numbers)
+                self.now["m"].update(zip(zip(drawn, names, strict=True), numbers, strict=True))
+
+    def rows(self, state, number):
+        """The rows of a state in the checkpoint with a number from 1, as SQL shows them without `_seq`."""
+        model = self.models[number - 1][state]
+        if state == "v":
+            return sorted((key, value) for key, value in model.items())
+        if state == "m":
+            return sorted((key, name, value) for (key, name), value in model.items())
+        return sorted((key, value) for key, values in model.items() for value in values)
+
+    def columns(self, state):
+        return {"v": "k, v", "l": "k, l", "m": "k, m_key, m"}[state]
+
+
+@pytest.mark.parametrize("seed", range(short_or_long(4, 300)))
+def test_a_table_at_another_checkpoint_is_what_it_was(seed):
+    made = History(seed)
+    newest = len(made.models)
+
+    for number in range(1, newest + 1):
+        for state in ("v", "l", "m"):
+            ways = {
+                f"version => {number}": number,
+                f"timestamp => make_timestamp_ms({made.times[number - 1]})": number,
+                f"timestamp => make_timestamp_ms({made.times[number - 1] + 999})": number,
+            }
+            if number < newest:
+                ways[f"version => {number - newest}"] = number
+            for way in ways:
+                found = made.store.sql(f"select {made.columns(state)} from op.{state} at ({way})").fetchall()
+                assert sorted(found) == made.rows(state, number), (way, state)
+
+
+@pytest.mark.parametrize("seed", range(short_or_long(4, 300)))
+def test_changes_turn_one_checkpoint_into_another(seed):
+    made = History(seed)
+    newest = len(made.models)
+    before, after = sorted(made.random.sample(range(newest + 1), 2))
+
+    for state in ("v", "l", "m"):
+        start = "null" if before == 0 else before
+        columns = made.columns(state)
+        query = f"select _change_type, {columns} from arrowstate.changes('op.{state}', {start}, {after})"
+        changes = made.store.sql(query).fetchall()
+
+        rows = [] if before == 0 else made.rows(state, before)
+        for kind, *row in changes:
+            if kind in ("delete", "update_preimage"):
+                rows.remove(tuple(row))
+            else:
+                rows.append(tuple(row))
+        assert sorted(rows) == made.rows(state, after)
+        # What did not change is not among them: an update has another value.
+        befores = sorted(tuple(row) for kind, *row in changes if kind == "update_preimage")
+        afters = sorted(tuple(row) for kind, *row in changes if kind == "update_postimage")
+        assert len(befores) == len(afters)
+        assert set(befores).isdisjoint(afters) or state == "l"
+        snapshot = made.store.snapshot(after)
+        table = snapshot.changes(f"op.{state}", since=before or None)
+        assert sorted(changes) == sorted(
+            tuple(row.values()) for row in table.select(["_change_type", *columns.split(", ")]).to_pylist()
+        )
+        (counted,) = made.store.sql(
+            f"select inserted, updated, deleted from arrowstate.change_counts({start}, {after}) where state = '{state}'"
+        ).fetchall()
+        kinds = [kind for kind, *_ in changes]
+        assert counted == (kinds.count("insert"), kinds.count("update_postimage"), kinds.count("delete"))
+
+
+@pytest.mark.parametrize("seed", range(short_or_long(4, 300)))
+def test_the_history_of_a_key_tells_each_change_of_it(seed):
+    made = History(seed)
+    keys = made.random.sample(range(40), 3)
+
+    for state in ("v", "l", "m"):
+        told = made.store.sql(
+            f"select _checkpoint_id, _change_type, {made.columns(state)} from arrowstate.history('op.{state}', ?)",
+            params=[keys],
+        ).fetchall()
+        rows = []
+        for number in range(1, len(made.models) + 1):
+            for _, kind, *row in (change for change in told if change[0] == number):
+                if kind in ("delete", "update_preimage"):
+                    rows.remove(tuple(row))
+                else:
+                    rows.append(tuple(row))
+            assert sorted(rows) == [row for row in made.rows(state, number) if row[0] in keys]
+        assert {number for number, *_ in told} <= set(range(1, len(made.models) + 1))
+
+
+@pytest.fixture(scope="module")
+def store():
+    """Three checkpoints: bob is gone in the third, eve comes in the second; the first is tagged `gold`."""
+    store = arrowstate.open_store("memory://other-checkpoints", create=True)
+    key = pa.schema([("user", pa.string()), ("device", pa.string())])
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128)
+    clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    with store.writer() as writer:
+        clicks.add_batch(pa.table({"user": ["ann", "bob"], "device": ["pc", "tv"]}), [1, 2])
+        writer.checkpoint({"counter": [backend]})
+        clicks.add_batch(pa.table({"user": ["ann", "eve"], "device": ["pc", "pc"]}), [4, 1])
+        writer.checkpoint({"counter": [backend]})
+        clicks.clear_batch(pa.table({"user": ["bob"], "device": ["tv"]}))
+        writer.checkpoint({"counter": [backend]})
+    store.tag("gold", 1)
+    return store
+
+
+def test_several_checkpoints_meet_in_one_query(store):
+    query = """
+        select user, before.clicks, now.clicks from counter.clicks now
+        full join counter.clicks before at (version => 'gold') using (user)
+        where user is distinct from $nobody order by user
+    """
+
+    assert store.sql(query, params={"nobody": "zoe"}).fetchall() == [("ann", 1, 5), ("bob", 2, None), ("eve", None, 1)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select user, clicks from counter.clicks at (version => ?) where user <> ? order by all",
+        "with w as (from counter.clicks at (version => $1)) select user, clicks from w where user <> $2 order by all",
+        "select user, clicks from (from counter.clicks at (version => $1)) where user <> $2 order by all",
+        "select w.user, clicks from counter.clicks as w at (version => $1) where w.user <> $2 order by all",
+    ],
+)
+def test_a_version_may_be_a_parameter_beside_others(store, query):
+    assert store.sql(query, params=["gold", "bob"]).fetchall() == [("ann", 1)]
+
+
+def test_a_name_with_all_columns_has_them_at_other_checkpoints_too(store):
+    hashes = store.sql('select _key_hash from "counter.clicks" at (version => 1)').fetchall()
+
+    assert len(hashes) == 2
+    with pytest.raises(InvalidInputError, match="_key_hash"):
+        store.sql("select _key_hash from counter.clicks at (version => 1)")
+
+
+def test_a_key_is_looked_up_at_another_checkpoint(store):
+    snapshot = store.latest()
+
+    found = snapshot.sql("select clicks from counter.clicks at (version => 1) where user = 'ann' and device = 'pc'")
+
+    assert found.fetchall() == [(1,)]
+    assert snapshot.scans[-1].keys == 1
+
+
+def test_an_explanation_shows_what_is_pushed_down(store):
+    ((_, plan),) = store.sql("explain from counter.clicks at (version => 1) where user = 'ann'").fetchall()
+
+    assert "\"user\" = 'ann'" in plan
+
+
+def test_a_key_of_several_columns_has_a_history(store):
+    query = "from arrowstate.history('counter.clicks', {'user': 'ann', 'device': 'pc'}) select _checkpoint_id, clicks"
+
+    assert store.sql(query).fetchall() == [(1, 1), (2, 1), (2, 5)]
+    with pytest.raises(InvalidInputError, match="all columns"):
+        store.sql("from arrowstate.history('counter.clicks', 'ann')")
+
+
+def test_a_difference_has_counts_and_rows(store):
+    difference = store.diff("gold")
+
+    assert [(item.state, item.inserted, item.updated, item.deleted) for item in difference.states] == [
+        ("clicks", 1, 1, 1)
+    ]
+    assert repr(difference) == "<Difference of checkpoints 1 and 3: counter.clicks +1 ~1 -1>"
+    rows = difference.rows("counter.clicks", columns=["user", "clicks"]).to_pylist()
+    assert sorted((row["_change_type"], row["user"], row["clicks"]) for row in rows) == [
+        ("delete", "bob", 2),
+        ("insert", "eve", 1),
+        ("update_postimage", "ann", 5),
+        ("update_preimage", "ann", 1),
+    ]
+    assert store.diff(3).states[0].is_empty
+    with pytest.raises(InvalidInputError, match="give the older one first"):
+        store.diff(3, 1)
+
+
+def test_states_that_came_and_went_are_told():
+    store = arrowstate.open_store("memory://came-and-went", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4)
+    backend.state(arrowstate.ValueStateDescriptor("old", pa.int64())).update_batch([1], [1])
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    restored = store.latest().restore("op", drop=["old"])
+    restored.state(arrowstate.ValueStateDescriptor("new", pa.int64())).update_batch([1, 2], [1, 2])
+    with store.writer() as writer:
+        writer.checkpoint({"op": [restored]})
+
+    found = {item.state: (item.inserted, item.deleted, item.schema_change) for item in store.diff(1, 2).states}
+
+    assert found == {"new": (2, 0, "new"), "old": (0, 1, "dropped")}
+    assert store.sql("select old from arrowstate.changes('op.old', 1, 2)").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("query", "error", "match"),
+    [
+        ("from counter.clicks at (version => 9)", CheckpointNotFoundError, "it has 1, 2, 3"),
+        ("from counter.clicks at (version => 'silver')", NotFoundError, "the tags are 'gold'"),
+        ("from counter.clicks at (version => -7)", NotFoundError, "2 checkpoints before checkpoint 3"),
+        ("from counter.clicks at (version => 1.5)", InvalidInputError, "an id, -1"),
+        ("from counter.clicks at (version => null)", InvalidInputError, "got null"),
+        ("from counter.clicks at (version => (select 1))", InvalidInputError, "no subquery; run"),
+        ("from counter.clicks at (version => user)", InvalidInputError, "no column"),
+        ("from counter.clicks at (timestamp => 'noon')", InvalidInputError, "noon"),
+        ("from counter.clicks at (timestamp => 17)", InvalidInputError, "make_timestamp_ms"),
+        ("from counter.clicks at (timestamp => date '1999-01-01')", NotFoundError, "the oldest, 1,"),
+        ("from counter.cliks at (version => 1)", StateNotFoundError, "it has 'counter.clicks'"),
+        ("from arrowstate.checkpoints at (version => 1)", InvalidInputError, "leave out at"),
+        ("from arrowstate.changes('counter.clicks')", InvalidInputError, "has 1 arguments"),
+        ("from arrowstate.changes('counter.clicks', (select 1))", InvalidInputError, "run the subquery first"),
+        ("from arrowstate.changes('counter.clicks', a := 1)", InvalidInputError, "have no names"),
+        ("from arrowstate.changes(1, 2)", InvalidInputError, "as 'OPERATOR.STATE'"),
+        ("from arrowstate.changes('counter.cliks', 1)", StateNotFoundError, "it has 'counter.clicks'|it has 'clicks'"),
+        ("from arrowstate.changes('counter.clicks', 3, 1)", InvalidInputError, "give the older one first"),
+        ("from arrowstate.change_counts('silver')", NotFoundError, "the tags are 'gold'"),
+        ("from arrowstate.history('counter.cliks', 'x')", StateNotFoundError, "it has 'counter.clicks'|'clicks'"),
+    ],
+)
+def test_what_a_query_cannot_mean_is_told(store, query, error, match):
+    with pytest.raises(error, match=match):
+        store.sql(query).fetchall()
+
+
+def test_frames_of_others_join(store):
+    query = "select f.user, f.n + clicks from frame f join counter.clicks using (user)"
+    columns = {"user": ["eve"], "n": [10]}
+
+    for frame in (pd.DataFrame(columns), pl.DataFrame(columns), pa.table(columns)):
+        assert store.sql(query, tables={"frame": frame}).fetchall() == [("eve", 11)]
+    with pytest.raises(StateNotFoundError, match="frame"):
+        store.sql(query)
+
+
+def test_a_result_is_copied_to_a_file_and_pivoted(store, tmp_path):
+    path = tmp_path / "clicks.parquet"
+
+    store.sql(f"copy (from counter.clicks at (version => 2)) to '{path}'")
+
+    assert pl.read_parquet(path).height == 3
+    assert sorted(store.sql("pivot counter.clicks on device using sum(clicks)").columns) == [
+        "_key_group",
+        "pc",
+        "user",
+    ]
+    with pytest.raises(InvalidInputError, match="takes one SELECT"):
+        store.sql("create table t as from counter.clicks")
+
+
+def test_a_checkpoint_is_named_by_id_tag_or_time(store):
+    committed = store.snapshot(2).entry.committed_at_ms
+    later = datetime.datetime.fromtimestamp(committed / 1000, datetime.UTC)
+
+    assert [store.snapshot(name).checkpoint_id for name in (2, "2", "gold")] == [2, 2, 1]
+    assert [store.snapshot(3).diff(name).before for name in (-1, "-2", "gold", 3)] == [2, 1, 1, 3]
+    assert store.snapshot(later).checkpoint_id >= 2
+    assert store.snapshot(later.isoformat()).checkpoint_id == store.snapshot(later).checkpoint_id
+    assert store.sql("select count(*) from counter.clicks", checkpoint="gold").fetchall() == [(2,)]
+    assert store.show("gold")["checkpoint_id"] == 1
+    with store.lease("gold") as lease:
+        assert lease.snapshot.checkpoint_id == 1
+    with pytest.raises(NotFoundError, match="2 checkpoints before"):
+        store.diff(-3)
+    with pytest.raises(NotFoundError, match="no tag 'silver'"):
+        store.snapshot("silver")
+    with pytest.raises(NotFoundError, match="the oldest, 1,"):
+        store.snapshot("1999-01-01T00:00:00Z")
