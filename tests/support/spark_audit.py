@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import duckdb
@@ -115,10 +116,18 @@ create view ends as
 
 def compare(folder: Path, what: str) -> tuple[int, list[str]]:
     """Compare the newest checkpoint with the files up to its micro-batch; their number, and what is wrong."""
-    try:
-        snapshot = open_store(folder / "store").latest()
-    except (StoreNotFoundError, CheckpointNotFoundError):
-        return 0, []
+    while True:
+        try:
+            store = open_store(folder / "store")
+            newest = store.latest().checkpoint_id
+        except (StoreNotFoundError, CheckpointNotFoundError):
+            return 0, []
+        # The query collects its store meanwhile: what is read is held, and is read anew if that came too late.
+        with suppress(CheckpointNotFoundError), store.lease(newest, holder="the audit") as lease:
+            return _compare(lease.snapshot, folder, what)
+
+
+def _compare(snapshot: Snapshot, folder: Path, what: str) -> tuple[int, list[str]]:
     last = snapshot.entry.properties["spark"]["batch_id"]
     batches = batches_of(folder, last)
     with duckdb.connect() as database:
