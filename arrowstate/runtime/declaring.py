@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from arrowstate.schema.times import timestamp_array
 from arrowstate.windows.function import WindowFunction
 
 __all__ = [
-    "Renamed",
+    "AsKey",
     "check_broadcast",
     "check_keys",
     "check_late",
@@ -102,14 +102,27 @@ def check_broadcast(graph: Graph, broadcast: Mapping[BroadcastStateDescriptor, A
             )
 
 
-class Renamed:
-    """Gives key columns the names of the key."""
+class AsKey:
+    """Gives key columns the names and the types of the key."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
+    def __init__(self, names: Sequence[str], key: pa.Schema) -> None:
+        self._fields = dict(zip(names, key, strict=True))
+
+    def fits(self, given: pa.Schema) -> bool:
+        """Whether they have them already."""
+        types = {name: given.field(name).type for name in self._fields}
+        return all(
+            name == field.name and (types[name] == field.type or pa.types.is_dictionary(types[name]))
+            for name, field in self._fields.items()
+        )
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.rename_columns([self._names.get(name, name) for name in batch.schema.names])
+        columns = [
+            to_type(column, self._fields[name].type) if name in self._fields else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        names = [self._fields[name].name if name in self._fields else name for name in batch.schema.names]
+        return pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def output_schema(operator: Any, key: pa.Schema, given: pa.Schema | None) -> pa.Schema:

@@ -15,7 +15,7 @@ from arrowstate.processing.runner import batches_of
 from arrowstate.processing.side_outputs import OutputTag, Sides
 from arrowstate.runtime.connectors import DirectSink, PreparingSink, Sink
 from arrowstate.runtime.declaring import (
-    Renamed,
+    AsKey,
     check_broadcast,
     check_keys,
     check_late,
@@ -424,8 +424,9 @@ def _stateful(
         graph.set_aside([node], table)
     graph.tasks.append(node)
     for port, (stream, names) in enumerate(zip(streams, keys, strict=True)):
-        renamed = stream if names == keys[0] else stream.map_batches(Renamed(dict(zip(names, keys[0], strict=True))))
-        renamed.lead_to(node, "keyed", port=port, key=keys[0])
+        as_key = AsKey(names, schema)
+        keyed = stream if not port or as_key.fits(stream.schema) else stream.map_batches(as_key)
+        keyed.lead_to(node, "keyed", port=port, key=keys[0])
     for descriptor, stream in broadcast.items():
         stream.lead_to(node, "broadcast", port=descriptor.name)
     return Stream(graph, [(node, node)])

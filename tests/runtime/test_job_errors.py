@@ -162,6 +162,23 @@ def test_a_batch_function_that_raises_is_told_with_the_row_that_it_raises_on():
     assert "test_job_errors.py" in error.trace
 
 
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_key_of_the_second_stream_is_of_the_type_of_the_first_or_told_with_its_row(parallelism):
+    def balances(last):
+        job = Job(f"memory://keys-{parallelism}-{last}", parallelism=parallelism, restart=Restart.none())
+        paid = pa.table({"user": pa.array([1, 2], pa.int32()), "amount": pa.array([5, 6], pa.int64())})
+        asked = pa.table({"name": pa.array([1, last], pa.int64())})
+        streams = [job.source(TableSource(rows), uid=uid) for rows, uid in ((paid, "paid"), (asked, "asked"))]
+        streams[0].connect(streams[1]).stateful(jobs.Balance(), key=(["user"], ["name"]), uid="balances")
+        return job
+
+    fits = balances(2).run(mode="inline").to_arrow("balances.total").to_pylist()
+
+    assert sorted((row["user"], row["total"]) for row in fits) == [(1, 4), (2, 5)]
+    place = f"'asked' failed at a function of map_batches, row 1 with values {{'name': {2**40}}}"
+    assert place in str(failure(balances(2**40)))
+
+
 def test_rows_that_fail_only_together_are_told_as_a_batch():
     job, given = job_of(TableSource(GOOD))
     given.stateful(Together(), key=["user"], uid="sums")

@@ -219,7 +219,7 @@ class FunctionBody:
             emitted = pa.Table.from_arrays(emitted.flatten(), schema=self._output)
         elif isinstance(emitted, pa.Array):
             emitted = pa.Table.from_arrays([emitted][: len(self._output)], schema=self._output)
-        if emitted.num_rows:
+        if emitted.num_rows and self._node.consumers:
             self._chain.rows(emitted)
         for name, rows in sides:
             self._chain.side(name, rows)
