@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -65,6 +67,31 @@ def test_a_slot_that_hangs_is_killed_and_the_job_says_in_which_step(tmp_path):
     assert sorted(snapshot.sql("select k, total from stuck.total").fetchall()) == [(1, 4), (2, 2)]
 
 
+class KeepsTheLock(StuckOnce):
+    """Is in C for ever, and lets no other thread of its process run."""
+
+    def process_batch(self, batch, context):
+        if not self.flag.exists():
+            self.flag.touch()
+            lock, lib = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+            lib.pthread_mutex_lock(lock)
+            lib.pthread_mutex_lock(lock)
+        super().process_batch(batch, context)
+
+
+def test_a_slot_whose_function_keeps_the_interpreters_lock_is_killed_and_the_job_says_where_it_was(tmp_path):
+    job = job_of(tmp_path, KeepsTheLock(tmp_path / "flag"), task_timeout_ms=3_000)
+
+    with job.start() as running:
+        snapshot = running.wait(timeout_ms=120_000)
+        (failure,) = running.status().failures
+
+    assert "busy in one step of 'stuck'" in failure
+    assert re.search(r"; since 20..-..-..T..:..:..\+00:00", failure)
+    assert re.search(r'\n  File ".*test_processes.py", line \d+ in process_batch\n', failure)
+    assert sorted(snapshot.sql("select k, total from stuck.total").fetchall()) == [(1, 4), (2, 2)]
+
+
 @pytest.mark.parametrize("sink", kill_rounds.SINKS)
 @pytest.mark.turns(2)
 def test_what_kills_of_slots_and_jobs_leave_is_whole(tmp_path, sink, capfd):
@@ -86,9 +113,33 @@ def test_slots_end_with_the_process_that_started_them(tmp_path):
     child.send_signal(signal.SIGKILL)
     child.wait()
 
+    _wait_until(lambda: not any(map(_is_there, workers)), "slots went on without their job")
+
+
+LOCKED = """
+import sys
+from pathlib import Path
+from test_processes import KeepsTheLock, job_of
+folder = Path(sys.argv[1])
+job_of(folder, KeepsTheLock(folder / "flag")).run()
+"""
+
+
+def test_a_slot_that_keeps_the_interpreters_lock_ends_with_the_process_that_started_it(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", LOCKED, str(tmp_path)], env=environment) as child:
+        _wait_until(lambda: (tmp_path / "flag").exists(), "the function was never called")
+        (worker,) = kill_rounds.workers_of(child.pid)
+
+        child.send_signal(signal.SIGKILL)
+
+    _wait_until(lambda: not _is_there(worker), "the slot went on without its job")
+
+
+def _wait_until(condition, message: str) -> None:
     deadline = time.monotonic() + 60
-    while any(_is_there(worker) for worker in workers):
-        assert time.monotonic() < deadline, "slots went on without their job"
+    while not condition():
+        assert time.monotonic() < deadline, message
         time.sleep(0.05)
 
 

@@ -54,8 +54,8 @@ class Slot:
         self._attempt: Attempt | None = None
         self._meter: Meter | None = None
         self._looked_ms = self._told_ms = 0
-        self.busy_in: str | None = None
-        "The task whose step runs, or ran last."
+        self.steps_in: memoryview[int] | list[int] = [0]
+        "The place in `tasks` of the one whose step runs, or ran last; whoever drives the slot may give it another."
 
     @property
     def tasks(self) -> list[Task]:
@@ -109,8 +109,8 @@ class Slot:
                 self._measure(now_ms)
                 self._look_again(attempt)
             began_us = self._outside.now_us()
-            for task in attempt.tasks:
-                self.busy_in = task.uid
+            for number, task in enumerate(attempt.tasks):
+                self.steps_in[0] = number
                 if task.step():
                     task.busy_us += self._outside.now_us() - began_us
                     done = True

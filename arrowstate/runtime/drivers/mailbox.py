@@ -14,6 +14,7 @@ from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import FromSlot
 from arrowstate.runtime.core.slot import Slot
+from arrowstate.runtime.drivers.notes import BUSY_SINCE, TASK, Notes, monotonic_ms
 from arrowstate.runtime.graph import Graph
 from arrowstate.storage.base import Storage
 
@@ -38,15 +39,24 @@ class Links(Protocol):
 class Mailbox:
     """Runs a slot."""
 
-    def __init__(self, graph: Graph, number: int, setting: Setting, storage: Storage, links: Links) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        number: int,
+        setting: Setting,
+        storage: Storage,
+        links: Links,
+        notes: memoryview[int] | None = None,
+    ) -> None:
         self._links = links
         self._mail: queue.SimpleQueue[Callable[[Slot], None]] = queue.SimpleQueue()
         self._writer = ThreadPoolExecutor(2, f"arrowstate-snapshot-{number}")
         self._closed = False
         self._dead = threading.Event()
         self.slot = Slot(graph, number, setting, storage, self)
-        self.busy_since_ms: int | None = None
-        "Since when it is in one step, None between two."
+        self.notes: Notes = [0, 0, 0]
+        if notes is not None:
+            self.notes, self.slot.steps_in = notes, notes[TASK : TASK + 1]
         self.thread = threading.Thread(target=self.run, name=f"arrowstate-slot-{number}", daemon=True)
 
     def start(self) -> None:
@@ -99,9 +109,9 @@ class Mailbox:
         try:
             while not self._closed:
                 self._take_mail(wait=False)
-                self.busy_since_ms = now_ms()
+                self.notes[BUSY_SINCE] = monotonic_ms()
                 worked = self.slot.step()
-                self.busy_since_ms = None
+                self.notes[BUSY_SINCE] = 0
                 if not worked:
                     self._take_mail(wait=True)
         finally:

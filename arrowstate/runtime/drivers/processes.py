@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import datetime
+import logging
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +23,22 @@ from arrowstate.errors import InvalidInputError, MissingDependencyError, Unsuppo
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.messages import Deploy, ToSlot
 from arrowstate.runtime.drivers.control import Connection
+from arrowstate.runtime.drivers.notes import BEAT_MS, Page, monotonic_ms
 from arrowstate.runtime.graph import Declared
 
 __all__ = ["ProcessSlots"]
 
+_logger = logging.getLogger("arrowstate.runtime")
+
 _ENDED_S = 10
+_LOOK_MS = 250
+"""How often the notes of the slots are looked at."""
+
+_CALLS = 8
+"""How much of the stack of a slot that hangs is told."""
+
+_WARN_MS = 60_000
+"""Without `task_timeout_ms` a step that takes longer is told of in the log."""
 
 
 @dataclass(slots=True)
@@ -32,10 +46,13 @@ class _Process:
     popen: subprocess.Popen[bytes]
     control: Connection
     passing: socket.socket
+    page: Page
     generation: int
     ended: bool = False
     hung: str | None = None
     "What it was doing when it was killed for taking too long."
+    warned: bool = False
+    "Whether the log has heard of the step that runs."
 
 
 class ProcessSlots:
@@ -61,11 +78,17 @@ class ProcessSlots:
             "ignores_terminate": signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None),
         }
         self._lock = threading.Lock()
+        # As the slots have them, whose notes name a task by its place.
+        self._tasks = [node.uid for node in reversed(job.graph.in_order())]
         self._closing = False
+        self._closed = threading.Event()
         self._generation = 0
         self._processes: dict[int, _Process] = {}
         self._numbers = range(setting.parallelism)
-        self._start(self._numbers)
+        # The system ends slots with the thread that started them, so that one lives as long as they may.
+        self._starter = ThreadPoolExecutor(1, "arrowstate-start")
+        self._starter.submit(self._start, self._numbers).result()
+        threading.Thread(target=self._look_after, name="arrowstate-look", daemon=True).start()
 
     def tell(self, slot: int, message: ToSlot) -> None:
         with self._lock:
@@ -83,12 +106,13 @@ class ProcessSlots:
         with self._lock:
             dead = [number for number, process in self._processes.items() if process.ended]
         if dead:
-            self._start(dead)
+            self._starter.submit(self._start, dead).result()
             for number in dead:
                 self._post(lambda coordinator, number=number: coordinator.slot_started(number))  # type: ignore[misc]
 
     def close(self) -> None:
         self._closing = True
+        self._closed.set()
         for process in self._processes.values():
             # It may be gone already.
             with suppress(OSError):
@@ -101,6 +125,7 @@ class ProcessSlots:
                 process.popen.wait()
             process.control.close()
             process.passing.close()
+        self._starter.shutdown()
 
     def _start(self, numbers: Any) -> None:
         """Start slots, and link each with all the others."""
@@ -108,18 +133,20 @@ class ProcessSlots:
             self._generation += 1
             control, theirs = socket.socketpair()
             passing, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            page = Page.make()
+            files = theirs.fileno(), given.fileno(), page.file
             command = [
                 sys.executable,
                 "-m",
                 "arrowstate.runtime.drivers.worker",
-                str(theirs.fileno()),
-                str(given.fileno()),
+                *map(str, files),
+                str(os.getpid()),
             ]
             environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             environment["PYTHONPATH"] = os.pathsep.join(self._plan["path"])  # type: ignore[arg-type]
             popen = subprocess.Popen(
                 command,
-                pass_fds=(theirs.fileno(), given.fileno()),
+                pass_fds=files,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 # A keyboard interrupt is for the job's process, which decides when slots end.
@@ -127,7 +154,7 @@ class ProcessSlots:
             )
             theirs.close()
             given.close()
-            process = _Process(popen, Connection(control), passing, self._generation)
+            process = _Process(popen, Connection(control), passing, page, self._generation)
             with self._lock:
                 self._processes[number] = process
             threading.Thread(target=self._watch, args=(number, process), daemon=True).start()
@@ -157,9 +184,8 @@ class ProcessSlots:
         try:
             while True:
                 message = process.control.receive()
-                if isinstance(message, tuple):
-                    self._beat(process, message[1], message[2])
-                else:
+                # A sign of life is for the slot, which sends it to see whether this process is there.
+                if not isinstance(message, tuple):
                     self._post(lambda coordinator, message=message: coordinator.hear(message))  # type: ignore[misc]
         except EOFError:
             pass
@@ -171,17 +197,43 @@ class ProcessSlots:
             error = RuntimeError(f"slot {number} (process {process.popen.pid}) {how}")
             self._post(lambda coordinator: coordinator.slot_lost(number, error))
 
-    def _beat(self, process: _Process, busy_since_ms: int | None, task: str | None) -> None:
-        """Kill a slot that is in one step for too long."""
+    def _look_after(self) -> None:
+        """Look at the notes of the slots, and kill those that hang."""
+        looked_ms = monotonic_ms()
+        while not self._closed.wait(_LOOK_MS / 1000):
+            held_up = monotonic_ms() - looked_ms > 4 * _LOOK_MS
+            looked_ms = monotonic_ms()
+            with self._lock:
+                processes = [item for item in self._processes.items() if not item[1].ended and item[1].hung is None]
+            # What held this thread up may have held up the slots: they are looked at when all have had time again.
+            for number, process in [] if held_up else processes:
+                self._judge(number, process)
+
+    def _judge(self, number: int, process: _Process) -> None:
+        look = process.page.look(self._tasks)
+        silent_ms = look.silent_ms if look.silent_ms > 4 * BEAT_MS else 0
+        lasts_ms = max(look.busy_ms, silent_ms)
         limit = self._timeout_ms
-        if limit is None or busy_since_ms is None or process.hung is not None:
+        if lasts_ms <= (_WARN_MS if limit is None else limit):
+            process.warned = False
             return
-        busy_ms = now_ms() - busy_since_ms
-        if busy_ms > limit:
-            process.hung = (
-                f"was killed: it was busy in one step of {task!r} for {busy_ms} ms, and task_timeout_ms is {limit}"
-            )
-            process.popen.kill()
+        if look.task is None:
+            what = f"gave no sign of life for {silent_ms} ms, between two steps"
+        else:
+            what = f"was busy in one step of {look.task!r} for {look.busy_ms} ms"
+        began = datetime.datetime.fromtimestamp((now_ms() - lasts_ms) / 1000, datetime.UTC)
+        since = f"since {began.isoformat(timespec='seconds')}"
+        if look.task is not None and silent_ms:
+            since += ", and let no other thread run"
+        if limit is None:
+            if not process.warned:
+                _logger.warning("slot %d (process %d) %s, %s", number, process.popen.pid, what, since)
+            process.warned = True
+            return
+        stack = process.page.ask_where(process.popen.pid)
+        where = "".join(f"\n{call}" for call in stack[:_CALLS])
+        process.hung = f"was killed: it {what}, and task_timeout_ms is {limit}; {since}{where}"
+        process.popen.kill()
 
 
 def _pickled(job: Declared) -> bytes:

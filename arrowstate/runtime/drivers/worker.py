@@ -7,7 +7,9 @@ one sends it frames, so that the mailbox never waits for a socket.
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
+import importlib
 import os
 import queue
 import signal
@@ -25,11 +27,13 @@ from arrowstate.runtime.core.messages import Deploy, FromSlot
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.frames import Credit, read_frame, write_credit, write_element
 from arrowstate.runtime.drivers.mailbox import Mailbox
+from arrowstate.runtime.drivers.notes import BEAT, BEAT_MS, BUSY_SINCE, Page, monotonic_ms
+from arrowstate.runtime.graph import StatefulNode
 from arrowstate.storage.registry import open_storage
 
 __all__ = ["main"]
 
-_BEAT_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 _YOUNG_OBJECTS = 50_000
 """After how many new objects that may be garbage they are looked at; Python's own 700 is a part of a batch."""
@@ -62,7 +66,7 @@ class _Peer:
 class Worker:
     """Brings messages and frames to the mailbox, and from it to where they belong."""
 
-    def __init__(self, control: socket.socket, passing: socket.socket) -> None:
+    def __init__(self, control: socket.socket, passing: socket.socket, page: Page | None = None) -> None:
         self._control = Connection(control)
         self._passing = passing
         self._peers: dict[int, _Peer] = {}
@@ -75,9 +79,16 @@ class Worker:
 
         # What comes over this socket is of the process that started this one.
         graph = pickle.loads(plan["graph"])  # noqa: S301
+        if any(isinstance(node, StatefulNode) for node in graph.tasks):
+            # The first kernel would load it, and the first step would seem to hang where little time is given.
+            importlib.import_module("numba")
         storage = open_storage(plan["store"], storage_options=plan["storage_options"])
         self._schemas: list[pa.Schema] = [edge.schema for edge in graph.edges]
-        self._mailbox = Mailbox(graph, plan["slot"], plan["setting"], storage, self)
+        notes = None
+        if page is not None:
+            page.write_where_on_signal()
+            notes = page.notes
+        self._mailbox = Mailbox(graph, plan["slot"], plan["setting"], storage, self, notes)
 
     def run(self) -> None:
         """Go on until the job's process is gone, or says so."""
@@ -121,11 +132,15 @@ class Worker:
         self._mailbox.close()
 
     def _beat(self) -> None:
+        """Give a sign of life, which also tells whether there is somebody to get it."""
         waiting = threading.Event()
         beats = 0
-        while not waiting.wait(_BEAT_S):
+        while True:
+            self._mailbox.notes[BEAT] = monotonic_ms()
+            if waiting.wait(BEAT_MS / 1000):
+                return
             try:
-                self._control.send(("busy since", self._mailbox.busy_since_ms, self._mailbox.slot.busy_in))
+                self._control.send(("busy since", self._mailbox.notes[BUSY_SINCE]))
             except OSError:
                 os._exit(1)
             beats += 1
@@ -181,14 +196,26 @@ class Worker:
                 self._mailbox.post(lambda slot, a=attempt, e=edge, i=element: slot.take(a, e, number, i))  # type: ignore[misc]
 
 
+def end_with(process: int) -> None:
+    """Have the system end this process with the one that started it, even while no thread of this one can run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != process:
+        os._exit(1)
+
+
 def main(argv: list[str]) -> NoReturn:
-    """Run a slot: `python -m arrowstate.runtime.drivers.worker CONTROL_FD PASSING_FD`."""
+    """Run a slot: `python -m arrowstate.runtime.drivers.worker CONTROL_FD PASSING_FD [PAGE_FD JOB_PID]`."""
     # The job's process decides when slots end; a keyboard interrupt reaches all of its group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # One slot is one thread of work: all of them together have the machine.
     pa.set_cpu_count(1)
-    control, passing = (socket.socket(fileno=int(number)) for number in argv)
-    Worker(control, passing).run()
+    control, passing = (socket.socket(fileno=int(number)) for number in argv[:2])
+    page = None
+    if argv[2:]:
+        page = Page(int(argv[2]))
+        end_with(int(argv[3]))
+    Worker(control, passing, page).run()
     # All is written. What else the interpreter does at its end is to take itself apart, which takes a while.
     sys.stdout.flush()
     sys.stderr.flush()
