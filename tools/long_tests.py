@@ -79,6 +79,11 @@ PARTS = (
         (script("tests/support/simulate.py", "--seeds", "20000"),),
     ),
     Part(
+        "jobs",
+        "50,000 jobs of the runtime that seeds make, with kills, lost messages and rescales",
+        (script("tests/support/simulate_jobs.py", "--seeds", "50000"),),
+    ),
+    Part(
         "kills",
         "200 rounds of SIGKILL of a writer on a disk, and 200 on a simulator of S3",
         (

@@ -324,7 +324,7 @@ class InlineDriver:
         while not condition():
             if until is not None and self.inline.clock_ms >= until:
                 return False
-            if self.coordinator.is_over and not self.inline.work and not self.inline.told:
+            if self.coordinator.is_over and self.inline.is_idle:
                 # Nothing more will happen.
                 return condition()
             self.inline.step()

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
 from arrowstate.backend.restoring import restore_backend
-from arrowstate.clock import now_ms
+from arrowstate.clock import new_id, now_ms
+from arrowstate.errors import InvalidInputError
 from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.entries import create_store
+from arrowstate.maintenance.importing import ClaimMode, import_checkpoint
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.snapshot.operator import operator_state_table
 from arrowstate.snapshot.verification import Verification, verify_checkpoint
+from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.telemetry.records import PartRecord, recorded
 
 __all__ = ["Snapshot"]
@@ -183,6 +188,87 @@ class Snapshot(SnapshotReader):
         """
         with reading_checkpoint(self.storage, self.entry):
             return operator_state_table(self.storage, self.entry, uid, name)
+
+    def for_spark(
+        self,
+        store: str | Path,
+        *,
+        operators: Collection[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Snapshot:
+        """Bring the keyed state of a job of `arrowstate.runtime` into the store of a Spark query, to go on with it.
+
+        A query has a store of its own, without the sources and sinks of a job: where the input goes on is up to the
+        query, and the positions are in `operator_state(uid, "splits")` of each source. Take the snapshot that `stop()`
+        has returned, for whose rows the sinks have had. It is `StateStore.import_savepoint` of some operators.
+
+        Parameters
+        ----------
+        store
+            Where the store of the query is; made if there is none.
+        operators
+            The uids to take; by default all that have keyed state.
+        storage_options
+            As in `open_store`; by default those of this store for a place in the same object storage.
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint that was committed to that store.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no keyed state, or the place is this very store; nothing was changed.
+        OperatorNotFoundError
+            If it lacks one of the operators; nothing was changed.
+        CorruptDataError
+            If the snapshot is damaged; nothing was changed.
+        FencedError, CollectedError, StorageFullError, StorageError
+            If it could not be copied, or another writer or a collection came in between; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> from arrowstate.runtime import Job, TableSource
+        >>> class Counts(arrowstate.BatchFunction):
+        ...     def open(self, context):
+        ...         self.count = context.state(arrowstate.ReducingStateDescriptor("count", pa.int64(), reduce="sum"))
+        ...
+        ...     def process_batch(self, batch, context):
+        ...         self.count.add_batch(batch["user"], pa.array([1] * batch.num_rows))
+        >>> job = Job("memory://for-spark-example/job")
+        >>> clicks = job.source(TableSource(pa.table({"user": ["ann", "bob", "ann"]})), uid="clicks")
+        >>> _ = clicks.stateful(Counts(), key=["user"], uid="counts")
+        >>> snapshot = job.run(mode="inline")
+        >>> query = snapshot.for_spark("memory://for-spark-example/query")
+        >>> [operator.uid for operator in query.entry.operators], query.to_arrow("counts.count").num_rows
+        (['counts'], 2)
+        """
+        uids = [operator.uid for operator in self.entry.operators if operator.key] if operators is None else operators
+        if not uids:
+            raise InvalidInputError(
+                "the snapshot has no keyed state, so there is nothing that a query could go on with"
+            )
+        options = options_beside(self.storage, str(store)) if storage_options is None else storage_options
+        target = open_storage(store, create=True, storage_options=options)
+        store_id = create_store(target, new_id(), now_ms()).store_id
+        with recorded("import", target.url, now_ms()) as recording:
+            entry = import_checkpoint(
+                target,
+                store_id,
+                self.storage,
+                self.store_id,
+                self.entry,
+                operators=uids,
+                claim_mode=ClaimMode.NO_CLAIM,
+                clock_ms=now_ms,
+                new_id=new_id,
+            )
+            recording.checkpoint_id = entry.checkpoint_id
+        return Snapshot(target, store_id, entry)
 
     def verify(self, *, deep: bool = False) -> Verification:
         """Look whether the checkpoint is whole; problems are returned, not raised.

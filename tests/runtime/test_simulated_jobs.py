@@ -10,7 +10,7 @@ import runtime_jobs as jobs
 from arrowstate.testing.jobs import simulate
 from long_form import short_or_long
 
-SEEDS = short_or_long(8, 2_000)
+SEEDS = short_or_long(3, 2_000)
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])

@@ -179,9 +179,9 @@ class OperatorTask(Task):
         self._decided(self._barriers.aborted(checkpoint_id))
 
     def tick(self, now_ms: int) -> None:
-        """Let processing time pass, if a timer is due by it."""
+        """Let processing time pass, if a timer is due by it and there is room for what it gives out."""
         due = None if self.has_ended else self.body.next_timer_ms()
-        if due is not None and due <= now_ms:
+        if due is not None and due <= now_ms and self.chain.has_room:
             self.body.tick(now_ms)
 
     def step(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
@@ -39,13 +40,18 @@ class _SlotSide:
         self._number = number
 
     def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
-        self._run.links[self._number, to].append(lambda slot: slot.take(attempt, edge, self._number, element))
+        self._bring(to, lambda slot: slot.take(attempt, edge, self._number, element))
 
     def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
-        self._run.links[self._number, to].append(lambda slot: slot.granted(attempt, edge, self._number, size))
+        self._bring(to, lambda slot: slot.granted(attempt, edge, self._number, size))
+
+    def _bring(self, to: int, what: Callable[[Slot], None]) -> None:
+        if to not in self._run.dead:
+            self._run.links[self._number, to].append(what)
 
     def tell(self, message: FromSlot) -> None:
-        self._run.told.append(lambda: self._run.coordinator.hear(message))
+        if not self._run.loses(message):
+            self._run.told[self._number].append(lambda: self._run.coordinator.hear(message))
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         self._run.slot_work[self._number].append((work, done))
@@ -87,63 +93,121 @@ class Inline:
         numbers = range(setting.parallelism)
         # What is under way, in order from each to each.
         self.links: dict[tuple[int, int], deque[Callable[[Slot], None]]] = {
-            (sender, to): deque() for sender in numbers for to in numbers
+            (sender, to): deque() for sender in numbers for to in numbers if sender != to
         }
         self.to_slots: list[deque[ToSlot]] = [deque() for _ in numbers]
-        self.told: deque[Callable[[], None]] = deque()
+        self.told: list[deque[Callable[[], None]]] = [deque() for _ in numbers]
+        "What the coordinator is told by each slot, and of its end."
         self.slot_work: list[deque[tuple[Callable[[], Any], Callable[..., None]]]] = [deque() for _ in numbers]
         self.work: deque[tuple[Callable[[], Any], Callable[..., None]]] = deque()
-        self.slots = [Slot(graph, number, setting, storage, _SlotSide(self, number)) for number in numbers]
+        # A thread tells the mailbox, or the coordinator, what came of its work: nothing of it is done in its own.
+        self.slot_results: list[deque[Callable[[], None]]] = [deque() for _ in numbers]
+        self.results: deque[Callable[[], None]] = deque()
+        self.dead: set[int] = set()
+        "Slots that were killed and are not started again."
+        self._lost: list[int] = []
+        self.slots = [self._new_slot(number) for number in numbers]
         self.coordinator = Coordinator(graph, entries, options, restart, self, self.chance)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing left that the coordinator has to hear of."""
+        return not (self.work or self.results or any(self.told))
 
     # What the coordinator asks for.
 
     def tell(self, slot: int, message: ToSlot) -> None:
-        self.to_slots[slot].append(message)
+        if slot not in self.dead and not self.loses(message):
+            self.to_slots[slot].append(message)
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         self.work.append((work, done))
 
     def restart_slots(self) -> None:
-        for number in range(len(self.slots)):
-            self.coordinator.slot_started(number)
+        lost, self._lost = self._lost, []
+        for number in lost:
+            self.dead.discard(number)
+            self.slots[number] = self._new_slot(number)
+            self.told[number].append(partial(self.coordinator.slot_started, number))
 
     def now_ms(self) -> int:
         return self.clock_ms
 
     def kill(self, slot: int) -> None:
         """Let a slot die: nothing that it was about to do is done, and what is under way to it is lost."""
-        self.slots[slot] = Slot(self._graph, slot, self._setting, self._storage, _SlotSide(self, slot))
-        for (sender, to), link in self.links.items():
-            if slot in (sender, to):
+        if slot in self.dead:
+            return
+        self.dead.add(slot)
+        for (_, to), link in self.links.items():
+            if slot == to:
                 link.clear()
-        self.to_slots[slot].clear()
-        self.slot_work[slot].clear()
+        for queue in (self.to_slots[slot], self.slot_work[slot], self.slot_results[slot]):
+            queue.clear()
+        # What it has said already is heard before its end is.
+        self.told[slot].append(partial(self._ended, slot))
+
+    def _ended(self, slot: int) -> None:
+        self._lost.append(slot)
         self.coordinator.slot_lost(slot, SlotKilledError(f"slot {slot} was killed"))
+
+    def _new_slot(self, number: int) -> Slot:
+        return Slot(self._graph, number, self._setting, self._storage, _SlotSide(self, number))
+
+    # What a simulation decides.
+
+    def loses(self, message: ToSlot | FromSlot) -> bool:  # noqa: ARG002
+        """Whether a message never arrives."""
+        return False
+
+    def choose(self, doable: list[tuple[str, Callable[[], Any]]]) -> Callable[[], Any]:
+        """Return what is done next, of what could be: each with the name of who does it."""
+        return self.chance.choice(doable)[1]
 
     def step(self) -> None:
         """Do one thing that can be done, drawn at random; let time pass if there is none."""
-        doable: list[Callable[[], None]] = []
-        doable += [
-            lambda link=link, to=to: link.popleft()(self.slots[to])  # type: ignore[misc]
-            for (_, to), link in self.links.items()
-            if link
-        ]
-        for number, messages in enumerate(self.to_slots):
-            if messages:
-                doable.append(lambda n=number, messages=messages: self.slots[n].hear(messages.popleft()))  # type: ignore[misc]
-        for works in (*self.slot_work, self.work):
-            if works:
-                doable.append(lambda works=works: self._work(works))  # type: ignore[misc]
-        if self.told:
-            doable.append(lambda: self.told.popleft()())
-        doable += [slot.step for slot in self.slots]  # type: ignore[misc]
-        what = self.chance.choice(doable)
-        if what() is False and len(doable) == len(self.slots):
-            self.clock_ms += _STEP_MS
+        doable = self._doable()
+        slots = [(f"slot {number}", slot.step) for number, slot in enumerate(self.slots) if number not in self.dead]
+        if doable:
+            self.choose([*doable, *slots])()
+        else:
+            while slots:
+                step = self.choose(slots)
+                if step():
+                    break
+                slots = [item for item in slots if item[1] != step]
+            else:
+                self.clock_ms += _STEP_MS
         self.coordinator.tick()
 
-    def _work(self, works: deque[tuple[Callable[[], Any], Callable[..., None]]]) -> None:
+    def _doable(self) -> list[tuple[str, Callable[[], Any]]]:
+        """What is to be done besides the steps of slots."""
+        doable: list[tuple[str, Callable[[], Any]]] = []
+        for (sender, to), link in self.links.items():
+            if link:
+                doable.append((f"link {sender} {to}", partial(self._bring, link, to)))
+        for number, messages in enumerate(self.to_slots):
+            if messages:
+                doable.append((f"to {number}", partial(self._hear, messages, number)))
+        for number, works in enumerate(self.slot_work):
+            if works:
+                doable.append((f"writer {number}", partial(self._work, works, self.slot_results[number])))
+        if self.work:
+            doable.append(("work", partial(self._work, self.work, self.results)))
+        for name, queues in (("result", self.slot_results), ("told", self.told), ("results", [self.results])):
+            for number, queue in enumerate(queues):
+                if queue:
+                    doable.append((f"{name} {number}", partial(_next_of, queue)))
+        return doable
+
+    def _bring(self, link: deque[Callable[[Slot], None]], to: int) -> None:
+        link.popleft()(self.slots[to])
+
+    def _hear(self, messages: deque[ToSlot], number: int) -> None:
+        self.slots[number].hear(messages.popleft())
+
+    def _work(
+        self, works: deque[tuple[Callable[[], Any], Callable[..., None]]], results: deque[Callable[[], None]]
+    ) -> None:
         work, done = works.popleft()
         try:
             if works is not self.work and self.chance.random() < self.write_failures:
@@ -151,8 +215,7 @@ class Inline:
             result, error = work(), None
         except Exception as raised:  # noqa: BLE001 (whoever asked decides)
             result, error = None, raised
-        # A thread tells the mailbox; nothing of it is done in its own.
-        self.told.append(lambda: done(result, error))
+        results.append(partial(done, result, error))
 
     def run(self, *, most_steps: int | None = None) -> None:
         """Go on until the job is over."""
@@ -162,3 +225,7 @@ class Inline:
             steps += 1
             if most_steps is not None and steps > most_steps:
                 raise TimeoutError(f"the job is not over after {most_steps} steps: {self.coordinator.state}")
+
+
+def _next_of(queue: deque[Callable[[], None]]) -> None:
+    queue.popleft()()

@@ -1,0 +1,24 @@
+"""Jobs that seeds make, with kills, crashes, lost messages and rescales: every rule of the runtime holds."""
+
+from __future__ import annotations
+
+from job_simulation.run import simulate_seed
+from long_form import TURN, short_or_long
+
+SEEDS = short_or_long(120, 2_000)
+
+
+def test_what_jobs_come_to_is_what_their_input_says_whatever_happens():
+    # Each commit has seeds of its own; `tests/support/simulate_jobs.py` runs any number of them.
+    first = TURN * SEEDS
+
+    results = [simulate_seed(seed) for seed in range(first, first + SEEDS)]
+
+    assert sum(result.kills for result in results) > SEEDS / 2
+    assert sum(result.crashes for result in results) > SEEDS / 4
+    assert sum(result.rescales for result in results) > SEEDS / 4
+    assert sum(result.checkpoints for result in results) > 2 * SEEDS
+
+
+def test_the_same_seed_does_the_same():
+    assert simulate_seed(4) == simulate_seed(4)

@@ -1,0 +1,190 @@
+"""Rules of the runtime, each of which can be broken, to see that some seed notices.
+
+Those of unaligned checkpoints, no capture of what is under way and capture of what follows the barrier, have no place
+here: there are no such checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from arrowstate.backend.restoring import restore_backend
+from arrowstate.runtime.connectors import Sink
+from arrowstate.runtime.core import assembling, barriers, coordinator, deploying, messages, reading, sinking, slot, task
+from arrowstate.runtime.core.elements import Barrier, CancelBarrier
+from arrowstate.runtime.sinks.table import OutputTable
+from job_simulation.parts import WORLD, Tokens, rows_of
+
+__all__ = ["CONTROLS", "without"]
+
+Put = Callable[[Any, str, Any], None]
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """Break a rule."""
+    with ExitStack() as stack:
+        CONTROLS[name](lambda where, what, broken: stack.enter_context(mock.patch.object(where, what, broken)))
+        yield
+
+
+def blocking(put: Put) -> None:
+    put(barriers.AlignedBarriers, "is_blocked", lambda self, channel: False)
+
+
+def all_barriers(put: Put) -> None:
+    def barrier(self: Any, channel: int, checkpoint_id: int) -> list[barriers.Decision]:
+        if checkpoint_id <= self._done:
+            return []
+        self._done = checkpoint_id
+        return [barriers.Snapshot(checkpoint_id)]
+
+    put(barriers.AlignedBarriers, "barrier", barrier)
+
+
+def barriers_that_need_no_room(put: Put) -> None:
+    right = task.OperatorTask.step
+
+    def step(self: task.OperatorTask) -> bool:
+        heads = [queue[0] for queue in self._queues if queue]
+        if not self.chain.has_room and any(isinstance(head, (Barrier, CancelBarrier)) for head in heads):
+            return False
+        return right(self)
+
+    put(task.OperatorTask, "step", step)
+
+
+def barrier_before_the_next_batch(put: Put) -> None:
+    def take_snapshot(self: task.Task, checkpoint_id: int, alignment_us: int = 0) -> None:
+        self.hooks.snapshot(self, checkpoint_id, alignment_us)
+        if isinstance(self, task.SourceTask):
+            self.step()
+        self.chain.event(Barrier(checkpoint_id))
+
+    put(task.Task, "take_snapshot", take_snapshot)
+
+
+def position_after_the_batch(put: Put) -> None:
+    read, right = reading.SourceSplits.read, reading.SourceSplits.to_arrow
+
+    def late(self: Any, max_rows: int, now_ms: int) -> Any:
+        before = dict(self._states)
+        got = read(self, max_rows, now_ms)
+        self._shown = before
+        return got
+
+    def to_arrow(self: Any) -> Any:
+        kept, self._states = self._states, {**self._states, **getattr(self, "_shown", {})}
+        try:
+            return right(self)
+        finally:
+            self._states = kept
+
+    put(reading.SourceSplits, "read", late)
+    put(reading.SourceSplits, "to_arrow", to_arrow)
+
+
+def restored_positions(put: Put) -> None:
+    right = coordinator.Coordinator._restored
+
+    def restored(self: Any, attempt: int, found: Any, error: Any) -> None:
+        if found is not None and found[0] is not None:
+            splits = {
+                uid: [item if item.finished else messages.SplitState(item.id) for item in items]
+                for uid, items in found[1].items()
+            }
+            found = found[0], splits
+        right(self, attempt, found, error)
+
+    put(coordinator.Coordinator, "_restored", restored)
+
+
+def restored_watermarks(put: Put) -> None:
+    put(deploying, "OperatorTask", lambda *given: task.OperatorTask(*given[:-1], None))
+
+
+def slices_of_keys(put: Put) -> None:
+    def whole(*given: Any, **named: Any) -> Any:
+        return restore_backend(*given, **{**named, "parallelism": 1, "subtask": 0})
+
+    put(deploying, "restore_backend", whole)
+
+
+def log_entry_before_commits(put: Put) -> None:
+    right = assembling.Entries.commit
+
+    def commit(self: assembling.Entries, checkpoint_id: int, handles: Any, **named: Any) -> None:
+        tables = {node.sink.name for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
+        for handle in handles:
+            for part in handle.parts:
+                if part.epoch is not None and part.epoch > self.committed_id and part.uid not in tables:
+                    kept = assembling.Kept(part.uid, part.epoch, handle.subtask, part.part, part.value_type)
+                    self.waiting.append(kept)
+        self.give()
+        right(self, checkpoint_id, handles, **named)
+
+    put(assembling.Entries, "commit", commit)
+
+
+def tokens(put: Put) -> None:
+    def commit(self: Sink, rows: Any, token: Any) -> None:
+        known = WORLD.outside.sunk.setdefault(self.name, {})  # type: ignore[attr-defined]
+        WORLD.outside.may_fail(after=lambda: known.update({(token.checkpoint_id, -len(known)): rows_of(rows)}))
+
+    put(Tokens, "commit", commit)
+
+
+def rows_of_aborted_checkpoints(put: Put) -> None:
+    right = sinking.KeptRows.freeze
+
+    def only_its_own(self: Any, epoch: int) -> Any:
+        self._epochs.clear()
+        return right(self, epoch)
+
+    put(sinking.KeptRows, "freeze", only_its_own)
+
+
+def rows_kept_for_sinks(put: Put) -> None:
+    put(assembling.Entries, "_kept", lambda self, entry: iter(()))
+
+
+def attempts_of_frames(put: Put) -> None:
+    def take(self: Any, attempt: int, edge: int, sender: int, element: Any) -> None:
+        if self._attempt is not None and edge in self._attempt.operators:
+            self._attempt.operators[edge].deliver((edge, sender), element)
+
+    put(slot.Slot, "take", take)
+
+
+def attempts_of_messages(put: Put) -> None:
+    right = coordinator.Coordinator.hear
+
+    def hear(self: Any, message: Any) -> None:
+        right(self, replace(message, attempt=self.attempt))
+
+    put(coordinator.Coordinator, "hear", hear)
+
+
+CONTROLS: Mapping[str, Callable[[Put], None]] = {
+    rule.__name__: rule
+    for rule in (
+        blocking,
+        all_barriers,
+        barriers_that_need_no_room,
+        barrier_before_the_next_batch,
+        position_after_the_batch,
+        restored_positions,
+        restored_watermarks,
+        slices_of_keys,
+        log_entry_before_commits,
+        tokens,
+        rows_of_aborted_checkpoints,
+        rows_kept_for_sinks,
+        attempts_of_frames,
+        attempts_of_messages,
+    )
+}

@@ -1,0 +1,288 @@
+"""Jobs that a seed makes, each beside a model that says what of its input must be where.
+
+The model knows no time: given the rows that were read, it says which rows every function has in its state, and every
+sink was given. It is right at each checkpoint, for a checkpoint is a cut through all of the job.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from arrowstate.runtime import Job, OutputTable, Watermarks
+from arrowstate.runtime.streams import Stream
+from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
+from job_simulation.parts import (
+    OF_SOURCE,
+    OF_SPLIT,
+    SCHEMA,
+    SUM,
+    TABLE,
+    WIDTH_MS,
+    Both,
+    Direct,
+    Keep,
+    Once,
+    Prepared,
+    Row,
+    Splits,
+    Timed,
+    Tokens,
+    moved,
+    weights,
+)
+
+__all__ = ["Flow", "Read", "SimulatedJob", "draw_job"]
+
+Read = Mapping[str, list[Row]]
+"""By source the rows that were read."""
+Rows = Callable[[Read], Counter[Row]]
+OUT_OF_ORDER_MS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A stream, and the rows that it has given once some input is read."""
+
+    stream: Stream
+    rows: Rows
+    sources: frozenset[str]
+    is_timed: bool
+    "Whether no row is late."
+    is_ordered: bool
+    "Whether rows of one split and key come in their order."
+
+
+@dataclass(slots=True)
+class SimulatedJob:
+    """A job and its model."""
+
+    job: Job
+    sources: dict[str, Splits] = field(default_factory=dict)
+    sums: dict[str, Callable[[Read], dict[Any, int]]] = field(default_factory=dict)
+    "By operator what the sum of each key must be."
+    tables: dict[str, Rows] = field(default_factory=dict)
+    "By operator with a table beside the rows, the rows of that."
+    outputs: dict[str, Rows] = field(default_factory=dict)
+    sinks: dict[str, tuple[str, Rows]] = field(default_factory=dict)
+    "By name, of which kind it is and its rows."
+    timers: dict[str, Rows] = field(default_factory=dict)
+    "By output table the rows whose key and span of time must be given out in the end."
+    windows: dict[str, tuple[str, Rows]] = field(default_factory=dict)
+    "By output table the operator and its rows."
+    shape: list[str] = field(default_factory=list)
+    "What it is made of."
+
+
+def draw_job(chance: random.Random) -> SimulatedJob:
+    """Return a job."""
+    job = Job(
+        "memory://unused",
+        parallelism=chance.choice([1, 2, 2, 2, 3]),
+        max_parallelism=chance.choice([3, 5, 128]),
+    )
+    made = _Made(chance, SimulatedJob(job))
+    count = chance.choice([1, 1, 2, 2, 3])
+    group = "all" if chance.random() < 0.15 else None
+    flows = [made.source(number, group) for number in range(count)]
+    for _ in range(chance.choice([1, 1, 1, 2, 3])):
+        flow = chance.choice(flows)
+        flows.append(made.follow(flow, flows))
+    last = flows[-1]
+    if last.is_timed and chance.random() < 0.3:
+        made.timed(last)
+    elif last.is_timed and chance.random() < 0.3:
+        made.windowed(last)
+    made.sink(last, chance.choice(["table", "tokens", "prepared"]))
+    for flow in flows[:-1]:
+        if chance.random() < 0.3:
+            made.sink(flow, chance.choice(["table", "tokens", "prepared", "direct"]))
+    return made.made
+
+
+class _Made:
+    """A job in the making."""
+
+    def __init__(self, chance: random.Random, made: SimulatedJob) -> None:
+        self.chance = chance
+        self.made = made
+        self.number = 0
+        # Of few keys some have most rows, or one has all.
+        self.keys = chance.choice([1, 2, 5, 5])
+
+    def name(self, kind: str) -> str:
+        self.number += 1
+        name = f"{kind}{self.number}"
+        self.made.shape.append(name)
+        return name
+
+    def source(self, number: int, group: str | None) -> Flow:
+        chance = self.chance
+        uid = self.name("source")
+        splits: dict[str, list[Row]] = {}
+        for split in range(chance.choice([1, 1, 2, 4])):
+            first = number * OF_SOURCE + split * OF_SPLIT
+            step = chance.choice([5, 20])
+            # Some end long before the others, some have no rows at all.
+            splits[str(split)] = [
+                Row(
+                    first + row,
+                    int(self.keys * chance.random() ** 3),
+                    row * step + chance.randrange(OUT_OF_ORDER_MS),
+                )
+                for row in range(chance.choice([0, 1, 3, 6, 10]))
+            ]
+        source = Splits(splits, chance.choice([0, 0, 0, 4]))
+        is_timed = group is not None or chance.random() < 0.6
+        rule = Watermarks("at", out_of_order_ms=OUT_OF_ORDER_MS, group=group, max_drift_ms=100 if group else None)
+        self.made.sources[uid] = source
+        stream = self.made.job.source(source, uid=uid, watermarks=rule if is_timed else None)
+        return Flow(stream, lambda read: Counter(read[uid]), frozenset([uid]), True, True)
+
+    def follow(self, flow: Flow, flows: list[Flow]) -> Flow:
+        """Return what follows a stream."""
+        chance = self.chance
+        others = [other for other in flows if other is not flow]
+        kinds = ["keep", "keep", "keep", "once", "map", "rebalance", "one", "broadcast"]
+        kinds += ["union", "union", "both", "both", "table"] if others else []
+        kind = chance.choice(kinds)
+        if kind == "keep":
+            return self.keep(flow)
+        if kind == "once":
+            return self.once(flow)
+        if kind == "both":
+            return self.both(flow, chance.choice(others))
+        if kind == "table":
+            return self.keep(flow, table=chance.choice(others))
+        return self.keep(self.spread(flow, kind, others))
+
+    def spread(self, flow: Flow, kind: str, others: list[Flow]) -> Flow:
+        """Return a stream whose rows get elsewhere."""
+        self.made.shape.append(kind)
+        rows, stream = flow.rows, flow.stream
+        if kind == "map":
+            kept = self.chance.randrange(2, 5)
+            filtered = stream.map_batches(lambda batch: batch.filter(_kept(batch["id"].to_numpy(), kept)))
+            some = lambda read: Counter({row: n for row, n in rows(read).items() if row.id % kept})  # noqa: E731
+            return Flow(filtered, some, flow.sources, flow.is_timed, flow.is_ordered)
+        if kind == "rebalance":
+            return Flow(stream.rebalance(), rows, flow.sources, flow.is_timed, False)
+        if kind == "one":
+            return Flow(stream.to_one(), rows, flow.sources, flow.is_timed, flow.is_ordered)
+        if kind == "broadcast":
+            # In how many subtasks rows come depends on how many there are: what is twice is left out at once.
+            return self.once(Flow(stream.broadcast(), rows, flow.sources, flow.is_timed, False))
+        other = self.chance.choice(others)
+        ordered = flow.is_ordered and other.is_ordered and not flow.sources & other.sources
+        both = lambda read: rows(read) + other.rows(read)  # noqa: E731
+        timed = flow.is_timed and other.is_timed
+        return Flow(stream.union(other.stream), both, flow.sources | other.sources, timed, ordered)
+
+    def keep(self, flow: Flow, *, table: Flow | None = None) -> Flow:
+        uid = self.name("keep" if table is None else "ruled")
+        broadcast = None
+        if table is not None:
+            self.made.tables[uid] = table.rows
+            broadcast = {TABLE: table.stream.map_batches(lambda batch: batch.select(["id", "at"]))}
+        function = Keep(self.keys, ordered=flow.is_ordered)
+        stream = flow.stream.stateful(function, key=["key"], uid=uid, output_schema=SCHEMA, broadcast=broadcast)
+        self.made.sums[uid] = lambda read: _sums(flow.rows(read))
+        sources = flow.sources
+        return Flow(stream, lambda read: _moved(flow.rows(read), self.keys), sources, flow.is_timed, False)
+
+    def once(self, flow: Flow) -> Flow:
+        uid = self.name("once")
+        stream = flow.stream.stateful(Once(), key=["id"], uid=uid, output_schema=SCHEMA)
+        self.made.sums[uid] = lambda read: {row.id: 1 for row in flow.rows(read)}
+
+        def rows(read: Read) -> Counter[Row]:
+            # Of rows that differ in their key the first is taken, whichever that is: only one source of them is used.
+            return Counter(set(flow.rows(read)))
+
+        same = not self._may_differ(flow)
+        if same:
+            return Flow(stream, rows, flow.sources, flow.is_timed, False)
+        plain = stream.map_batches(_without_key)
+        return Flow(
+            plain,
+            lambda read: Counter({Row(row.id, 0, row.at) for row in flow.rows(read)}),
+            flow.sources,
+            flow.is_timed,
+            False,
+        )
+
+    def _may_differ(self, flow: Flow) -> bool:
+        """Whether rows of one id may have different keys."""
+        whole = {
+            uid: [row for rows in source.rows.values() for row in rows] for uid, source in self.made.sources.items()
+        }
+        rows = flow.rows(whole)
+        return len({row.id for row in rows}) != len(rows)
+
+    def both(self, flow: Flow, other: Flow) -> Flow:
+        uid = self.name("both")
+        connected = flow.stream.connect(other.stream)
+        stream = connected.stateful(Both(self.keys), key=["key"], uid=uid, output_schema=SCHEMA)
+
+        def sums(read: Read) -> dict[Any, int]:
+            first, second = _sums(flow.rows(read)), _sums(other.rows(read))
+            return {key: first.get(key, 0) + 3 * second.get(key, 0) for key in {*first, *second}}
+
+        self.made.sums[uid] = sums
+        rows = lambda read: _moved(flow.rows(read) + other.rows(read), self.keys)  # noqa: E731
+        return Flow(stream, rows, flow.sources | other.sources, flow.is_timed and other.is_timed, False)
+
+    def timed(self, flow: Flow) -> None:
+        uid, table = self.name("timed"), self.name("fired")
+        stream = flow.stream.stateful(Timed(), key=["key"], uid=uid, output_schema=SCHEMA, timestamp="at")
+        stream.sink(OutputTable(table))
+        self.made.sums[uid] = lambda read: _sums(flow.rows(read))
+        self.made.timers[table] = flow.rows
+
+    def windowed(self, flow: Flow) -> None:
+        uid, table = self.name("windows"), self.name("ended")
+        function = WindowFunction(TumblingEventTimeWindows(WIDTH_MS), SUM, timestamp="at", value="weight")
+        weighed = flow.stream.map_batches(_weighed)
+        weighed.stateful(function, key=["key"], uid=uid).sink(OutputTable(table))
+        self.made.windows[table] = uid, flow.rows
+
+    def sink(self, flow: Flow, kind: str) -> None:
+        name = self.name(kind)
+        if kind == "table":
+            flow.stream.sink(OutputTable(name))
+            self.made.outputs[name] = flow.rows
+            return
+        sink = {"tokens": Tokens, "prepared": Prepared, "direct": Direct}[kind](name)
+        flow.stream.sink(sink, uid=name)
+        self.made.sinks[name] = kind, flow.rows
+
+
+def _kept(ids: Any, kept: int) -> Any:
+    return ids % kept != 0
+
+
+def _without_key(batch: Any) -> Any:
+    return batch.set_column(1, "key", np.zeros(batch.num_rows, np.int64))
+
+
+def _weighed(batch: Any) -> Any:
+    return batch.append_column("weight", weights(batch["id"].to_numpy()))
+
+
+def _sums(rows: Counter[Row]) -> dict[Any, int]:
+    sums: dict[Any, int] = {}
+    for row, count in rows.items():
+        sums[row.key] = sums.get(row.key, 0) + int(weights(row.id)) * count
+    return sums
+
+
+def _moved(rows: Counter[Row], keys: int) -> Counter[Row]:
+    made: Counter[Row] = Counter()
+    for row, count in rows.items():
+        made[Row(row.id, int(moved(row.id, row.key, keys)), row.at)] += count
+    return made

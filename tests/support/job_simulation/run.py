@@ -1,0 +1,314 @@
+"""One run of a job that a seed makes, and the judgement of it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from arrowstate.checkpoints.coordination import CheckpointOptions
+from arrowstate.errors import CheckpointAbortedError, FencedError
+from arrowstate.runtime.core.assembling import stored_splits
+from arrowstate.runtime.drivers.inline import SlotKilledError
+from arrowstate.runtime.restart import Restart
+from arrowstate.runtime.running import RunningJob
+from arrowstate.snapshot.operator import read_part
+from arrowstate.snapshot.subtasks import whole_state
+from arrowstate.storage.memory import clear_memory_storage
+from arrowstate.store.snapshot import Snapshot
+from arrowstate_formats.documents import LogEntryDocument
+from job_simulation.graphs import Read, SimulatedJob, draw_job
+from job_simulation.parts import WIDTH_MS, WORLD, Outside, Row, Violation, weights
+from job_simulation.watching import Luck, rows_left, watched
+
+__all__ = ["Result", "simulate_seed"]
+
+_BAD_STEPS = 500
+"""After so many steps nothing is lost any more, and nothing fails: then the job must come to its end."""
+
+_MOST_STEPS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a seed came to."""
+
+    seed: int
+    steps: int
+    checkpoints: int
+    kills: int
+    crashes: int
+    rescales: int
+    digest: int
+    "Of all that was done, in its order."
+    shape: tuple[str, ...]
+
+
+def simulate_seed(seed: int) -> Result:
+    """Run the job of a seed to its end, and raise what is wrong with it, with the seed."""
+    chance = random.Random(seed)
+    simulated = draw_job(chance)
+    graph = simulated.job.graph
+    luck = Luck.draw(chance, subtasks=len(graph.tasks) * simulated.job.parallelism)
+    WORLD.outside = _Traced(luck, chance)
+    url = f"memory://jobs-{seed}"
+    try:
+        with watched(luck):
+            return _Run(seed, simulated, luck, chance, url).run()
+    except Exception as error:
+        error.add_note(f"seed {seed}: {' '.join(simulated.shape)}; {luck}")
+        raise
+    finally:
+        clear_memory_storage(url)
+
+
+class _Traced(Outside):
+    """What is outside, and what has been done."""
+
+    def __init__(self, luck: Luck, chance: random.Random) -> None:
+        super().__init__()
+        self.luck = luck
+        self.refuse = luck.refusals
+        self.is_calm = False
+        self.chance = random.Random(chance.random())
+        self.digest = 0
+        self.entries: list[LogEntryDocument] = []
+        self.taken: dict[Any, dict[str, int]] = {}
+        self.grown: dict[Any, int] = {}
+
+    def trace(self, name: str) -> None:
+        self.digest = crc32(name.encode(), self.digest)
+
+
+class _Run:
+    def __init__(self, seed: int, simulated: SimulatedJob, luck: Luck, chance: random.Random, url: str) -> None:
+        self.seed = seed
+        self.simulated = simulated
+        self.luck = luck
+        self.chance = chance
+        job = self.job = simulated.job
+        job.store = url
+        job.restart = Restart.fixed(delay_ms=chance.choice([0, 0, 2]))
+        self.kills = self.crashes = self.rescales = self.stops = self.steps = 0
+        self.zombies: list[RunningJob] = []
+        self.failed: Counter[str] = Counter()
+        interval_ms = chance.choice([3, 10, 20, 100, None])
+        job.options = CheckpointOptions(
+            interval_ms=interval_ms,
+            max_concurrent=chance.choice([1, 1, 2, 3]),
+            tolerated_failures=1_000_000,
+            timeout_ms=chance.choice([50, 200]) if luck.lost else 600_000,
+        )
+
+    def run(self) -> Result:
+        running = self._start()
+        while not running.driver.coordinator.is_over:
+            running = self._step(running)
+            self.steps += 1
+            if self.steps > _BAD_STEPS:
+                WORLD.outside.is_calm = True
+                running.driver.inline.write_failures = 0.0
+            self._look_at(running)
+        if running.status().state == "failed":
+            running.wait()
+        if any(rows_left(slot) for slot in running.driver.inline.slots):
+            raise Violation("the job has ended, and rows wait")
+        for zombie in self.zombies:
+            self._end_zombie(zombie)
+        snapshot = running.wait()
+        running.close()
+        outside = WORLD.outside
+        self._judge(snapshot)
+        return Result(
+            self.seed,
+            self.steps,
+            len(outside.committed),
+            self.kills,
+            self.crashes,
+            self.rescales,
+            outside.digest,
+            tuple(self.simulated.shape),
+        )
+
+    def _start(self) -> RunningJob:
+        running = self.job.start(mode="inline", seed=self.chance.randrange(1 << 30))
+        running.driver.inline.write_failures = self.luck.write_failures
+        return running
+
+    def _step(self, running: RunningJob) -> RunningJob:
+        """Go on, or have something happen to the job."""
+        chance, luck = self.chance, self.luck
+        inline = running.driver.inline
+        coordinator = inline.coordinator
+        drawn = chance.random()
+        if WORLD.outside.is_calm:
+            pass
+        elif self.kills < luck.kills and drawn < 0.02:
+            self.kills += 1
+            inline.kill(chance.randrange(len(inline.slots)))
+        elif self.crashes < luck.crashes and drawn > (0.9 if inline.work else 0.99):
+            # Rather while something is about to be committed, or given to a sink.
+            self.crashes += 1
+            if luck.zombies:
+                self.zombies.append(running)
+            return self._start()
+        elif 0.5 < drawn < 0.51 and coordinator.state == "running" and not coordinator.is_ending:
+            if self.rescales < luck.rescales:
+                return self._rescaled(running)
+            if self.stops < luck.stops:
+                self.stops += 1
+                running.stop()
+                return self._start()
+        if self.zombies and drawn < 0.5:
+            zombie = chance.choice(self.zombies)
+            if not zombie.driver.coordinator.is_over:
+                zombie.go_on(1)
+        running.go_on(1)
+        return running
+
+    def _rescaled(self, running: RunningJob) -> RunningJob:
+        """Give the job another parallelism, or another max parallelism at a new start."""
+        self.rescales += 1
+        most = self.chance.choice([3, 5, 128])
+        self.job.parallelism = self.chance.choice([1, 2, 3])
+        try:
+            running.rescale(parallelism=self.job.parallelism, max_parallelism=most)
+        except Exception as error:
+            if not (isinstance(error, CheckpointAbortedError) or _is_meant(error)):
+                raise
+            # Its checkpoint met bad luck.
+            return running
+        running.driver.inline.write_failures = self.luck.write_failures
+        self.job.max_parallelism = most
+        return running
+
+    def _look_at(self, running: RunningJob) -> None:
+        for _, error in running.driver.coordinator.failures:
+            if not isinstance(error, SlotKilledError) and not _is_meant(error):
+                raise error
+        if self.steps > _MOST_STEPS:
+            raise Violation(f"not over after {self.steps} steps: {running.driver.coordinator.state}")
+
+    def _end_zombie(self, zombie: RunningJob) -> None:
+        """Let a coordinator that was left behind go on: it must not commit, and end if it tries."""
+        coordinator = zombie.driver.coordinator
+        for _ in range(300):
+            if not coordinator.is_over:
+                zombie.go_on(1)
+        if coordinator.state in ("finished", "stopped"):
+            raise Violation(f"a job that was left behind has {coordinator.state}")
+        if coordinator.state == "failed" and not isinstance(coordinator.error, FencedError):
+            assert coordinator.error is not None
+            raise coordinator.error
+
+    # Judgement.
+
+    def _judge(self, snapshot: Snapshot) -> None:
+        outside, simulated = WORLD.outside, self.simulated
+        reads = {}
+        for entry in outside.entries:
+            assert entry.checkpoint_id is not None
+            read = reads[entry.checkpoint_id] = self._read(snapshot, entry)
+            self._judge_tables(snapshot, entry, read, is_last=entry is outside.entries[-1])
+        whole = {uid: [row for rows in item.rows.values() for row in rows] for uid, item in simulated.sources.items()}
+        last = reads[max(reads)]
+        if {uid: sorted(rows) for uid, rows in last.items()} != {uid: sorted(rows) for uid, rows in whole.items()}:
+            raise Violation("the job has ended, and not all of its input was read")
+        self._judge_state(snapshot, last)
+        earlier = outside.entries[self.chance.randrange(len(outside.entries))]
+        if earlier.checkpoint_id != snapshot.checkpoint_id and simulated.sums:
+            self._judge_state(Snapshot(snapshot.storage, snapshot.store_id, earlier), reads[earlier.checkpoint_id or 0])
+        self._judge_sinks(reads, whole)
+
+    def _read(self, snapshot: Snapshot, entry: LogEntryDocument) -> Read:
+        """Return the rows that a checkpoint says were read."""
+        read: dict[str, list[Row]] = {}
+        for uid, source in self.simulated.sources.items():
+            splits = stored_splits(snapshot.storage, entry, uid)
+            if len({split.id for split in splits}) != len(splits):
+                raise Violation(f"checkpoint {entry.checkpoint_id} has a split of {uid} twice")
+            read[uid] = [row for split in splits for row in source.rows[split.id][: split.position or 0]]
+        return read
+
+    def _judge_tables(self, snapshot: Snapshot, entry: LogEntryDocument, read: Read, *, is_last: bool) -> None:
+        simulated = self.simulated
+        of = f"of checkpoint {entry.checkpoint_id}"
+        for name, rows in simulated.outputs.items():
+            _same(f"output table {name} {of}", Counter(_stored_rows(snapshot, entry, name, "rows")), rows(read))
+        for uid, rows in simulated.tables.items():
+            expected = {row.id: row.at for row in rows(read)}
+            for number, part in enumerate(_parts(snapshot, entry, uid, "table")):
+                found = dict(zip(*(column.to_pylist() for column in part.columns), strict=True))
+                if found != expected:
+                    raise Violation(f"the table beside {uid} in subtask {number} {of}: {found}, not {expected}")
+        for name, rows in simulated.timers.items():
+            fired = Counter(_stored_rows(snapshot, entry, name, "rows"))
+            due = Counter({Row(-1, row.key, _end_of(row)) for row in rows(read)})
+            if fired - due or (is_last and fired != due):
+                raise Violation(f"timers in {name} {of}: {dict(fired)}, expected {dict(due)}")
+        for name, (_, rows) in simulated.windows.items():
+            ended = Counter(_stored_rows(snapshot, entry, name, "rows"))
+            sums: dict[tuple[int, int], int] = {}
+            for row, count in rows(read).items():
+                place = row.key, _end_of(row)
+                sums[place] = sums.get(place, 0) + int(weights(row.id)) * count
+            due = Counter({(key, end - WIDTH_MS, end, total): 1 for (key, end), total in sums.items()})
+            if ended - due or (is_last and ended != due):
+                raise Violation(f"windows in {name} {of}: {dict(ended)}, expected {dict(due)}")
+
+    def _judge_state(self, snapshot: Snapshot, read: Read) -> None:
+        names = {operator.uid for operator in snapshot.entry.operators if operator.states}
+        for uid, sums in self.simulated.sums.items():
+            table = snapshot.to_arrow(f"{uid}.sum") if uid in names else None
+            found = {} if table is None else dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+            if found != (expected := sums(read)):
+                raise Violation(f"state of {uid} in checkpoint {snapshot.checkpoint_id}: {found}, not {expected}")
+
+    def _judge_sinks(self, reads: dict[int, Read], whole: Read) -> None:
+        outside = WORLD.outside
+        for name, (kind, rows) in self.simulated.sinks.items():
+            if kind == "direct":
+                if missing := rows(whole) - Counter(outside.direct.get(name, [])):
+                    raise Violation(f"sink {name} never got {dict(missing)}")
+                continue
+            if kind == "tokens":
+                given = [(id, held) for (id, _), held in outside.sunk.get(name, {}).items()]
+            else:
+                given = list(outside.visible.get(name, {}).values())
+            for id, read in reads.items():
+                found = Counter(row for at, held in given if at <= id for row in held)
+                _same(f"sink {name} with checkpoint {id}", found, rows(read))
+
+
+def _is_meant(error: BaseException) -> bool:
+    """Whether the simulation has made this failure."""
+    return "as the simulation has it" in str(error)
+
+
+def _end_of(row: Row) -> int:
+    return row.at // WIDTH_MS * WIDTH_MS + WIDTH_MS
+
+
+def _parts(snapshot: Snapshot, entry: LogEntryDocument, uid: str, name: str) -> list[Any]:
+    for operator in entry.operators:
+        for state in operator.operator_states:
+            if (operator.uid, state.name) == (uid, name):
+                whole = whole_state(snapshot.storage, uid, state)
+                return [read_part(snapshot.storage, whole, number) for number in range(len(whole.parts))]
+    return []
+
+
+def _stored_rows(snapshot: Snapshot, entry: LogEntryDocument, uid: str, name: str) -> list[Any]:
+    rows = []
+    for part in _parts(snapshot, entry, uid, name):
+        columns = [column.to_pylist() for column in part.column(0).flatten()]
+        made = zip(*columns, strict=True)
+        rows += [Row(*row) for row in made] if len(columns) == 3 else list(made)
+    return rows
+
+
+def _same(what: str, found: Counter[Row], expected: Counter[Row]) -> None:
+    if found != expected:
+        raise Violation(f"{what}: too many {dict(found - expected)}, too few {dict(expected - found)}")

@@ -1,0 +1,224 @@
+"""What is looked at while a job of the simulation runs: rules of the runtime that results alone would not show."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from arrowstate.checkpoints.committing import Committer
+from arrowstate.errors import CommitUnknownError, StorageError
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.runtime import running
+from arrowstate.runtime.core import exchange, task
+from arrowstate.runtime.core.elements import Barrier, CancelBarrier, Rows
+from arrowstate.runtime.core.messages import (
+    AbortCheckpoint,
+    Acknowledged,
+    CompleteCheckpoint,
+    Declined,
+    Deploy,
+    TriggerCheckpoint,
+)
+from arrowstate.runtime.core.slot import Slot
+from arrowstate.runtime.core.snapshots import SlotSnapshots
+from arrowstate.runtime.core.task import OperatorTask
+from arrowstate.runtime.drivers import inline
+from arrowstate.runtime.drivers.inline import Inline
+from arrowstate.runtime.graph import StatefulNode
+from arrowstate_formats.documents import LogEntryDocument
+from job_simulation.parts import WORLD, Violation
+
+__all__ = ["Luck", "Unruly", "watched"]
+
+_MAY_BE_LOST = (TriggerCheckpoint, CompleteCheckpoint, AbortCheckpoint, Acknowledged, Declined)
+
+
+@dataclass(frozen=True, slots=True)
+class Luck:
+    """How bad the luck of a run is: a seed takes some kinds of it and leaves out others."""
+
+    lost: float
+    "Probability that a message about a checkpoint never arrives."
+    stall: float
+    "Probability per step that somebody is left alone for a while, with all that is for him."
+    commit_failures: float
+    write_failures: float
+    kills: int
+    crashes: int
+    zombies: bool
+    "Whether a coordinator that was left behind goes on as long as it can."
+    rescales: int
+    stops: int
+    "How often the job is stopped with a last checkpoint, and started anew."
+    refusals: int
+    "How many commits of sinks fail."
+    credit_bytes: int
+    frame_rows: int
+
+    @classmethod
+    def draw(cls, chance: random.Random, *, subtasks: int) -> Luck:
+        """Return luck by chance, of which some is good, so that about every second checkpoint is committed."""
+        calm = chance.random() < 0.1
+        some = lambda *rates: 0 if calm else chance.choice(rates)  # noqa: E731
+        return cls(
+            lost=some(0, 0, 0.2, 0.5) / subtasks,
+            stall=chance.choice([0, 0.01, 0.05]),
+            commit_failures=some(0, 0, 0.1),
+            write_failures=some(0, 0.4) / subtasks,
+            kills=some(0, 1, 2, 4),
+            crashes=some(0, 0, 1, 2),
+            zombies=chance.random() < 0.5,
+            rescales=chance.choice([0, 0, 1, 2]),
+            stops=chance.choice([0, 0, 0, 1]),
+            refusals=some(0, 0, 1, 2),
+            credit_bytes=chance.choice([1, 100, 400, 4 << 20]),
+            frame_rows=chance.choice([2, 5, 65_536]),
+        )
+
+
+class Unruly(Inline):
+    """A job that loses messages and leaves some of its parts alone for a while, and is looked at in every step."""
+
+    def loses(self, message: Any) -> bool:
+        outside = WORLD.outside
+        may_be = isinstance(message, _MAY_BE_LOST) and not outside.is_calm
+        return may_be and self.chance.random() < outside.luck.lost
+
+    def choose(self, doable: list[tuple[str, Callable[[], Any]]]) -> Callable[[], Any]:
+        stalled = self.__dict__.setdefault("stalled", {})
+        stall = WORLD.outside.luck.stall
+        if stall and self.chance.random() < stall:
+            stalled[self.chance.choice(doable)[0]] = self.chance.choice([10, 40])
+        if stalled:
+            awake = [item for item in doable if item[0] not in stalled]
+            for name in [name for name, left in stalled.items() if left == 0]:
+                del stalled[name]
+            for name in stalled:
+                stalled[name] -= 1
+            doable = awake or doable
+        name, what = self.chance.choice(doable)
+        WORLD.outside.trace(name)
+        return what
+
+
+def _step(right: Callable[[Slot], bool]) -> Callable[[Slot], bool]:
+    def step(self: Slot) -> bool:
+        attempt = self._attempt
+        if attempt is None:
+            return right(self)
+        before = {number: item._credit.copy() for number, item in attempt.exchanges.items()}
+        did = right(self)
+        if self._attempt is not attempt:
+            return did
+        for number, credits in before.items():
+            after = attempt.exchanges[number]._credit
+            if min(credits) <= 0 and any(now < then for now, then in zip(after, credits, strict=True)):
+                raise Violation(f"edge {number} was sent rows though a channel of it had no room: {credits}")
+        for item in [] if did or not attempt.runs else attempt.tasks:
+            if isinstance(item, OperatorTask):
+                heads = [queue[0] for number, queue in enumerate(item._queues) if queue and _open(item, number)]
+                if any(isinstance(head, (Barrier, CancelBarrier)) for head in heads):
+                    raise Violation(f"a barrier waits in front of {item.uid}, and nothing is done")
+        return did
+
+    return step
+
+
+def _open(item: OperatorTask, number: int) -> bool:
+    return not item._barriers.is_blocked(number)
+
+
+def _hear(right: Callable[[Slot, Any], None]) -> Callable[[Slot, Any], None]:
+    def hear(self: Slot, message: Any) -> None:
+        if isinstance(message, CompleteCheckpoint) and message.checkpoint_id not in WORLD.outside.committed:
+            raise Violation(f"checkpoint {message.checkpoint_id} is told to be complete and not in the log")
+        right(self, message)
+        if isinstance(message, Deploy) and message.base is not None and self._attempt is not None:
+            _check_watermarks(self, CommitLog(self._storage).read(message.base).document)
+
+    return hear
+
+
+def _check_watermarks(slot: Slot, base: LogEntryDocument) -> None:
+    """Event time of a task is not lower than where the checkpoint has it, nor higher than what all had."""
+    for item in slot.tasks:
+        node = slot._graph.task(item.uid)
+        stored = next((operator for operator in base.operators if operator.uid == item.uid), None)
+        if isinstance(node, StatefulNode) and stored is not None:
+            known = [subtask.watermark for subtask in stored.subtasks]
+            lowest = None if None in known or not known else min(known)
+            if item.watermark != lowest:
+                raise Violation(f"{item.uid} is at the watermark {item.watermark} after a restore, not {lowest}")
+
+
+def _take(right: Callable[..., None]) -> Callable[..., None]:
+    def take(self: SlotSnapshots, item: task.Task, checkpoint_id: int, alignment_us: int) -> None:
+        taken = WORLD.outside.taken.setdefault(self, {})
+        if taken.get(item.uid, 0) >= checkpoint_id:
+            raise Violation(f"{item.uid} took a snapshot for {checkpoint_id} after one for {taken[item.uid]}")
+        taken[item.uid] = checkpoint_id
+        right(self, item, checkpoint_id, alignment_us)
+
+    return take
+
+
+def _grown(right: Callable[..., None]) -> Callable[..., None]:
+    def grown(self: OperatorTask, watermark: int | None) -> None:
+        if watermark is not None:
+            if watermark <= WORLD.outside.grown.get(self, watermark - 1):
+                raise Violation(f"the watermark of {self.uid} went back to {watermark}")
+            WORLD.outside.grown[self] = watermark
+        right(self, watermark)
+
+    return grown
+
+
+def _commit(right: Callable[..., LogEntryDocument]) -> Callable[..., LogEntryDocument]:
+    def commit(self: Committer, *given: Any, **named: Any) -> LogEntryDocument:
+        outside = WORLD.outside
+        fails = not outside.is_calm and outside.chance.random() < outside.luck.commit_failures
+        bad = outside.chance.choice([1, 2, 3]) if fails else 0
+        if bad == 1:
+            raise StorageError("the log", "out of order, as the simulation has it")
+        if bad == 2:
+            raise CommitUnknownError("the log", "a commit", "nothing was written, as the simulation has it")
+        entry = right(self, *given, **named)
+        if entry.checkpoint_id is None or entry.checkpoint_id in outside.committed:
+            raise Violation(f"checkpoint {entry.checkpoint_id} was committed twice")
+        outside.committed.add(entry.checkpoint_id)
+        outside.entries.append(entry)
+        if bad == 3:
+            raise CommitUnknownError("the log", "a commit", "it was written, as the simulation has it")
+        return entry
+
+    return commit
+
+
+@contextmanager
+def watched(luck: Luck) -> Iterator[None]:
+    """Have jobs that are started inline be unruly, and look at what they do."""
+    with ExitStack() as stack:
+
+        def put(where: Any, name: str, what: Any) -> None:
+            stack.enter_context(mock.patch.object(where, name, what))
+
+        put(running, "Inline", Unruly)
+        put(inline, "_STEP_MS", 5)
+        put(exchange, "CREDIT_BYTES", luck.credit_bytes)
+        put(task, "FRAME_ROWS", luck.frame_rows)
+        put(Slot, "step", _step(Slot.step))
+        put(Slot, "hear", _hear(Slot.hear))
+        put(SlotSnapshots, "take", _take(SlotSnapshots.take))
+        put(OperatorTask, "_grown", _grown(OperatorTask._grown))
+        put(Committer, "commit", _commit(Committer.commit))
+        yield
+
+
+def rows_left(slot: Slot) -> int:
+    """Return how many rows wait in the channels of a slot."""
+    waiting = [item for item in slot.tasks if isinstance(item, OperatorTask)]
+    return sum(isinstance(element, Rows) for item in waiting for queue in item._queues for element in queue)
