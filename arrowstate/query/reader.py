@@ -19,6 +19,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import SqlName, history_names, sql_names
 from arrowstate.query.difference import Difference, difference, rows_between
 from arrowstate.query.key_history import KeyHistory
+from arrowstate.query.state_table import StateTable
 from arrowstate.query.tables import TableReader
 from arrowstate_formats.documents import LogEntryDocument
 
@@ -33,6 +34,29 @@ __all__ = ["SnapshotReader"]
 
 class SnapshotReader(TableReader):
     """Reads one checkpoint or savepoint, and compares it with others of its store; safe to use from several threads."""
+
+    def __getitem__(self, state: str | tuple[str, str]) -> StateTable:
+        """Return one state as a table: of which rows are read, or which is handed to another library.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://getitem-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+        >>> clicks.add_batch(["ann", "bob"], [3, 4])
+        >>> with store.writer() as writer:
+        ...     snapshot = writer.checkpoint({"counter": [backend]})
+        >>> table = snapshot["counter.clicks"]
+        >>> table.num_rows, table.schema.names
+        (2, ['user', 'clicks'])
+        >>> pa.table(table).sort_by("user").to_pylist()
+        [{'user': 'ann', 'clicks': 3}, {'user': 'bob', 'clicks': 4}]
+        >>> import polars as pl
+        >>> table.lazy().filter(pl.col("user") == "ann").select("clicks").collect().rows()
+        [(3,)]
+        """
+        return StateTable(self, self._state(state), self._scans.append)
 
     def sql(
         self,
@@ -160,7 +184,7 @@ class SnapshotReader(TableReader):
         Examples
         --------
         >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://changes-example", create=True)
+        >>> store = arrowstate.open_store("memory://snapshot-changes-example", create=True)
         >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
         >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
         >>> with store.writer() as writer:
@@ -218,7 +242,7 @@ class SnapshotReader(TableReader):
         Examples
         --------
         >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://history-example", create=True)
+        >>> store = arrowstate.open_store("memory://snapshot-history-example", create=True)
         >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
         >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
         >>> with store.writer() as writer:

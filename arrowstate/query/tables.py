@@ -18,7 +18,7 @@ from arrowstate.query.state import StateReader
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
 from arrowstate.snapshot.validation import is_validated
 from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.documents import LogEntryDocument, pack, unpack
 from arrowstate_formats.key_groups import KeyGroupRange
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class TableReader:
         self._lock = threading.Lock()
         self._states: dict[tuple[str, str], StateReader] = {}
         self._scans: deque[ScanStatistics] = deque(maxlen=_KEPT_SCANS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The document as its text: it has exact numbers, and structs of several classes.
+        return _unpickled, (type(self), self.storage, self.store_id, pack(self.entry))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.checkpoint_id} of {self.storage.url}: {', '.join(self.states())}>"
@@ -242,3 +246,7 @@ class TableReader:
     @property
     def _identity(self) -> tuple[str, str, str]:
         return self.storage.url, self.store_id, f"{self.entry.commit_id} {is_validated(self.storage)}"
+
+
+def _unpickled(kind: type[TableReader], storage: Storage, store_id: str, entry: bytes) -> TableReader:
+    return kind(storage, store_id, unpack(entry, LogEntryDocument))

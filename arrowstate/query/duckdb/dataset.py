@@ -22,10 +22,11 @@ import pyarrow.dataset as ds
 from arrowstate.errors import ArrowStateError
 from arrowstate.query.duckdb.duckdb_internals import Scannable
 from arrowstate.query.duckdb.filters import Node, columns_of, evaluate, may_match, read_filter, values_of
+from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.files import Part
 from arrowstate.query.state import KEY_GROUP_COLUMN, Condition, StateReader
 
-__all__ = ["MOST_KEYS", "ScanStatistics", "ScannedDataset", "Source", "StateSource", "passing"]
+__all__ = ["MOST_KEYS", "Narrowed", "ScanStatistics", "ScannedDataset", "Source", "StateSource", "passing"]
 
 MOST_KEYS = 65_536
 """A filter that leaves more keys than this is worked through by a scan."""
@@ -95,18 +96,28 @@ class ScannedDataset(Scannable):
         return _watched(lambda: self._source.rows(columns, filter, statistics), statistics)
 
 
+class Narrowed:
+    """A source with some of its columns alone."""
+
+    def __init__(self, source: Source, columns: Sequence[str]) -> None:
+        self.name = source.name
+        self.shown = columns
+        self.schema = pa.schema([source.schema.field(name) for name in columns])
+        self.rows = source.rows
+
+
 def passing(table: pa.Table, columns: list[str], filter: pc.Expression | None) -> list[pa.RecordBatch]:
     """Return the columns of those rows of a table that pass."""
     return (table if filter is None else table.filter(filter)).select(columns).to_batches()
 
 
 class StateSource:
-    """The live rows of a state."""
+    """The live rows of a state, in the form that SQL shows, or as they are stored."""
 
-    def __init__(self, state: StateReader) -> None:
+    def __init__(self, state: StateReader, *, as_stored: bool = False) -> None:
         self.name = f"{state.operator.uid}.{state.layout.name}"
         self._state = state
-        self._form = state.sql_form
+        self._form = SqlForm.none(state.schema) if as_stored else state.sql_form
         self.schema = self._form.schema
 
     @property

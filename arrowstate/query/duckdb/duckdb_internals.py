@@ -1,4 +1,4 @@
-"""What DuckDB does not promise to keep: how it reads a pyarrow dataset, and so what it takes for one.
+"""How DuckDB reads a pyarrow dataset, which it does not promise to keep, and what it and Polars take for one.
 
 It asks the dataset for a scanner, with the columns and the filter of the query, and the scanner for its stream; of both
 it uses no more than is here. `tests/test_internals.py` fails by the name of what an upgrade has changed.
@@ -38,6 +38,33 @@ class Scannable(ds.InMemoryDataset):  # type: ignore[misc]
         """Return a scan of these columns in the rows that pass the filter."""
         wanted = list(self.schema.names if columns is None else columns)
         return _Scan(pa.schema([self.schema.field(name) for name in wanted]), self.scan(wanted, filter))
+
+    def to_batches(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield these columns of the rows that pass, which is what Polars asks for; they come as they are read."""
+        return self.scan(list(self.schema.names if columns is None else columns), filter)
+
+    def to_table(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> pa.Table:
+        """Return the same as a table."""
+        scan = self.scanner(columns, filter)
+        return pa.Table.from_batches(scan.to_reader(), scan.projected_schema)
+
+    def head(
+        self, num_rows: int, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
+    ) -> pa.Table:
+        """Return the first rows; no more is read than they need."""
+        scan = self.scanner(columns, filter)
+        found, left = [], num_rows
+        reader = scan.to_reader()
+        while left > 0 and (batch := next(reader, None)) is not None:
+            found.append(batch.slice(0, left))
+            left -= found[-1].num_rows
+        return pa.Table.from_batches(found, scan.projected_schema)
+
+    def count_rows(self, filter: pc.Expression | None = None, **_: Any) -> int:
+        """Return how many rows pass."""
+        return sum(batch.num_rows for batch in self.scan(self.schema.names[:1], filter))
 
     def scan(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         """Return these columns of the rows that pass the filter."""

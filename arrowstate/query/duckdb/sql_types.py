@@ -44,6 +44,13 @@ class SqlForm:
             fields.append(field.with_type(kind))
         self.schema = pa.schema(fields)
 
+    @classmethod
+    def none(cls, schema: pa.Schema) -> SqlForm:
+        """Return what leaves everything as it is stored."""
+        form = cls(pa.schema([]))
+        form.schema = schema
+        return form
+
     def is_stored(self, column: str) -> bool:
         """Whether the column's values are shown as they are stored."""
         return column not in self._converters

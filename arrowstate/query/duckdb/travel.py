@@ -16,7 +16,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import SqlName, resolve
 from arrowstate.query.changes import ALL_HASHES, CHANGE_TYPE_COLUMN, StateChanges, change_columns, reader_between
 from arrowstate.query.difference import difference
-from arrowstate.query.duckdb.dataset import ScannedDataset, ScanStatistics, Source, passing
+from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, Source, passing
 from arrowstate.query.duckdb.rewriting import FUNCTIONS
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.key_history import KeyHistory
@@ -73,7 +73,7 @@ class OtherTables:
                 continue
             if not name.uid:
                 raise InvalidInputError(f"{name.relation} is of the whole store, at any checkpoint; leave out at (...)")
-            shown = source if is_whole else _Shown(source)
+            shown = source if is_whole else Narrowed(source, source.shown)
             return self._register(f"{name.relation} at {entry.checkpoint_id}{' whole' * is_whole}", shown)
         asked = f"{schema}.{table}" if schema else table
         there = [name.relation for name in sources if name.uid]
@@ -150,16 +150,6 @@ class OtherTables:
             self._known[name] = f"{len(self._known)} {name}"
             self._connection.register(self._known[name], ScannedDataset(source, self._on_scan))
         return self._known[name]
-
-
-class _Shown:
-    """A source without the columns that its view does not have."""
-
-    def __init__(self, source: Source) -> None:
-        self.name = source.name
-        self.shown = source.shown
-        self.schema = pa.schema([source.schema.field(name) for name in source.shown])
-        self.rows = source.rows
 
 
 @dataclass(frozen=True, slots=True)

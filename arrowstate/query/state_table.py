@@ -1,0 +1,285 @@
+"""One state of a checkpoint as a table that other libraries take: Arrow, Polars, pandas, DuckDB, Ray and Dask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, StateSource
+from arrowstate.query.state import StateReader
+from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.integers import check_integer
+from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow.dataset as ds
+
+__all__ = ["StateTable"]
+
+_SHOWN_ROWS = 10
+"""In a notebook."""
+
+
+class _Snapshot(Protocol):
+    """What a table needs of the checkpoint it is of."""
+
+    entry: LogEntryDocument
+
+    def __getitem__(self, state: tuple[str, str]) -> StateTable: ...
+
+    def changes(self, state: tuple[str, str], since: Any = None, *, columns: Any = None) -> pa.Table: ...
+
+    def history(self, state: tuple[str, str], keys: Any) -> pa.Table: ...
+
+
+class StateTable:
+    """One state of a checkpoint, or the rows of some of its key groups; made by `snapshot["operator.state"]`.
+
+    It has Arrow's PyCapsule protocol, so `pyarrow.table(table)`, `polars.DataFrame(table)`, and DuckDB's
+    `from_arrow(table)` take it as it is. It pickles, if its storage is one that other processes reach.
+
+    Parameters
+    ----------
+    snapshot
+        The checkpoint.
+    reader
+        The state.
+    on_scan
+        Called with the statistics of each scan of a dataset.
+    key_groups
+        Only the rows of these key groups; all by default.
+    """
+
+    def __init__(
+        self,
+        snapshot: _Snapshot,
+        reader: StateReader,
+        on_scan: Callable[[ScanStatistics], None],
+        key_groups: KeyGroupRange | None = None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._reader = reader
+        self._on_scan = on_scan
+        self._name = (reader.operator.uid, reader.document.name)
+        self.key_groups = key_groups
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._snapshot, self._name, self.key_groups)
+
+    @property
+    def operator(self) -> str:
+        """The uid of the operator."""
+        return self._name[0]
+
+    @property
+    def state(self) -> str:
+        """The name of the state."""
+        return self._name[1]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `to_arrow`: those of key, namespace, user key and value."""
+        reader = self._reader
+        return pa.schema([reader.schema.field(name) for name in reader.columns])
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are: of all key groups from the checkpoint's documents, of some by a count."""
+        reader = self._reader
+        if self.key_groups is None:
+            return reader.operator.live_rows(self.state)
+        return sum(batch.num_rows for batch in self.to_batches(columns=["_key_group"]))
+
+    def to_batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as they are read, so that no more of them is in memory than is worked on.
+
+        Parameters
+        ----------
+        columns
+            As for `Snapshot.to_arrow`.
+
+        Yields
+        ------
+        pa.RecordBatch
+            The columns asked for; no batch is empty.
+        """
+        reader = self._reader
+        names = reader.check_columns(columns)
+        yield from reader.batches(reader.in_key_groups(self.key_groups), names, key_groups=self.key_groups)
+
+    def to_arrow(self, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows as an Arrow table; see `Snapshot.to_arrow`.
+
+        Returns
+        -------
+        pa.Table
+            The columns asked for, in no particular order of rows.
+        """
+        reader = self._reader
+        return reader.table(reader.check_columns(columns), self.key_groups)
+
+    def to_polars(self, *, columns: Sequence[str] | None = None) -> polars.DataFrame:
+        """Return the rows as a Polars data frame.
+
+        Returns
+        -------
+        polars.DataFrame
+            The columns of `to_arrow`.
+        """
+        import polars
+
+        frame = polars.from_arrow(self.to_arrow(columns=columns))
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def to_pandas(self, *, columns: Sequence[str] | None = None) -> pandas.DataFrame:
+        """Return the rows as a pandas data frame.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The columns of `to_arrow`.
+        """
+        return self.to_arrow(columns=columns).to_pandas()
+
+    def dataset(self) -> ds.Dataset:
+        """Return the rows as a pyarrow dataset, as far as one is read: scanner, to_table, to_batches, head, count_rows.
+
+        A filter that limits all key columns to some values looks these keys up; others leave out what they exclude.
+
+        Returns
+        -------
+        pyarrow.dataset.Dataset
+            The columns of `to_arrow`, and `_key_group`.
+        """
+        if self.key_groups is not None:
+            raise InvalidInputError("a dataset is of all key groups; filter it by _key_group, or use to_batches()")
+        reader = self._reader
+        source = StateSource(reader, as_stored=True)
+        return ScannedDataset(Narrowed(source, [*reader.columns, "_key_group"]), self._on_scan)
+
+    def lazy(self) -> polars.LazyFrame:
+        """Return the rows as a lazy frame of Polars, whose filters and columns are pushed down as for `dataset`.
+
+        Returns
+        -------
+        polars.LazyFrame
+            The columns of `to_arrow`, and `_key_group`.
+        """
+        import polars
+
+        return polars.scan_pyarrow_dataset(self.dataset())
+
+    def partitions(self, count: int) -> list[StateTable]:
+        """Divide it by key groups into about so many tables of about as many rows, for as many processes.
+
+        Each is pickled with the checkpoint's log entry, and reads its files itself: Ray, Dask and `multiprocessing`
+        need nothing else.
+
+        Parameters
+        ----------
+        count
+            At least 1; there are fewer tables than that where there are fewer key groups, or rows in few of them.
+
+        Returns
+        -------
+        list[StateTable]
+            Together they have all rows, each row in one of them.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://partitions-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(range(1000), range(1000))
+        >>> with store.writer() as writer:
+        ...     table = writer.checkpoint({"op": [backend]})["op.v"]
+        >>> parts = table.partitions(4)
+        >>> len(parts), sum(part.to_arrow().num_rows for part in parts)
+        (4, 1000)
+        """
+        check_integer("count", count, 1)
+        reader = self._reader
+        maximum = reader.max_parallelism
+        own = self.key_groups or KeyGroupRange(0, maximum - 1)
+        rows = np.zeros(maximum)
+        for part in reader.in_key_groups(own):
+            ends = key_groups_of_hashes(np.array([part.min_hash, part.max_hash]), maximum)
+            first, last = int(ends[0]), int(ends[1])
+            # Hashes are spread evenly.
+            rows[first : last + 1] += part.live_rows / (last - first + 1)
+        before = np.concatenate(([0.0], np.cumsum(rows[own.start : own.end + 1])))
+        cuts = np.searchsorted(before, before[-1] * np.arange(1, count) / count, side="left")
+        ends = np.unique(np.concatenate(([0], cuts, [len(own)])))
+        return [
+            self.in_key_groups(KeyGroupRange(own.start + int(low), own.start + int(high) - 1))
+            for low, high in pairwise(ends)
+        ]
+
+    def changes(self, since: Any = None, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows that changed since another checkpoint; see `Snapshot.changes`.
+
+        Returns
+        -------
+        pa.Table
+            The columns, and `_change_type`.
+        """
+        return self._snapshot.changes(self._name, since, columns=columns)
+
+    def history(self, keys: Any) -> pa.Table:
+        """Return what some keys were, in each checkpoint that changed them; see `Snapshot.history`.
+
+        Returns
+        -------
+        pa.Table
+            `_checkpoint_id`, `_committed_at`, `_change_type`, and the columns.
+        """
+        return self._snapshot.history(self._name, keys)
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        groups = "" if self.key_groups is None else f", key groups {self.key_groups.start} to {self.key_groups.end}"
+        columns = ", ".join(f"{field.name} {field.type}" for field in self.schema)
+        return f"<StateTable {self.operator}.{self.state} of checkpoint {self._checkpoint}{groups}: {columns}>"
+
+    def _repr_html_(self) -> str:
+        from arrowstate.query.html import table_html
+
+        first = next(self.to_batches(), None)
+        rows = [] if first is None else first.slice(0, _SHOWN_ROWS).to_pylist()
+        return table_html(
+            f"{self.operator}.{self.state} of checkpoint {self._checkpoint}: {self.num_rows:,} rows",
+            [f"{field.name} {field.type}" for field in self.schema],
+            [list(row.values()) for row in rows],
+        )
+
+    @property
+    def _checkpoint(self) -> int | None:
+        return self._snapshot.entry.checkpoint_id
+
+    def in_key_groups(self, key_groups: KeyGroupRange | None) -> StateTable:
+        """Return a table of the rows of some key groups, None for all.
+
+        Returns
+        -------
+        StateTable
+            Of the same state.
+        """
+        return StateTable(self._snapshot, self._reader, self._on_scan, key_groups)
+
+
+def _unpickled(snapshot: _Snapshot, state: tuple[str, str], key_groups: KeyGroupRange | None) -> StateTable:
+    return snapshot[state].in_key_groups(key_groups)
