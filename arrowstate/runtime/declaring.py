@@ -15,6 +15,7 @@ from arrowstate.runtime.graph import Graph
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.schema.times import timestamp_array
+from arrowstate.schema.types import CONVERSION_ERRORS
 from arrowstate.windows.function import WindowFunction
 
 __all__ = [
@@ -105,7 +106,8 @@ def check_broadcast(graph: Graph, broadcast: Mapping[BroadcastStateDescriptor, A
 class AsKey:
     """Gives key columns the names and the types of the key."""
 
-    def __init__(self, names: Sequence[str], key: pa.Schema) -> None:
+    def __init__(self, uid: str, names: Sequence[str], key: pa.Schema) -> None:
+        self._uid = uid
         self._fields = dict(zip(names, key, strict=True))
 
     def fits(self, given: pa.Schema) -> bool:
@@ -118,11 +120,21 @@ class AsKey:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [
-            to_type(column, self._fields[name].type) if name in self._fields else column
+            self._cast(name, column) if name in self._fields else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         ]
         names = [self._fields[name].name if name in self._fields else name for name in batch.schema.names]
         return pa.RecordBatch.from_arrays(columns, names=names)
+
+    def _cast(self, name: str, column: pa.Array) -> pa.Array:
+        field = self._fields[name]
+        try:
+            return to_type(column, field.type)
+        except CONVERSION_ERRORS as error:
+            raise InvalidInputError(
+                f"operator {self._uid!r} has the key {field.name!r}, {field.type}, and a value of {name!r} of the "
+                f"second stream does not fit: {error}"
+            ) from None
 
 
 def output_schema(operator: Any, key: pa.Schema, given: pa.Schema | None) -> pa.Schema:

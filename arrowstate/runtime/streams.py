@@ -424,7 +424,7 @@ def _stateful(
         graph.set_aside([node], table)
     graph.tasks.append(node)
     for port, (stream, names) in enumerate(zip(streams, keys, strict=True)):
-        as_key = AsKey(names, schema)
+        as_key = AsKey(uid, names, schema)
         keyed = stream if not port or as_key.fits(stream.schema) else stream.map_batches(as_key)
         keyed.lead_to(node, "keyed", port=port, key=keys[0])
     for descriptor, stream in broadcast.items():

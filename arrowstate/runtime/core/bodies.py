@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError, UserFunctionError
+from arrowstate.errors import InvalidInputError, NullKeyError, UserFunctionError
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
 from arrowstate.processing.dead_letters import DeadLetters
 from arrowstate.processing.keyed_process import KeyedProcessRunner
 from arrowstate.processing.setting_aside import process_apart
 from arrowstate.runtime.core.chain import Chain
-from arrowstate.runtime.core.explaining import explained, misfit_row
+from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate.snapshot.writing import FrozenSubtask
@@ -146,22 +146,11 @@ class FunctionBody:
         if self._dead is not None:
             self._apart(rows, self._dead)
             return
-        with _named(self._node.uid, rows), explained(self._node.uid, "a batch", key=self._names, rows=rows):
-            emitted = self._processed(rows)
+        # A batch function may call its states with rows of its own making: their numbers say nothing of these.
+        shown = None if isinstance(self._runner, BatchRunner) else rows
+        with _named(self._node.uid, rows), explained(self._node.uid, "a batch", key=self._names, rows=shown):
+            emitted = self._runner.process(rows)
         self._give(emitted, self._sides())
-
-    def _processed(self, rows: pa.Table) -> pa.Table | pa.Array:
-        try:
-            return self._runner.process(rows)
-        except Exception as error:
-            if not isinstance(self._runner, BatchRunner):
-                raise
-            # A batch function may call its states with rows of its own making: their numbers say nothing of these.
-            process = self._runner.process
-            row = misfit_row(rows.num_rows, lambda start, end: process(rows.slice(start, end - start)), error)
-            if row is None:
-                raise
-            raise ProcessElementError(row, f"{type(error).__name__}: {error}") from error
 
     def _apart(self, rows: pa.Table, dead: DeadLetters) -> None:
         """Process the rows that do not fail; the others are set aside."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, ProcessElementError
+from arrowstate.errors import InvalidInputError
 from arrowstate.processing.dead_letters import DeadLetters, is_of_function, tried
 from arrowstate.processing.runner import batches_of
 from arrowstate.processing.setting_aside import reason_of
 from arrowstate.runtime.core.elements import Barrier, Element, bytes_of
 from arrowstate.runtime.core.exchange import FRAME_ROWS, Exchange
-from arrowstate.runtime.core.explaining import explained, misfit_row
+from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.sinking import SinkTask
 from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SideNode, SinkNode
 from arrowstate.snapshot.output_tables import OutputTable
@@ -98,18 +98,10 @@ class Chain:
                     self.sinks[consumer.uid].write(batch)
 
     def _mapped(self, node: MapNode, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        with explained(self._uid, "a function of map_batches", rows=batch):
-            if node.dead_letters is not None:
-                return self._mapped_apart(node, batch, node.dead_letters)
-            try:
+        with explained(self._uid, "a function of map_batches"):
+            if node.dead_letters is None:
                 return self._made(node, batch)
-            except Exception as error:
-                row = misfit_row(
-                    batch.num_rows, lambda start, end: self._made(node, batch.slice(start, end - start)), error
-                )
-                if row is None:
-                    raise
-                raise ProcessElementError(row, f"{type(error).__name__}: {error}") from error
+            return self._mapped_apart(node, batch, node.dead_letters)
 
     def _mapped_apart(self, node: MapNode, batch: pa.RecordBatch, table: OutputTable) -> list[pa.RecordBatch]:
         """Return what becomes of the rows that the function does not fail on; the others are set aside."""
