@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.query.duckdb.about import ABOUT_TABLES
 
 if TYPE_CHECKING:
     import duckdb
@@ -27,8 +28,9 @@ FUNCTIONS = {
     "history": "arrowstate.history('OPERATOR.STATE', KEY)",
 }
 """The table functions of the schema `arrowstate`, and how each is called."""
+ABOUT_SCHEMA = "arrowstate"
 
-_MENTIONED = re.compile(rf"\b(at|{'|'.join(FUNCTIONS)})\b", re.IGNORECASE)
+_MENTIONED = re.compile(rf'\bat\b|\b{ABOUT_SCHEMA}"?\s*\.', re.IGNORECASE)
 _EXPLAIN = re.compile(r"\s*explain\s+(?:analyze\s+|\(\s*analyze[^)]*\)\s*)?", re.IGNORECASE)
 _COPY = re.compile(r"\s*copy\s*\(", re.IGNORECASE)
 _QUOTED_OR_PARENTHESIS = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|[()]")
@@ -48,6 +50,9 @@ class Tables(Protocol):
 
     def as_of(self, schema: str, table: str, checkpoint: Any) -> str:
         """A table of another checkpoint: a number or a text from `version =>`, a datetime from `timestamp =>`."""
+
+    def about(self, table: str) -> str:
+        """One of `ABOUT_TABLES`, of the checkpoint that the query reads."""
 
     def of_function(self, function: str, arguments: Sequence[Any]) -> str:
         """What a function returns for its arguments."""
@@ -71,7 +76,9 @@ def rewrite(query: str, params: Params, connection: duckdb.DuckDBPyConnection, t
     evaluate = _Evaluation(connection, params)
     found = 0
     for node in _tables_of(tree):
-        if node["type"] == "BASE_TABLE":
+        if node["type"] == "BASE_TABLE" and not node["at_clause"]:
+            name = tables.about(node["table_name"].lower())
+        elif node["type"] == "BASE_TABLE":
             name = tables.as_of(node["schema_name"], node["table_name"], evaluate.checkpoint(node))
         else:
             function = node["function"]["function_name"].lower()
@@ -108,17 +115,21 @@ def _tables_of(tree: Any) -> Iterator[dict[str, Any]]:
     for value in list(tree.values()):
         yield from _tables_of(value)
     kind = tree.get("type")
-    if kind == "BASE_TABLE" and tree.get("at_clause"):
+    if kind == "BASE_TABLE" and (tree.get("at_clause") or _is_about(tree)):
         yield tree
     elif kind == "TABLE_FUNCTION":
         function = tree["function"]
-        if function.get("schema", "").lower() == "arrowstate":
+        if function.get("schema", "").lower() == ABOUT_SCHEMA:
             if function["function_name"].lower() not in FUNCTIONS:
                 raise InvalidInputError(
                     f"there is no function arrowstate.{function['function_name']}; there are "
                     f"{', '.join(FUNCTIONS.values())}"
                 )
             yield tree
+
+
+def _is_about(table: dict[str, Any]) -> bool:
+    return table["schema_name"].lower() == ABOUT_SCHEMA and table["table_name"].lower() in ABOUT_TABLES
 
 
 def _replace(node: dict[str, Any], name: str) -> None:

@@ -16,8 +16,9 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import SqlName, resolve
 from arrowstate.query.changes import ALL_HASHES, CHANGE_TYPE_COLUMN, StateChanges, change_columns, reader_between
 from arrowstate.query.difference import difference
+from arrowstate.query.duckdb.about import ABOUT_TABLES, about
 from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, Source, passing
-from arrowstate.query.duckdb.rewriting import FUNCTIONS
+from arrowstate.query.duckdb.rewriting import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.key_history import KeyHistory
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
@@ -65,6 +66,8 @@ class OtherTables:
     def as_of(self, schema: str, table: str, checkpoint: Any) -> str:
         """Register a table of another checkpoint."""
         entry = self._checkpoint(checkpoint)
+        if schema.lower() == ABOUT_SCHEMA and table.lower() in ABOUT_TABLES:
+            return self._about(table.lower(), entry)
         sources = self._sources_of(entry)
         wanted = (schema or "main").lower(), table.lower()
         for name, source in sources.items():
@@ -78,6 +81,18 @@ class OtherTables:
         asked = f"{schema}.{table}" if schema else table
         there = [name.relation for name in sources if name.uid]
         raise StateNotFoundError(asked, there, None, entry.checkpoint_id)
+
+    def about(self, table: str) -> str:
+        """Register what the checkpoint of the query consists of."""
+        return self._about(table, self._entry)
+
+    def _about(self, table: str, entry: LogEntryDocument) -> str:
+        name, storage = f"{ABOUT_SCHEMA}.{table}", self._storage
+
+        def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+            yield from about(storage, entry, table).select(columns).to_batches()
+
+        return self._register(f"{name} at {entry.checkpoint_id}", _Made(name, ABOUT_TABLES[table][0], batches))
 
     def of_function(self, function: str, arguments: Sequence[Any]) -> str:
         """Register what a function returns."""
