@@ -62,6 +62,12 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         return self
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a StoreWriter belongs to the process that opened it and is not pickled: have other processes write their "
+            "subtasks with store.subtask_writer(uid, subtask), and commit their handles here"
+        )
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -142,3 +142,17 @@ def test_discarded_handles_leave_no_file(store):
 def test_a_backend_says_why_it_is_not_pickled():
     with pytest.raises(TypeError, match="subtask_writer"):
         pickle.dumps(backend_of(1, 0, [1]))
+
+
+def test_a_writer_says_why_it_is_not_pickled(store):
+    with pytest.raises(TypeError, match="belongs to the process that opened it"):
+        pickle.dumps(store.writer())
+
+
+def test_a_store_and_what_writes_a_subtask_of_it_work_in_another_process(store):
+    own = pickle.loads(pickle.dumps(store.subtask_writer("counter", 0)))
+
+    handle = own.write(backend_of(1, 0, [1]))
+
+    snapshot = pickle.loads(pickle.dumps(store)).writer().commit([handle])
+    assert snapshot.to_arrow("counter.clicks").num_rows == 1

@@ -55,6 +55,18 @@ def test_a_command_without_output_is_not_run():
     assert run("```console\n$ arrowstate gc nowhere --apply\n```\n") == 0
 
 
+def test_every_test_that_a_page_names_is_there():
+    named = [
+        (page.name, path, test)
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    ]
+
+    gone = [name for name in named if f"def {name[2]}(" not in (ROOT / name[1]).read_text()]
+    assert len(named) > 20
+    assert gone == []
+
+
 def test_every_error_has_an_entry_of_what_to_do():
     entries = re.findall(r"^### (\w+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
 

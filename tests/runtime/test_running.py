@@ -10,7 +10,7 @@ import pytest
 import arrowstate
 import runtime_jobs as jobs
 from arrowstate.checkpoints.coordination import CheckpointOptions
-from arrowstate.errors import CheckpointAbortedError, FencedError, InvalidInputError, JobFailedError
+from arrowstate.errors import CheckpointAbortedError, FencedError, InvalidInputError, JobFailedError, UserFunctionError
 from arrowstate.runtime import (
     Batch,
     Job,
@@ -406,6 +406,28 @@ def test_a_sink_that_refuses_once_gets_the_same_rows_again(tmp_path):
 
     assert len(sink.rows) == len(emitted(snapshot)) == 100
     assert [("the shop is closed" in failure) for failure in status.failures] == [True]
+
+
+def test_a_checkpoint_that_is_committed_is_told_though_a_sink_refuses_one_before_it():
+    answered = 0
+    for seed in range(12):
+        sink = Kept()
+        sink.refusals = 1
+        job = Job(
+            f"memory://refused-{seed}",
+            options=CheckpointOptions(interval_ms=1, max_concurrent=2),
+            restart=Restart.fixed(delay_ms=0),
+        )
+        job.source(Endless(ROWS), uid="given").sink(sink, uid="shop")
+        with job.start(mode="inline", seed=seed) as running:
+            while not running.status().checkpoints:
+                running.go_on(1)
+            try:
+                answered += running.checkpoint(timeout_ms=10_000).checkpoint_id > 0
+            except (CheckpointAbortedError, UserFunctionError):
+                pass
+
+    assert answered > 0
 
 
 def test_rows_that_a_sink_refused_are_given_to_it_by_the_next_start(tmp_path):

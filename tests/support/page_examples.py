@@ -13,6 +13,8 @@ import doctest
 import io
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +101,14 @@ def run_blocks(page: str, found: Sequence[Block], names: dict[str, Any]) -> int:
 
 
 def run_python(page: str, block: Block, names: dict[str, Any], shown: str | None) -> None:
-    """Run a block of Python."""
+    """Run a block of Python; one with a main part is a script of its own."""
+    if 'if __name__ == "__main__":' in block.text:
+        script = Path("script.py")
+        script.write_text(here(block.text))
+        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+        assert ran.returncode == 0, f"{page}:{block.line}: {ran.stderr}"
+        check(page, block.line, shown or "", ran.stdout)
+        return
     if block.text.startswith(">>> "):
         example = doctest.DocTestParser().get_doctest(block.text, names, page, page, block.line - 1)
         example.globs = names

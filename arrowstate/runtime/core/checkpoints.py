@@ -138,10 +138,13 @@ class JobCheckpoints:
         """Whether a commit is under way."""
         return self._committing > 0
 
-    def forget_requests(self) -> None:
-        """Begin an attempt: what was asked for is taken in it, what was begun has been answered."""
+    def forget_last(self) -> None:
+        """Begin an attempt, which takes a last checkpoint of its own.
+
+        What was asked for and not begun is taken in it; what was begun is answered when its commit has ended, and the
+        sinks have its rows.
+        """
         self._last_id, self._retry_ms = None, 0
-        self._requests = [request for request in self._requests if request.checkpoint_id is None]
 
     def begin(self) -> None:
         """Take checkpoints of an attempt, whose slots are about to be deployed."""

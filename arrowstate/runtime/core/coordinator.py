@@ -281,7 +281,7 @@ class Coordinator:
         self._ready.clear()
         self._ended.clear()
         self.figures.clear()
-        self._checkpoints.forget_requests()
+        self._checkpoints.forget_last()
         self._assignment.forget_times()
 
         def work() -> tuple[LogEntryDocument | None, dict[str, list[SplitState]]]:
