@@ -12,6 +12,7 @@ from arrowstate import OutputTag
 from arrowstate.errors import InvalidInputError, JobFailedError
 from arrowstate.runtime import (
     CoBatchFunction,
+    DirectSink,
     Job,
     KeyedCoProcessFunction,
     OutputTable,
@@ -135,6 +136,33 @@ def test_side_outputs_with_the_same_tag_of_two_functions_are_put_together():
     stream.union(other).side_output(ODD).sink(OutputTable("odd_rows"))
 
     assert rows_of(job.run(mode="inline"), "odd_rows") == sorted(ODD_ROWS * 2)
+
+
+class Opened(DirectSink):
+    """Counts how often it is opened and closed."""
+
+    def __init__(self):
+        self.calls = []
+
+    def open(self, store_id, uid):
+        self.calls.append("open")
+
+    def write(self, rows, subtask):
+        self.calls.append(rows.num_rows)
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_a_sink_that_two_tasks_of_a_slot_write_to_is_opened_and_closed_once():
+    sink = Opened()
+    job = Job("memory://opened-once", restart=Restart.none())
+    streams = [job.source(TableSource(ROWS), uid=uid) for uid in ("first", "second")]
+    streams[0].union(streams[1].rebalance()).sink(sink, uid="both")
+
+    job.run(mode="inline")
+
+    assert sink.calls == ["open", 4, 4, "close"]
 
 
 class Undeclared(arrowstate.BatchFunction):
