@@ -274,7 +274,7 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
     ) -> None:
         self._output = None if output is None else nullable(output)
         self._time = 0
-        sides = BatchSides(function, function.side_outputs)
+        sides = BatchSides(function)
         context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time), sides)
         super().__init__(backend, function, context, broadcasts or {}, sides)
 

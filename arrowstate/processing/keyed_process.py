@@ -74,7 +74,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         self._timestamp = timestamp
         self._row_types: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         with_timers = type(function).on_timer is not KeyedProcessFunction.on_timer
-        sides = ElementSides(function, function.side_outputs)
+        sides = ElementSides(function)
         context = ProcessContext(backend, with_timers, broadcasts or {}, sides)
         super().__init__(backend, function, context, broadcasts or {}, sides)
 

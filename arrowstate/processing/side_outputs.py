@@ -78,8 +78,10 @@ G = TypeVar("G")
 class Sides(Generic[G]):
     """What a function hands to its side outputs."""
 
-    def __init__(self, function: object, tags: Sequence[Any]) -> None:
+    def __init__(self, function: object) -> None:
         self._of = type(function).__name__
+        # What has the methods of a function may do without the class.
+        tags: Sequence[Any] = getattr(function, "side_outputs", ())
         wrong = [tag for tag in tags if not isinstance(tag, OutputTag)]
         if wrong:
             raise InvalidInputError(f"side_outputs of {self._of} must be OutputTags, got {wrong[0]!r}")

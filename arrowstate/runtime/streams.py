@@ -402,7 +402,7 @@ def _stateful(
     schema = check_key_schema(pa.schema([(name, streams[0].schema.field(name).type) for name in keys[0]]))
     check_keys(uid, [stream.schema for stream in streams], keys, schema)
     check_broadcast(graph, broadcast)
-    Sides(operator, operator.side_outputs)
+    Sides(operator)
     emitted = output_schema(operator, schema, given_output)
     check_late(uid, operator, streams[0].schema)
     table = None

@@ -121,3 +121,15 @@ def test_late_rows_are_named_by_their_numbers_in_the_batch():
 
     assert late.late_row_numbers.to_pylist() == [1, 2]
     assert counted.process(pa.array([1]), None, pa.array([5])).late_row_numbers.to_pylist() == []
+
+
+def test_what_has_the_methods_of_a_function_needs_no_side_outputs():
+    class Duck:
+        open = close = on_watermark = lambda self, *_: None
+
+        def process_batch(self, batch, context):
+            return batch.select(["k"])
+
+    process = BatchRunner(KeyedStateBackend(key=KEY, max_parallelism=8), Duck())
+
+    assert process.process(rows(1, 2)).num_rows == 2
