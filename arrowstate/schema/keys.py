@@ -10,7 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, check_type, check_values, python_array, safe_cast, shown_misfit
+from arrowstate.schema.types import (
+    CONVERSION_ERRORS,
+    as_arrow,
+    check_type,
+    check_values,
+    python_array,
+    safe_cast,
+    shown_misfit,
+)
 from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
@@ -61,6 +69,7 @@ def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
 
 
 def _columns(keys: Any, key: pa.Schema) -> list[Any]:
+    keys = as_arrow(keys)
     if isinstance(keys, pa.StructArray) and not (len(key) == 1 and pa.types.is_struct(key.field(0).type)):
         if keys.null_count:
             row = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
@@ -106,6 +115,7 @@ def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = Non
 
     Only floats may lose digits. `families` names those that may be converted; all by default.
     """
+    values = as_arrow(values)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not isinstance(values, pa.Array):
@@ -156,7 +166,8 @@ def value_array(values: Any, kind: pa.DataType, rows: int, name: str) -> pa.Arra
     InvalidInputError
         If their number is another.
     """
-    if isinstance(values, pa.RecordBatch):
+    values = as_arrow(values)
+    if isinstance(values, (pa.RecordBatch, pa.Table)):
         values = values.to_struct_array()
     try:
         values = to_type(values, kind)

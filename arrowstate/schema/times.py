@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow
 
 __all__ = ["expired_up_to", "saturated", "timestamp_array"]
 
@@ -52,6 +52,7 @@ def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, sat
         If they are no timestamps in milliseconds, or one is null; `name` is the state's, for the message.
     """
     try:
+        timestamps = as_arrow(timestamps)
         if isinstance(timestamps, pa.ChunkedArray):
             timestamps = timestamps.combine_chunks()
         if not isinstance(timestamps, (pa.Array, np.ndarray)):

@@ -24,6 +24,7 @@ from arrowstate_formats.arrow_types import type_to_json
 
 __all__ = [
     "CONVERSION_ERRORS",
+    "as_arrow",
     "check_type",
     "check_values",
     "leaves",
@@ -171,6 +172,19 @@ def _infinite(values: pa.Array) -> int:
 @functools.cache
 def _narrow_floats(kind: pa.DataType) -> bool:
     return any(part in (pa.float32(), pa.float16()) for part in type_parts(kind))
+
+
+def as_arrow(values: Any) -> Any:
+    """Return what has Arrow's PyCapsule protocol, such as a series or frame of Polars or pandas, as an array of Arrow.
+
+    A frame becomes a StructArray of its columns. Arrow's own arrays and tables, and what has no such protocol, stay as
+    they are. The protocol is Arrow's (https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html).
+    """
+    if isinstance(values, (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table, np.ndarray)):
+        return values
+    if hasattr(values, "__arrow_c_stream__"):
+        return pa.chunked_array(values).combine_chunks()
+    return pa.array(values) if hasattr(values, "__arrow_c_array__") else values
 
 
 def python_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -19,7 +19,7 @@ from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of, plain_value
-from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar, shown_misfit
+from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow, python_scalar, shown_misfit
 from arrowstate.state.current_key import KeyContext, identity_of
 from arrowstate.state.expiry import Expiry, runs_with_times
 from arrowstate.state.pending import Pending, Write, together
@@ -272,6 +272,7 @@ class KeyedState(Shown, Generic[D]):
             return []
         if namespace is None:
             raise InvalidInputError(f"state {self.descriptor.name!r} needs a namespace of {', '.join(schema.names)}")
+        namespace = as_arrow(namespace)
         if isinstance(namespace, (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)):
             columns = key_columns(namespace, schema)
             if len(columns[0]) != rows:

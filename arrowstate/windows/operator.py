@@ -26,6 +26,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.times import saturated, timestamp_array
+from arrowstate.schema.types import as_arrow
 from arrowstate.state.base import KeyedState
 from arrowstate.state.inspection import namespaces_of
 from arrowstate.state.kinds.list import ListState
@@ -276,7 +277,7 @@ class WindowOperator:
         return Batch(columns, given, times)
 
     def _value_column(self, values: Any, rows: int) -> pa.Array:
-        descriptor = self._contents.descriptor
+        descriptor, values = self._contents.descriptor, as_arrow(values)
         if isinstance(values, pa.RecordBatch):
             values = values.to_struct_array()
         # What a count counts may have any type; the state itself looks at the others.

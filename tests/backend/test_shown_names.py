@@ -84,10 +84,10 @@ def test_what_a_process_function_holds_shows_the_verbs_of_users(kind):
     function = Function()
 
     with arrowstate.KeyedProcessRunner(backend_of(), function) as runner:
-        assert shown(runner) == {"advance_processing_time", "advance_watermark", "close", "process"}
+        assert shown(runner) == {"advance_processing_time", "advance_watermark", "close", "process", "side_output"}
 
     context, timers, state = function.seen
-    assert context == {"broadcast", "current_key", "state", "timers", "timestamp", "watermark"}
+    assert context == {"broadcast", "current_key", "output", "state", "timers", "timestamp", "watermark"}
     assert timers == TIMERS
     assert state == PER_RECORD[kind]
 
@@ -100,11 +100,11 @@ def test_what_a_batch_function_holds_shows_the_verbs_of_users():
     function = Function()
 
     with arrowstate.BatchRunner(backend_of(), function) as runner:
-        assert shown(runner) == {"advance_processing_time", "advance_watermark", "close", "process"}
+        assert shown(runner) == {"advance_processing_time", "advance_watermark", "close", "process", "side_output"}
 
     assert function.seen == {
         *("backend", "broadcast", "clock", "group_keys", "key", "key_columns", "processing_time", "state", "timers"),
-        *("timers_name", "watermark"),
+        *("output", "timers_name", "watermark"),
     }
 
 

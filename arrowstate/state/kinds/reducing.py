@@ -15,6 +15,7 @@ from arrowstate.schema.descriptors import (
     StoredCallable,
 )
 from arrowstate.schema.keys import value_array
+from arrowstate.schema.types import as_arrow
 from arrowstate.state.folds.reducers import reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.state.folds.retraction import amounts, check_retractable, row_flags, without_empty
 from arrowstate.state.kinds.merging import MergePlan, MergingState
@@ -136,7 +137,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         return self._expiry.youngest(found, updated)
 
     def _given(self, values: Any, rows: int) -> pa.Array:
-        descriptor = self.descriptor
+        descriptor, values = self.descriptor, as_arrow(values)
         if descriptor.reduce == "count" and isinstance(values, (pa.Array, pa.ChunkedArray)):
             return value_array(values, values.type, rows, descriptor.name)
         if isinstance(descriptor.reduce, Mapping) and isinstance(values, (pa.RecordBatch, pa.StructArray)):
