@@ -130,6 +130,9 @@ class _Table:
         lines = [Text(_checkpoint_text(_last_completed(status)))]
         if status.restarts:
             lines.append(Text(f"{len(status.restarts)} restarts, the last: {_first_line(status.restarts[-1].reason)}"))
+        left_out = _left_out_text(status)
+        if left_out:
+            lines.append(Text(left_out, style="yellow"))
         lines.append(Text(self._note, style="dim"))
         self._live.update(Group(head, _tasks_table(status), *lines), refresh=True)
 
@@ -176,7 +179,18 @@ def _line(status: JobStatus) -> str:
     rates = ", ".join(f"{uid} {speed:,.0f} rows/s" for uid, speed in speeds.items())
     busiest = max(status.tasks, key=lambda task: task.busy, default=None)
     busy = status.state if busiest is None else f"{rates}; busiest is {busiest.task}, {busiest.busy:.0%}"
-    return f"{busy}; {_checkpoint_text(_last_completed(status))}"
+    left_out = _left_out_text(status)
+    return f"{busy}; {_checkpoint_text(_last_completed(status))}{left_out and '; '}{left_out}"
+
+
+def _left_out_text(status: JobStatus) -> str:
+    """Return what operators set aside or left out, nothing if they took all rows."""
+    told = []
+    for uid, tasks in _by_operator(status).items():
+        dead, late = sum(task.dead_rows for task in tasks), sum(task.late_rows for task in tasks)
+        told += [f"{uid} set {dead:,} rows aside"] if dead else []
+        told += [f"{uid} left out {late:,} late rows"] if late else []
+    return ", ".join(told)
 
 
 def _last_completed(status: JobStatus) -> CheckpointRecord | None:

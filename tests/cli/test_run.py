@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -19,6 +20,7 @@ import arrowstate
 from arrowstate.cli import main, run_display
 from arrowstate.cli.job_file import load_job
 from arrowstate.errors import InvalidInputError
+from arrowstate.runtime import JobStatus, TaskStatus
 
 HEAD = """
 from __future__ import annotations
@@ -237,3 +239,14 @@ def test_a_terminal_shows_a_table_of_the_operators(write):
 
     for text in ("running, attempt 1, memory://run-table", "numbers", "counts", "blocked", "s ago, took", "Ctrl-C"):
         assert text in shown
+
+
+def test_rows_that_were_set_aside_or_left_out_are_told():
+    nothing = TaskStatus("clicks", 0, 5, 0.0, 0.0, 0.0, 0, None, False)
+    hourly = replace(nothing, task="hourly", late_rows=3), replace(nothing, task="hourly", slot=1, dead_rows=1_200)
+    status = JobStatus("running", 1, (), (), (nothing, *hourly))
+
+    line = run_display._line(status)
+
+    assert line.endswith("; hourly set 1,200 rows aside, hourly left out 3 late rows")
+    assert "aside" not in run_display._line(replace(status, tasks=(nothing,)))
