@@ -7,11 +7,14 @@ import pytest
 from job_simulation.controls import CONTROLS, without
 from job_simulation.run import simulate_seed
 
-SEEDS = 60
+SEEDS = 240
+
+BEGIN = {"attempts_of_messages": 170}
+"""Where some seed is known to be near: it is looked for there first."""
 
 
 @pytest.mark.parametrize("rule", CONTROLS)
 def test_a_broken_rule_is_found_by_some_seed(rule):
     with without(rule), pytest.raises(Exception, match="."):
-        for seed in range(SEEDS):
-            simulate_seed(seed)
+        for number in range(SEEDS):
+            simulate_seed((BEGIN.get(rule, 0) + number) % SEEDS)

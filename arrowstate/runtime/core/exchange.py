@@ -8,14 +8,17 @@ sending and taking can stop a job.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.runtime.core.elements import Element, Rows, bytes_of
 from arrowstate.runtime.graph import Edge
 from arrowstate.schema.keys import to_type
-from arrowstate_formats.key_groups import key_groups_of_hashes
+from arrowstate_formats.key_groups import first_hashes, key_group_range, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
 __all__ = ["CREDIT_BYTES", "FRAME_ROWS", "Exchange", "split_by_subtask"]
@@ -118,14 +121,10 @@ def split_by_subtask(
     keys = [
         column if column.type == kind else to_type(column, kind) for column, kind in zip(columns, types, strict=True)
     ]
-    groups = key_groups_of_hashes(hash_columns(keys), max_parallelism)
-    # The range of subtask s begins at the ceiling of s times max parallelism over parallelism: see `key_group_range`.
-    subtasks = (groups.astype(np.int64) * parallelism // max_parallelism).astype(np.uint16)
-    counts = np.bincount(subtasks, minlength=parallelism)
+    order, counts = _order_by_subtask(hash_columns(keys), max_parallelism, parallelism)
     if int(counts.max()) == batch.num_rows:
         return [(int(counts.argmax()), batch)]
-    # numpy sorts small integers by radix.
-    sorted_rows = batch.take(pa.array(np.argsort(subtasks, kind="stable")))
+    sorted_rows = pc.take(batch, pa.array(order), boundscheck=False)
     out = []
     start = 0
     for to, count in enumerate(counts.tolist()):
@@ -133,3 +132,30 @@ def split_by_subtask(
             out.append((to, sorted_rows.slice(start, count)))
         start += count
     return out
+
+
+def _order_by_subtask(
+    hashes: npt.NDArray[np.int64], max_parallelism: int, parallelism: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the rows by their subtask, those of each in their order, and how many each has."""
+    if parallelism == 2:
+        # Key groups are ranges of the hash, and so are the subtasks.
+        second = hashes >= _first_of_second(max_parallelism)
+        rows = np.flatnonzero(~second), np.flatnonzero(second)
+        return np.concatenate(rows), np.array([len(rows[0]), len(rows[1])])
+    subtasks = _subtasks_of_groups(max_parallelism, parallelism)[key_groups_of_hashes(hashes, max_parallelism)]
+    # numpy sorts small integers by radix.
+    return np.argsort(subtasks, kind="stable"), np.bincount(subtasks, minlength=parallelism)
+
+
+@cache
+def _subtasks_of_groups(max_parallelism: int, parallelism: int) -> npt.NDArray[np.uint16]:
+    # The range of subtask s begins at the ceiling of s times max parallelism over parallelism: see `key_group_range`.
+    return (np.arange(max_parallelism) * parallelism // max_parallelism).astype(np.uint16)
+
+
+@cache
+def _first_of_second(max_parallelism: int) -> np.int64:
+    """Return the lowest hash of the second of two subtasks."""
+    first: np.int64 = first_hashes(max_parallelism)[key_group_range(max_parallelism, parallelism=2, subtask=1).start]
+    return first

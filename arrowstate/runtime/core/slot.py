@@ -6,7 +6,7 @@ of its `Outside`. It does no input or output of its own but what readers, functi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from arrowstate.runtime.core.attempt import Attempt, Outside, Setting
@@ -109,7 +109,7 @@ class Slot:
                 self._measure(now_ms)
                 self._look_again(attempt)
             began_us = self._outside.now_us()
-            for number, task in enumerate(attempt.tasks):
+            for number, task in _in_turn(attempt.tasks):
                 self.steps_in[0] = number
                 if task.step():
                     task.busy_us += self._outside.now_us() - began_us
@@ -217,3 +217,14 @@ class Slot:
         attempt, self._attempt, self._meter = self._attempt, None, None
         if attempt is not None:
             attempt.close(quietly=quietly)
+
+
+def _in_turn(tasks: Sequence[Task]) -> Iterator[tuple[int, Task]]:
+    """Yield numbers and tasks in their order, those that may wait for more rows after the others."""
+    later = []
+    for number, task in enumerate(tasks):
+        if task.may_wait():
+            later.append((number, task))
+        else:
+            yield number, task
+    yield from later

@@ -29,7 +29,16 @@ from arrowstate.runtime.core.messages import TakenFigures
 from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
 from arrowstate.runtime.core.valve import WatermarkValve
 
-__all__ = ["Channel", "OperatorTask", "SourceTask", "Task", "TaskHooks"]
+__all__ = ["ENOUGH_ROWS", "STEP_ROWS", "Channel", "OperatorTask", "SourceTask", "Task", "TaskHooks"]
+
+STEP_ROWS = FRAME_ROWS
+"""A step takes frames until it has so many rows."""
+
+ENOUGH_ROWS = STEP_ROWS * 3 // 4
+"""So many rows do not wait for more."""
+
+_WAITS = 2
+"""How many steps of others fewer rows wait for."""
 
 Channel = tuple[int, int]
 """The number of an edge, and the subtask that sends."""
@@ -101,6 +110,10 @@ class Task(ABC):
     def step(self) -> bool:
         """Do one step, and return whether there was anything to do."""
 
+    def may_wait(self) -> bool:
+        """Whether others may step before it, for more rows cost it less at once; not often in a row."""
+        return False
+
     def take_snapshot(self, checkpoint_id: int, alignment_us: int = 0) -> None:
         """Let the barrier go on, then have the snapshot taken."""
         self.chain.event(Barrier(checkpoint_id))
@@ -134,6 +147,15 @@ class OperatorTask(Task):
         self._queues: list[deque[Element]] = [deque() for _ in channels]
         self._ports = [ports[edge] for edge, _ in channels]
         self._names = list(channels)
+        # Those of the edge, itself first: their rows have the same columns, and no order between them.
+        self._beside = [
+            sorted(
+                (other for other, (edge, _) in enumerate(channels) if edge == channels[number][0]),
+                key=lambda other, number=number: (other != number, other),  # type: ignore[misc]
+            )
+            for number in range(len(channels))
+        ]
+        self._waited = 0
         self._barriers = barriers
         # A table beside the rows has no time of its own: it holds nothing back.
         self._timed = [not isinstance(port, str) for port in self._ports]
@@ -205,7 +227,7 @@ class OperatorTask(Task):
         element = queue.popleft()
         match element:
             case Rows():
-                self._rows(number, element, queue)
+                self._rows(number, element)
             case Watermark(timestamp):
                 if self._timed[number]:
                     self._grown(self._valve.advance(number, timestamp))
@@ -225,21 +247,45 @@ class OperatorTask(Task):
                 if not self._open:
                     self.end()
 
-    def _rows(self, number: int, first: Rows, queue: deque[Element]) -> None:
-        batches, rows, size = [first.batch], first.batch.num_rows, first.bytes
-        while queue and rows < FRAME_ROWS:
-            following = queue[0]
-            if not isinstance(following, Rows):
-                break
-            queue.popleft()
-            batches.append(following.batch)
-            rows += following.batch.num_rows
-            size += following.bytes
-        self.rows_in += rows
+    def may_wait(self) -> bool:
+        if self._waited == _WAITS:
+            return False
+        rows = 0
+        for number, queue in enumerate(self._queues):
+            if queue and self._barriers.is_blocked(number):
+                return False
+            for element in queue:
+                if not isinstance(element, Rows):
+                    return False
+                rows += element.batch.num_rows
+        if not 0 < rows < ENOUGH_ROWS:
+            return False
+        self._waited += 1
+        return True
+
+    def _rows(self, number: int, first: Rows) -> None:
+        """Process rows, with those that follow in their channel and that are at the head of others of the edge."""
+        self._waited = 0
+        batches, rows = [first.batch], first.batch.num_rows
         self._rows_taken[number] += rows
-        self._bytes_taken[number] += size
+        sizes = {number: first.bytes}
+        for other in self._beside[number]:
+            queue = self._queues[other]
+            while queue and rows < STEP_ROWS and not self._barriers.is_blocked(other):
+                following = queue[0]
+                if not isinstance(following, Rows):
+                    break
+                queue.popleft()
+                batches.append(following.batch)
+                rows += following.batch.num_rows
+                self._rows_taken[other] += following.batch.num_rows
+                sizes[other] = sizes.get(other, 0) + following.bytes
+        self.rows_in += rows
+        for taken, size in sizes.items():
+            self._bytes_taken[taken] += size
         self.body.rows(self._ports[number], pa.Table.from_batches(batches))
-        self.hooks.consumed(self._names[number], size)
+        for taken, size in sizes.items():
+            self.hooks.consumed(self._names[taken], size)
 
     def taken(self) -> tuple[TakenFigures, ...]:
         waiting = [[item for item in queue if isinstance(item, Rows)] for queue in self._queues]

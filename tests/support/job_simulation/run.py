@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import CheckpointAbortedError, FencedError
+from arrowstate.runtime.core import task
 from arrowstate.runtime.core.assembling import stored_splits
 from arrowstate.runtime.drivers.inline import SlotKilledError
 from arrowstate.runtime.restart import Restart
@@ -55,13 +58,26 @@ def simulate_seed(seed: int) -> Result:
     WORLD.outside = _Traced(luck, chance)
     url = f"memory://jobs-{seed}"
     try:
-        with watched(luck):
+        with watched(luck), _rows_at_once(seed):
             return _Run(seed, simulated, luck, chance, url).run()
     except Exception as error:
         error.add_note(f"seed {seed}: {' '.join(simulated.shape)}; {luck}")
         raise
     finally:
         clear_memory_storage(url)
+
+
+@contextmanager
+def _rows_at_once(seed: int) -> Iterator[None]:
+    """Have a task take few rows in a step, or as many as there are, and wait for more or not."""
+    chance = random.Random(f"rows of {seed}")
+    kept = task.STEP_ROWS, task.ENOUGH_ROWS
+    task.STEP_ROWS = chance.choice([1, 1, 10, kept[0]])
+    task.ENOUGH_ROWS = chance.choice([1, task.STEP_ROWS])
+    try:
+        yield
+    finally:
+        task.STEP_ROWS, task.ENOUGH_ROWS = kept
 
 
 class _Traced(Outside):
