@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from arrowstate.errors import ArrowStateError
+from arrowstate.html import table_html
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, path_of
 from arrowstate.snapshot.verification import LogCheck, Verification, verify_checkpoint, verify_log
@@ -58,6 +59,15 @@ class StoreVerification:
     log: LogCheck
     checkpoints: tuple[CheckedCheckpoint, ...]
     "Newest first."
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (item.checkpoint_id, item.verification.files, item.verification.bytes, len(item.verification.problems))
+            for item in self.checkpoints
+        ]
+        title = f"{self.log.entries} log entries: {len(self.problems)} problems"
+        checkpoints = table_html(title, ["checkpoint", "files", "bytes", "problems"], rows)
+        return checkpoints + table_html("what is wrong", ["problem"], [(problem,) for problem in self.problems])
 
     @property
     def problems(self) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from arrowstate.errors import IncompatibleStateError
+from arrowstate.html import table_html
 from arrowstate.query.changes import (
     ALL_HASHES,
     CHANGE_TYPE_COLUMN,
@@ -102,6 +103,14 @@ class Difference:
             If its rows cannot be compared, because the key or the type is another one.
         """
         return rows_between(self._storage, *self._entries, state, columns)
+
+    def _repr_html_(self) -> str:
+        columns = ["state", "inserted", "updated", "deleted", "columns"]
+        rows = [
+            (f"{item.operator}.{item.state}", item.inserted, item.updated, item.deleted, item.schema_change)
+            for item in self.states
+        ]
+        return table_html(f"from checkpoint {self.before} to {self.after}", columns, rows)
 
     def __repr__(self) -> str:
         changed = [item for item in self.states if not item.is_empty]

@@ -256,7 +256,7 @@ class StateTable:
         return f"<StateTable {self.operator}.{self.state} of checkpoint {self._checkpoint}{groups}: {columns}>"
 
     def _repr_html_(self) -> str:
-        from arrowstate.query.html import table_html
+        from arrowstate.html import table_html
 
         first = next(self.to_batches(), None)
         rows = [] if first is None else first.slice(0, _SHOWN_ROWS).to_pylist()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from arrowstate.html import table_html
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import resolve
 from arrowstate.query.describe import overview
@@ -59,6 +60,15 @@ class TableReader:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.checkpoint_id} of {self.storage.url}: {', '.join(self.states())}>"
+
+    def _repr_html_(self) -> str:
+        states = [
+            (f"{operator['uid']}.{state['name']}", state["kind"], state["type"], state["rows"], state["bytes"])
+            for operator in self.show()["operators"]
+            for state in operator["states"]
+        ]
+        title = f"{self.entry.kind} {self.checkpoint_id} of {self.storage.url}"
+        return table_html(title, ["state", "kind", "type", "rows", "bytes"], states)
 
     @property
     def checkpoint_id(self) -> int:

@@ -22,6 +22,7 @@ from arrowstate.errors import (
     MissingDependencyError,
     MissingFileError,
 )
+from arrowstate.html import table_html
 from arrowstate.log.boundary import BOUNDARY_FOLDER, Boundary, boundaries, highest_boundary, path_of, read_boundary
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
@@ -61,6 +62,10 @@ class Verification:
     failures: list[ArrowStateError] = field(default_factory=list)
     """Why some of these are problems of whoever looked, such as a storage that does not answer or a package that is not
     installed: what could not be looked at may be whole."""
+
+    def _repr_html_(self) -> str:
+        title = f"{self.files} files, {self.bytes:,} bytes: {len(self.problems)} problems"
+        return table_html(title, ["problem"], [(problem,) for problem in self.problems])
 
     @property
     def ok(self) -> bool:

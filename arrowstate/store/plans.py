@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from arrowstate.html import table_html
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance.collection import CollectionReport, apply_collection
 from arrowstate.maintenance.compaction import StoreCompactionPlan, apply_store_compaction
@@ -12,6 +13,9 @@ from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import recorded
 
 __all__ = ["Collection", "Compaction", "Lease"]
+
+_SHOWN_FILES = 20
+"""In a notebook."""
 
 
 class Lease(CheckpointLease):
@@ -86,6 +90,12 @@ class Collection:
             f"{len(self.plan.waiting)} waiting, checkpoints {[item.checkpoint_id for item in self.plan.kept]} kept>"
         )
 
+    def _repr_html_(self) -> str:
+        kept = ", ".join(str(item.checkpoint_id) for item in self.plan.kept)
+        rows = [(deletion.path, deletion.bytes, deletion.reason) for deletion in self.plan.deletions[:_SHOWN_FILES]]
+        title = f"{self._store.url}: {len(self.plan.deletions)} files to delete; checkpoints {kept} kept"
+        return table_html(title, ["file", "bytes", "why"], rows)
+
     def apply(self) -> CollectionReport:
         """Do what the plan says, except to what has become needed since; see `apply_collection`.
 
@@ -134,6 +144,11 @@ class Compaction:
             f"<Compaction {self._store.url}: {runs} runs of checkpoint {self.plan.checkpoint_id} "
             f"to be merged into {len(self.plan.merges)}>"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{each.uid}.{each.state}", each.subtask, len(each.runs), each.rows) for each in self.plan.merges]
+        title = f"{self._store.url}: merges of checkpoint {self.plan.checkpoint_id}"
+        return table_html(title, ["state", "subtask", "runs", "rows"], rows)
 
     def apply(self) -> Snapshot | None:
         """Do what the plan says and return the new checkpoint, None where there was nothing to do.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
+from arrowstate.html import table_html
 from arrowstate.log.choosing import CheckpointReference, choose_checkpoint, tags_of
 from arrowstate.log.collected import advise
 from arrowstate.log.commit_log import CommitLog
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["ReadableStore"]
+
+_SHOWN_CHECKPOINTS = 10
+"""In a notebook."""
 
 
 def _time_of(clock_ms: Callable[[], int]) -> int:
@@ -55,6 +61,21 @@ class ReadableStore:
 
     def __repr__(self) -> str:
         return f"<StateStore {self.url}>"
+
+    def _repr_html_(self) -> str:
+        newest = list(islice(self._log.backwards(), _SHOWN_CHECKPOINTS))
+        rows = [
+            (
+                entry.checkpoint_id,
+                entry.kind,
+                datetime.datetime.fromtimestamp(entry.committed_at_ms / 1000, datetime.UTC).isoformat(" ", "seconds"),
+                sum(operator.live_rows(state.name) for operator in entry.operators for state in operator.states),
+                ", ".join(operator.uid for operator in entry.operators),
+            )
+            for entry in newest
+        ]
+        title = f"{self.url}: the newest {len(rows)} checkpoints" if rows else f"{self.url}: no checkpoint yet"
+        return table_html(title, ["checkpoint", "kind", "committed", "rows", "operators"], rows)
 
     @property
     def url(self) -> str:
