@@ -1,4 +1,4 @@
-"""What a notebook shows of stores, checkpoints, differences, plans and verifications: no markup that comes from them."""
+"""What a notebook shows of stores, checkpoints, differences, plans and verifications: none of their text is markup."""
 
 from __future__ import annotations
 
