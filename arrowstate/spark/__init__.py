@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from arrowstate.spark.load.bootstrap import bootstrap
     from arrowstate.spark.load.importing import import_state
     from arrowstate.spark.load.report import ImportedState, ImportReport, LeftOut
+    from arrowstate.spark.null_keys import group_null_keys
     from arrowstate.spark.operators.stateful import stateful
     from arrowstate.spark.operators.stream import StatefulStream, write_stream
     from arrowstate.spark.read.native import StateScan, plan_read, read_state
@@ -32,6 +33,7 @@ __all__ = [
     "StateScan",
     "StatefulStream",
     "bootstrap",
+    "group_null_keys",
     "import_state",
     "keyed_sink",
     "plan_read",
@@ -49,6 +51,7 @@ _MODULES = {
     "StateScan": "read.native",
     "StatefulStream": "operators.stream",
     "bootstrap": "load.bootstrap",
+    "group_null_keys": "null_keys",
     "import_state": "load.importing",
     "keyed_sink": "sink.keyed_sink",
     "plan_read": "read.native",
