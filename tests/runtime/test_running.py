@@ -14,6 +14,7 @@ from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import CheckpointAbortedError, FencedError, InvalidInputError, JobFailedError, UserFunctionError
 from arrowstate.runtime import (
     Batch,
+    EndOfSplit,
     Job,
     OutputTable,
     Reader,
@@ -613,3 +614,49 @@ def test_a_wait_that_is_over_says_so_and_the_job_goes_on(tmp_path):
             running.wait(timeout_ms=1)
 
         assert not running.driver.coordinator.is_over
+
+
+class Ending(Endless):
+    """The same rows, and then their end."""
+
+    is_bounded = True
+
+    def reader(self):
+        return _EndingReader(self._table)
+
+
+class _EndingReader(_EndlessReader):
+    def read(self, max_rows):
+        if self._position == self._table.num_rows:
+            self._position = None
+            return EndOfSplit("all")
+        return super().read(max_rows)
+
+
+class Passed(arrowstate.BatchFunction):
+    """Gives its rows on."""
+
+    def process_batch(self, batch, context):
+        return batch
+
+
+def test_event_time_of_what_had_ended_counts_after_a_restart(tmp_path):
+    few, more = ROWS.slice(0, 5), ROWS.slice(5)
+    rule = Watermarks("at")
+
+    def job(second: Source) -> Job:
+        made = Job(tmp_path / "store", options=CheckpointOptions(interval_ms=None))
+        ended = made.source(TableSource(few), uid="first", watermarks=rule)
+        passed = ended.stateful(Passed(), key=["user"], uid="passed", output_schema=ROWS.schema)
+        windows = WindowFunction(TumblingEventTimeWindows(10_000), jobs.SUM, timestamp="at", value="amount")
+        both = passed.union(made.source(second, uid="second", watermarks=rule))
+        both.stateful(windows, key=["user"], uid="windows").sink(OutputTable("fired"))
+        return made
+
+    # In the checkpoint one input has ended, and the task behind it is at the end of event time.
+    with job(Endless(more)).start(mode="inline") as running:
+        running.go_on(1_000)
+        running.checkpoint()
+    snapshot = job(Ending(more)).run(mode="inline")
+
+    assert dict(snapshot.sql('select "user", total from fired.rows').fetchall()) == TOTALS

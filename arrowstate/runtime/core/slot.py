@@ -75,8 +75,11 @@ class Slot:
             case Run():
                 attempt.runs = True
                 self._meter = Meter(attempt, self._outside.now_us())
-                for source in attempt.sources.values():
-                    source.may_read = True
+                for task in attempt.tasks:
+                    if isinstance(task, OperatorTask):
+                        task.begin()
+                    elif isinstance(task, SourceTask):
+                        task.may_read = True
                 self._look_again(attempt)
             case Cancel():
                 self._drop()

@@ -200,6 +200,11 @@ class OperatorTask(Task):
         """Take note that the coordinator gave a checkpoint up."""
         self._decided(self._barriers.aborted(checkpoint_id))
 
+    def begin(self) -> None:
+        """Say how far event time is, as it was said before the checkpoint that was restored."""
+        if self._valve.watermark is not None:
+            self.chain.event(Watermark(self._valve.watermark))
+
     def tick(self, now_ms: int) -> None:
         """Let processing time pass, if a timer is due by it and there is room for what it gives out."""
         due = None if self.has_ended else self.body.next_timer_ms()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -160,15 +159,6 @@ def attempts_of_frames(put: Put) -> None:
     put(slot.Slot, "take", take)
 
 
-def attempts_of_messages(put: Put) -> None:
-    right = coordinator.Coordinator.hear
-
-    def hear(self: Any, message: Any) -> None:
-        right(self, replace(message, attempt=self.attempt))
-
-    put(coordinator.Coordinator, "hear", hear)
-
-
 CONTROLS: Mapping[str, Callable[[Put], None]] = {
     rule.__name__: rule
     for rule in (
@@ -185,6 +175,5 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         rows_of_aborted_checkpoints,
         rows_kept_for_sinks,
         attempts_of_frames,
-        attempts_of_messages,
     )
 }

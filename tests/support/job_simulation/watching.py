@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
@@ -83,16 +84,28 @@ class Luck:
 class Unruly(Inline):
     """A job that loses messages and leaves some of its parts alone for a while, and is looked at in every step."""
 
+    @cached_property
+    def stalled(self) -> dict[str, int]:
+        """Who is left alone, for how many steps."""
+        return {}
+
     def loses(self, message: Any) -> bool:
         outside = WORLD.outside
         may_be = isinstance(message, _MAY_BE_LOST) and not outside.is_calm
         return may_be and self.chance.random() < outside.luck.lost
 
+    def kill(self, slot: int) -> None:
+        super().kill(slot)
+        if self.links:
+            # What is under way between two slots may be there long after others have begun anew.
+            one, other = self.chance.choice(list(self.links))
+            self.stalled[f"link {one} {other}"] = 200
+
     def choose(self, doable: list[tuple[str, Callable[[], Any]]]) -> Callable[[], Any]:
-        stalled = self.__dict__.setdefault("stalled", {})
+        stalled = self.stalled
         stall = WORLD.outside.luck.stall
         if stall and self.chance.random() < stall:
-            stalled[self.chance.choice(doable)[0]] = self.chance.choice([10, 40])
+            stalled[self.chance.choice(doable)[0]] = self.chance.choice([10, 40, 200])
         if stalled:
             awake = [item for item in doable if item[0] not in stalled]
             for name in [name for name, left in stalled.items() if left == 0]:
@@ -189,6 +202,8 @@ def _commit(right: Callable[..., LogEntryDocument]) -> Callable[..., LogEntryDoc
         entry = right(self, *given, **named)
         if entry.checkpoint_id is None or entry.checkpoint_id in outside.committed:
             raise Violation(f"checkpoint {entry.checkpoint_id} was committed twice")
+        if self is not outside.committer:
+            raise Violation(f"checkpoint {entry.checkpoint_id} was committed by a job that was left behind")
         outside.committed.add(entry.checkpoint_id)
         outside.entries.append(entry)
         if bad == 3:
