@@ -88,6 +88,12 @@ def make_parser() -> argparse.ArgumentParser:
     untagged.add_argument("name", metavar="NAME", help="of the tag")
     _command(commands, "tags", "list the tags of a store", tags.list_tags, checkpoint=False)
 
+    returned = _command(
+        commands, "rollback", "make an older checkpoint the newest again", tags.roll_back, checkpoint=False
+    )
+    returned.add_argument("to", metavar="CHECKPOINT", help="an id, a tag or a time")
+    returned.add_argument("--comment", metavar="TEXT", help="why; kept in the log")
+
     compared = _command(commands, "diff", "say what changed between two checkpoints", diff.compare, checkpoint=False)
     compared.add_argument(
         "before", metavar="BEFORE", help="the earlier checkpoint: an id, a tag, a time, or -1 for the one before"
@@ -243,8 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command is None:
             parser.error(
-                "a command is missing: list, show, sql, savepoint, import, dispose, tag, untag, tags, diff, lookup, "
-                "history, restore-check, verify, diagnose, gc, compact, warm or run"
+                "a command is missing: list, show, sql, savepoint, import, dispose, tag, untag, tags, rollback, diff, "
+                "lookup, history, restore-check, verify, diagnose, gc, compact, warm or run"
             )
         chosen: Callable[[argparse.Namespace], int] = options.run
         return chosen(options)

@@ -1,4 +1,4 @@
-"""`arrowstate tag`, `untag` and `tags`: names that keep checkpoints."""
+"""`arrowstate tag`, `untag` and `tags`: names that keep checkpoints; and `rollback`, which goes back to one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from arrowstate.cli.output import print_json, print_table, say
 from arrowstate.store import open_store
 
-__all__ = ["list_tags", "tag", "untag"]
+__all__ = ["list_tags", "roll_back", "tag", "untag"]
 
 
 def tag(options: argparse.Namespace) -> int:
@@ -30,6 +30,18 @@ def untag(options: argparse.Namespace) -> int:
         print_json({"tag": options.name})
     else:
         say(f"removed the tag {options.name}")
+    return 0
+
+
+def roll_back(options: argparse.Namespace) -> int:
+    """Commit an older checkpoint once more and say under which id."""
+    store = open_store(options.store)
+    to = store.snapshot(options.to).checkpoint_id
+    snapshot = store.rollback(to, comment=options.comment)
+    if options.json:
+        print_json({"checkpoint_id": snapshot.checkpoint_id, "rolled_back_to": to})
+    else:
+        say(f"checkpoint {snapshot.checkpoint_id} has what checkpoint {to} has")
     return 0
 
 

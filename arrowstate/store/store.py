@@ -19,6 +19,7 @@ from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.entries import create_store, open_store_document
 from arrowstate.maintenance.importing import ClaimMode, import_checkpoint
 from arrowstate.maintenance.leases import held_while_read
+from arrowstate.maintenance.rollback import roll_back
 from arrowstate.snapshot.disposal import dispose_savepoint
 from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.snapshot.validation import Validation, check_validation
@@ -285,6 +286,58 @@ class StateStore(KeptStore):
                 progress=progress,
             )
             recording.checkpoint_id = entry.checkpoint_id
+        return self.snapshot_of(entry)
+
+    def rollback(self, checkpoint: CheckpointReference, *, comment: str | None = None) -> Snapshot:
+        """Make an older checkpoint the newest again, without copying a file.
+
+        Its content, properties and watermark are committed once more, under an id above all of this store, and every
+        writer opened before is fenced. What came after it stays, to be read and compared, until it is collected.
+        Sources go back to the offsets of its properties; a Spark query needs a checkpoint folder that does so too.
+
+        Parameters
+        ----------
+        checkpoint
+            Its id, a tag or a time, as for `snapshot`.
+        comment
+            Why, for those who look at the log; kept in the fence, beside `rolled_back_to`.
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint that was committed.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such checkpoint.
+        FencedError, CollectedError, StorageError, StorageFullError
+            If another writer or a collection came in between, or the storage failed; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://rollback-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
+        >>> with store.writer() as writer:
+        ...     for name in ("Rome", "nowhere"):
+        ...         city.update_batch(["ann"], [name])
+        ...         _ = writer.checkpoint({"people": [backend]})
+        >>> back = store.rollback(1, comment="the cities of the second are wrong")
+        >>> back.checkpoint_id, back.to_arrow("people.city").to_pylist()
+        (3, [{'user': 'ann', 'city': 'Rome'}])
+        """
+        entry = roll_back(
+            self.storage,
+            self.store_id,
+            self.snapshot(checkpoint).entry,
+            comment=comment,
+            clock_ms=self.clock_ms,
+            new_id=self.new_id,
+        )
         return self.snapshot_of(entry)
 
     def dispose_savepoint(

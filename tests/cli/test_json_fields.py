@@ -26,6 +26,7 @@ COMMANDS = {
     "tag": ["STORE", "gold", "--checkpoint", "1"],
     "tags": ["STORE"],
     "untag": ["STORE", "gold"],
+    "rollback": ["STORE", "2"],
     "diff": ["STORE", "-1"],
     "diff --rows": ["STORE", "1", "2", "--state", "counter.clicks", "--rows"],
     "lookup": ["STORE", "counter.clicks", "u1"],
