@@ -56,6 +56,8 @@ class OutputTable:
     columns: pa.Schema
     is_kept: bool
     """Whether rows of earlier commits stay."""
+    state: str = STATE
+    """The name of the list state that holds them."""
 
     @property
     def row_type(self) -> pa.StructType:
@@ -63,11 +65,13 @@ class OutputTable:
 
     def document(self, parts: Sequence[OperatorPartDocument]) -> OperatorDocument:
         """Return what a log entry says of the table."""
-        state = OperatorStateDocument(
-            name=STATE, kind="list", value_type=type_to_json(self.row_type), parts=list(parts)
-        )
-        return OperatorDocument(
-            uid=self.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=[state]
+        states = [self.state_document(parts)]
+        return OperatorDocument(uid=self.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=states)
+
+    def state_document(self, parts: Sequence[OperatorPartDocument]) -> OperatorStateDocument:
+        """Return what a log entry says of the rows."""
+        return OperatorStateDocument(
+            name=self.state, kind="list", value_type=type_to_json(self.row_type), parts=list(parts)
         )
 
     def parts_before(self, storage: Storage, operators: Iterable[OperatorDocument]) -> list[OperatorPartDocument]:
@@ -140,9 +144,9 @@ def write_output(
     streams = CheckpointStreamFactory(storage, inline_bytes=inline_bytes, new_id=new_id, paths=paths)
     structs = rows.combine_chunks().to_struct_array()
     column = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
-    schema = pa.schema([pa.field(STATE, table.row_type, nullable=False)])
+    schema = pa.schema([pa.field(table.state, table.row_type, nullable=False)])
     batch = pa.RecordBatch.from_arrays([column.cast(table.row_type)], schema=schema)
-    return write_part(streams, f"data/{table.uid}/{STATE}", batch, {})
+    return write_part(streams, f"data/{table.uid}/{table.state}", batch, {})
 
 
 def output_rows(
@@ -208,7 +212,7 @@ def merged_parts(
     if count < 2 * _MERGED_PARTS:
         return parts
     merging = parts[-count:]
-    document = table.document(merging).operator_states[0]
+    document = table.state_document(merging)
     total = sum(part.rows for part in merging)
     rows = pa.Table.from_batches(list(output_rows(storage, document, 0, total, columns=table.columns)), table.columns)
     return [*parts[:-count], write_output(storage, table, rows, new_id=new_id, paths=paths)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
@@ -16,16 +18,17 @@ from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.runtime.connectors import PreparingSink, Sink, Token
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
-from arrowstate.runtime.graph import Graph, SinkNode, StatefulNode
+from arrowstate.runtime.core.reading import split_type, splits_to_arrow
+from arrowstate.runtime.graph import Graph, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.output_tables import OutputTable as StoredTable
-from arrowstate.snapshot.output_tables import appended
+from arrowstate.snapshot.output_tables import appended, merged_parts, write_output
 from arrowstate.snapshot.references import operator_state_files
 from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
-from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -33,10 +36,19 @@ from arrowstate_formats.documents import (
     OperatorStateDocument,
 )
 
-__all__ = ["Entries", "Kept", "stored_splits", "stored_table"]
+__all__ = ["Entries", "Kept", "recorded_splits", "stored_splits", "stored_table"]
 
 PROPERTY = "arrowstate.runtime"
 """The property of a log entry that says of which epoch and subtask the parts are that sinks have not had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The splits of a source that were read to their end, as far as a checkpoint has recorded them for good."""
+
+    parts: tuple[OperatorPartDocument, ...] = ()
+    """Where they are; the last parts of the list state `splits`."""
+    splits: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,8 @@ class Entries:
     opened: bool = False
     committed_id: int = 0
     "The newest committed checkpoint, whose epochs and those before are done."
+    recorded: dict[str, Recorded] = field(default_factory=dict)
+    "By source what is recorded of its finished splits, in the newest checkpoint."
     waiting: list[Kept] = field(default_factory=list)
     "What sinks have not had, oldest first."
 
@@ -104,7 +118,13 @@ class Entries:
             new = sorted(found, key=lambda item: (item.epoch, item.subtask))
             tables = {node.sink.name for node in self.graph.sinks if isinstance(node.sink, OutputTable)}
             kept = [*self.waiting, *(item for item in new if item.uid not in tables)]
-            operators = [*self._operators(handles), *self._tables(new, tables, paths), *self._pending(kept)]
+            finished = self._finished(handles)
+            recorded = self._recorded(finished, paths)
+            operators = [
+                *self._operators(handles, recorded),
+                *self._tables(new, tables, paths),
+                *self._pending(kept),
+            ]
             written_uids = {operator.uid for operator in operators}
             # Dead letters stay in a store, whatever runs.
             operators += [item for item in self._content() if item.uid not in written_uids and is_dead_letters(item)]
@@ -115,7 +135,12 @@ class Entries:
             known = [watermark for watermark in watermarks if watermark is not None]
             self.committer.commit(
                 operators,
-                properties={PROPERTY: {"pending": self._places(kept)}},
+                properties={
+                    PROPERTY: {
+                        "pending": self._places(kept),
+                        "recorded": {uid: len(item.parts) for uid, item in recorded.items() if item.parts},
+                    }
+                },
                 watermark=min(known) if known and len(known) == len(watermarks) else None,
                 started_at_ms=started_at_ms,
                 checkpoint_id=checkpoint_id,
@@ -127,6 +152,9 @@ class Entries:
             raise
         self.committed_id = checkpoint_id
         self.waiting = kept
+        self.recorded = recorded
+        for uid, splits in finished.items():
+            recorded[uid].splits.update(split.id for split in splits)
 
     def give(self) -> None:
         """Give the sinks what the newest checkpoint keeps for them; what one was given it is not given again."""
@@ -164,7 +192,16 @@ class Entries:
     def _sinks(self) -> list[SinkNode]:
         return [node for node in self.graph.sinks if isinstance(node.sink, (Sink, PreparingSink))]
 
-    def _operators(self, handles: Sequence[TaskHandle]) -> list[OperatorDocument]:
+    def _finished(self, handles: Sequence[TaskHandle]) -> dict[str, list[SplitState]]:
+        """The splits of each source that are to be recorded: a slot names one until it has heard of the commit."""
+        found: dict[str, list[SplitState]] = {node.uid: [] for node in self.graph.sources}
+        for handle in handles:
+            for split in handle.finished:
+                if split.id not in self.recorded.get(handle.task, Recorded()).splits:
+                    found[handle.task].append(split)
+        return found
+
+    def _operators(self, handles: Sequence[TaskHandle], recorded: Mapping[str, Recorded]) -> list[OperatorDocument]:
         """What the tasks themselves have: keyed state, tables beside it, and splits."""
         by_task: dict[str, list[TaskHandle]] = defaultdict(list)
         for handle in sorted(handles, key=lambda handle: handle.subtask):
@@ -187,6 +224,9 @@ class Entries:
                 )
                 for name, parts in states.items()
             ]
+            if isinstance(task, SourceNode):
+                # Those of the slots come first: how many follow stands in a property.
+                documents = [replace(item, parts=[*item.parts, *recorded[task.uid].parts]) for item in documents]
             keyed = isinstance(task, StatefulNode)
             if keyed or documents:
                 made.append(
@@ -199,6 +239,21 @@ class Entries:
                         operator_states=documents,
                     )
                 )
+        return made
+
+    def _recorded(self, finished: Mapping[str, Sequence[SplitState]], paths: list[str]) -> dict[str, Recorded]:
+        """The finished splits of each source, which only grow: a checkpoint appends some, and refers to the rest."""
+        made = {}
+        for node in self.graph.sources:
+            before, new = self.recorded.get(node.uid, Recorded()), finished[node.uid]
+            parts = before.parts
+            if new:
+                kind = split_type(node.source.position_type)
+                table = StoredTable(node.uid, pa.schema(list(kind)), True, state="splits")
+                merged = merged_parts(self.storage, table, list(parts), new_id=self.new_id, paths=paths)
+                rows = pa.Table.from_struct_array(splits_to_arrow(new, kind))
+                parts = (*merged, write_output(self.storage, table, rows, new_id=self.new_id, paths=paths))
+            made[node.uid] = Recorded(parts, before.splits)
         return made
 
     def _tables(self, new: Sequence[Kept], names: set[str], paths: list[str]) -> list[OperatorDocument]:
@@ -276,15 +331,45 @@ def _committables(sink: PreparingSink, rows: pa.Table) -> pa.RecordBatch:
 
 
 def stored_splits(storage: Storage, entry: LogEntryDocument | None, uid: str) -> list[SplitState]:
-    """Return the splits of a source in a checkpoint."""
-    found = []
+    """Return the splits of a source in a checkpoint, each once."""
+    found: dict[str, SplitState] = {}
+    whole = _splits(storage, entry, uid)
+    if whole is None:
+        return []
+    first = len(whole.parts) - _recorded_parts(entry, uid)
+    for number in range(len(whole.parts)):
+        for row in read_part(storage, whole, number).column(0).to_pylist():
+            # One that was recorded last is in the part of its slot too.
+            found[row["split"]] = SplitState(
+                row["split"], row["position"], row["finished"], row["watermark"], recorded=number >= first
+            )
+    return list(found.values())
+
+
+def recorded_splits(
+    storage: Storage, entry: LogEntryDocument | None, node: SourceNode, splits: Sequence[SplitState]
+) -> tuple[list[SplitState], Recorded]:
+    """Return the splits of a source in a checkpoint, and what of them stays recorded.
+
+    A checkpoint of before splits were recorded, or with positions of another type, has none that do: all are state of
+    the slots.
+    """
+    whole, count = _splits(storage, entry, node.uid), _recorded_parts(entry, node.uid)
+    if whole is None or not count or whole.value_type != type_to_json(split_type(node.source.position_type)):
+        return [dataclasses.replace(split, recorded=False) for split in splits], Recorded()
+    return list(splits), Recorded(tuple(whole.parts[-count:]), {split.id for split in splits if split.recorded})
+
+
+def _splits(storage: Storage, entry: LogEntryDocument | None, uid: str) -> OperatorStateDocument | None:
     for operator in () if entry is None else entry.operators:
         for state in operator.operator_states:
             if operator.uid == uid and state.name == "splits":
-                whole = whole_state(storage, uid, state)
-                for number in range(len(whole.parts)):
-                    found += [
-                        SplitState(row["split"], row["position"], row["finished"], row["watermark"])
-                        for row in read_part(storage, whole, number).column(0).to_pylist()
-                    ]
-    return found
+                return whole_state(storage, uid, state)
+    return None
+
+
+def _recorded_parts(entry: LogEntryDocument | None, uid: str) -> int:
+    """Return how many of the parts of a source's splits, the last ones, have recorded splits."""
+    properties = {} if entry is None else entry.properties or {}
+    count: int = properties.get(PROPERTY, {}).get("recorded", {}).get(uid, 0)
+    return count

@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from arrowstate.runtime.connectors import Split
-from arrowstate.runtime.core.assembling import stored_splits
+from arrowstate.runtime.core.assembling import Entries, recorded_splits, stored_splits
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SourceTime, SplitState
 from arrowstate.runtime.core.reading import MAX_WATERMARK
 from arrowstate.runtime.graph import Graph, SourceNode
-from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["Assignment"]
@@ -40,11 +39,12 @@ class Assignment:
         self._times.clear()
         self._limits.clear()
 
-    def find(self, storage: Storage, entry: LogEntryDocument | None) -> dict[str, list[SplitState]]:
+    def find(self, entries: Entries, entry: LogEntryDocument | None) -> dict[str, list[SplitState]]:
         """Return all splits of each source: those of a checkpoint, and those that are discovered besides."""
         splits = {}
         for node in self._sources:
-            known = stored_splits(storage, entry, node.uid)
+            known = stored_splits(entries.storage, entry, node.uid)
+            known, entries.recorded[node.uid] = recorded_splits(entries.storage, entry, node, known)
             with explained(node.uid, "discovering splits"):
                 found = node.source.discover({split.id for split in known})
             splits[node.uid] = [*known, *(SplitState(split.id, split.position) for split in found)]
@@ -56,11 +56,16 @@ class Assignment:
         for uid, all_splits in splits.items():
             self._known[uid] = {split.id for split in all_splits}
             self._discovered_ms[uid] = now_ms
-            # What was read to its end is spread too, for it is state.
+            # What was read to its end is spread too, for it is state until a checkpoint has recorded it.
             for number, split in enumerate(sorted(all_splits, key=lambda split: split.finished)):
-                of_slot[number % len(self._slots)][uid].append(split)
+                if not split.recorded:
+                    of_slot[number % len(self._slots)][uid].append(split)
             self._assigned = len(all_splits)
         return [dict(of_source) for of_source in of_slot]
+
+    def had_splits(self, slot: int) -> frozenset[str]:
+        """Return the sources of which a slot has had splits, if those that are known are dealt as ever."""
+        return frozenset(uid for uid, known in self._known.items() if len(known) > slot)
 
     def due(self, now_ms: int) -> list[str]:
         """Return the sources to ask for more splits now."""

@@ -286,7 +286,7 @@ class Coordinator:
 
         def work() -> tuple[LogEntryDocument | None, dict[str, list[SplitState]]]:
             entry = self._entries.restore()
-            return entry, self._assignment.find(self._entries.storage, entry)
+            return entry, self._assignment.find(self._entries, entry)
 
         self._outside.submit(work, partial(self._restored, self.attempt))
 
@@ -309,7 +309,8 @@ class Coordinator:
         base = None if entry is None else entry.number
         dealt = self._assignment.deal(splits, self._outside.now_ms())
         for slot, own in zip(self._slots, dealt, strict=True):
-            self._outside.tell(slot, Deploy(self.attempt, base, own, self._assignment.bounded))
+            had = self._assignment.had_splits(slot)
+            self._outside.tell(slot, Deploy(self.attempt, base, own, self._assignment.bounded, had))
 
     def _end_attempt(self, reason: str) -> None:
         self.tell_all(Cancel(self.attempt))

@@ -59,6 +59,7 @@ def deploy(attempt: Attempt, message: Deploy, graph: Graph, setting: Setting, st
             attempt.tasks.append(SourceTask(node.uid, attempt.subtask, chain, hooks, splits))
             splits.add(message.splits.get(node.uid, ()), outside.now_ms())
             splits.no_more = node.uid in message.no_more_splits
+            splits.had_splits = splits.had_splits or node.uid in message.had_splits
         else:
             task = _operator(attempt, node, chain, hooks, base, setting, storage)
             attempt.tasks.append(task)

@@ -48,6 +48,8 @@ class SplitState:
     position: Any = None
     finished: bool = False
     watermark: int | None = None
+    recorded: bool = False
+    """Whether the store has it among the finished ones, which are state of no slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class TaskHandle:
     statistics: SubtaskStatisticsDocument | None = None
     alignment_us: int = 0
     """From the first barrier to the last, in microseconds."""
+    finished: tuple[SplitState, ...] = ()
+    """The splits that were read to their end, to be recorded."""
 
     @property
     def measured(self) -> SubtaskStatisticsDocument:
@@ -113,6 +117,8 @@ class Deploy:
     """By source what this slot reads."""
     no_more_splits: frozenset[str] = frozenset()
     """Sources that will get none besides."""
+    had_splits: frozenset[str] = frozenset()
+    """Sources of which the slot is not idle though it may have no split: it has had some that are recorded."""
 
 
 @dataclass(frozen=True, slots=True)

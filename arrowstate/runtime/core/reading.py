@@ -30,6 +30,15 @@ def split_type(position: pa.DataType) -> pa.StructType:
     )
 
 
+def splits_to_arrow(splits: Iterable[SplitState], kind: pa.StructType) -> pa.Array:
+    """Return splits as elements of the list state."""
+    rows = [
+        {"split": state.id, "position": state.position, "finished": state.finished, "watermark": state.watermark}
+        for state in splits
+    ]
+    return pa.array(rows, kind)
+
+
 class SourceSplits:
     """Reads the splits of one subtask."""
 
@@ -46,6 +55,7 @@ class SourceSplits:
         "Rows without the event time that the source is asked for."
         self._states: dict[str, SplitState] = {}
         self._numbers: dict[str, int] = {}
+        self._next_number = 0
         self._active_ms: dict[str, int] = {}
         self._valve = WatermarkValve(waits_for_late=True)
         self._ahead: set[str] = set()
@@ -56,6 +66,8 @@ class SourceSplits:
         self._is_empty_for_long = False
         self.no_more = False
         "Whether no split will be added."
+        self.had_splits = False
+        "Whether it has, or had, any."
 
     @property
     def is_finished(self) -> bool:
@@ -72,20 +84,22 @@ class SourceSplits:
         """Whether no split that is not finished has had rows for long, or none ever came."""
         if self._node.watermarks is None:
             return self._valve.is_idle
-        return self._valve.is_idle or self._is_empty_for_long or not self._states
+        return self._valve.is_idle or self._is_empty_for_long or not self.had_splits
 
     @property
     def states(self) -> list[SplitState]:
-        """How far each split was read."""
+        """How far each split was read, but for those that a checkpoint has recorded as finished."""
         return list(self._states.values())
 
     def add(self, splits: Sequence[SplitState], now_ms: int) -> None:
         """Read these too."""
         self._empty_since_ms, self._is_empty_for_long = None, False
         for split in splits:
+            self.had_splits = True
             self._states[split.id] = split
             if not split.finished:
-                self._numbers[split.id] = len(self._numbers)
+                self._numbers[split.id] = self._next_number
+                self._next_number += 1
                 if not self._node.source.is_sequential or split.watermark is not None:
                     self._begin(split, now_ms)
         unread = [Split(split.id, split.position) for split in splits if not split.finished]
@@ -112,7 +126,7 @@ class SourceSplits:
         if isinstance(got, EndOfSplit):
             self._states[got.split] = SplitState(got.split, state.position, True, state.watermark)
             self._active_ms.pop(got.split, None)
-            return None, self._valve.remove(self._numbers[got.split])
+            return None, self._valve.remove(self._numbers.pop(got.split))
         self._check(got)
         if got.split not in self._active_ms:
             self._begin(state, now_ms)
@@ -168,16 +182,15 @@ class SourceSplits:
         return bool(self._ahead) and (not own or len(self._ahead) == unfinished)
 
     def committed(self, states: Iterable[SplitState]) -> None:
-        """Tell the reader what a committed checkpoint has."""
+        """Tell the reader what a committed checkpoint has, which has recorded what is finished in it."""
         self._reader.committed({state.id: state.position for state in states})
+        for state in states:
+            if state.finished:
+                self._states.pop(state.id, None)
 
     def to_arrow(self) -> pa.Array:
         """Return what a checkpoint stores."""
-        rows = [
-            {"split": state.id, "position": state.position, "finished": state.finished, "watermark": state.watermark}
-            for state in self._states.values()
-        ]
-        return pa.array(rows, split_type(self._node.source.position_type))
+        return splits_to_arrow(self._states.values(), split_type(self._node.source.position_type))
 
     def close(self) -> None:
         self._reader.close()

@@ -115,6 +115,7 @@ class SnapshotWork:
             | (frozenset() if keyed is None else keyed.references),
             statistics=self._statistics(keyed, parts, len(paths), (time.perf_counter_ns() - began) // 1000),
             alignment_us=self.alignment_us,
+            finished=tuple(state for state in self.split_states if state.finished),
         )
         return Written(handle, keyed, self.splits, self.split_states)
 
