@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -136,13 +135,8 @@ def _begin_from(job: Job, place: str) -> None:
     store = open_store(job.store, create=True, storage_options=job.storage_options)
     if not place.isdecimal():
         store.import_savepoint(place)
-        return
-    if int(place) != store.latest().checkpoint_id:
-        from arrowstate.maintenance.importing import ClaimMode
-
-        name = f"checkpoint-{place}-{uuid.uuid4().hex}"
-        store.savepoint(name, checkpoint=int(place), format="arrow")
-        store.import_savepoint(name, claim_mode=ClaimMode.CLAIM)
+    elif int(place) != store.latest().checkpoint_id:
+        store.rollback(int(place), comment="arrowstate run --from")
 
 
 def _tell(
