@@ -212,3 +212,4 @@ class Declared(Protocol):
     restart: Restart
     allow_non_restored_state: bool
     task_timeout_ms: int | None
+    spare_slot: bool

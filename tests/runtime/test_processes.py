@@ -22,9 +22,10 @@ import pytest
 
 import arrowstate
 import runtime_kill_rounds as kill_rounds
-from arrowstate.runtime import Job, Restart, TableSource
+from arrowstate.runtime import GeneratorSource, Job, Restart, TableSource
 from arrowstate.runtime.core.messages import Deploy, Ready
 from arrowstate.runtime.core.slot import Setting
+from arrowstate.runtime.drivers import processes
 from arrowstate.runtime.drivers.control import Connection
 from long_form import short_or_long
 from postgres import postgres_programs, postgres_server
@@ -226,3 +227,86 @@ def _is_there(process: int) -> bool:
 def _small_input(monkeypatch):
     # The processes read what is there.
     monkeypatch.setattr(kill_rounds, "ROWS", 80_000)
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def rows_taken(running):
+    return sum(of.rows for of in running.status().tasks if of.task == "added")
+
+
+def spare_of(running):
+    return running.driver._slots._spare
+
+
+def test_a_process_that_is_ready_takes_the_place_of_a_slot_that_dies_and_ends_with_the_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_SPARE_AFTER_MS", 0)
+    job = Job(tmp_path / "store", restart=Restart.fixed(delay_ms=0))
+    endless = GeneratorSource(numbers, pa.schema({"k": pa.int64(), "n": pa.int64()}), rows_per_second=1_000)
+    job.source(endless, uid="rows").stateful(Adds(), key=["k"], uid="added")
+
+    with job.start() as running:
+        spare = until(lambda: spare_of(running))
+        until(lambda: rows_taken(running))
+        before = running.checkpoint(timeout_ms=60_000)
+        os.kill(running.driver._slots._processes[0].popen.pid, signal.SIGKILL)
+        until(lambda: running.status().attempt == 2 and running.status().state == "running")
+        until(lambda: rows_taken(running))
+        after = running.checkpoint(timeout_ms=60_000)
+        pid = running.driver._slots._processes[0].popen.pid
+        following = until(lambda: spare_of(running))
+
+    counted = "select sum(total) from added.total"
+    assert pid == spare.popen.pid != following.popen.pid
+    assert 0 < before.sql(counted).fetchall()[0][0] < after.sql(counted).fetchall()[0][0]
+    assert following.popen.poll() is not None
+
+
+def test_a_process_that_was_ready_and_has_died_takes_no_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_SPARE_AFTER_MS", 0)
+    job = Job(tmp_path / "store", restart=Restart.fixed(delay_ms=0))
+    endless = GeneratorSource(numbers, pa.schema({"k": pa.int64(), "n": pa.int64()}), rows_per_second=1_000)
+    job.source(endless, uid="rows").stateful(Adds(), key=["k"], uid="added")
+
+    with job.start() as running:
+        spare = until(lambda: spare_of(running))
+        spare.popen.kill()
+        spare.popen.wait()
+        os.kill(running.driver._slots._processes[0].popen.pid, signal.SIGKILL)
+        until(lambda: running.status().attempt == 2 and running.status().state == "running")
+        pid = running.driver._slots._processes[0].popen.pid
+
+    assert pid != spare.popen.pid
+    assert len(running.status().failures) == 1
+
+
+def test_a_job_that_is_to_keep_no_process_ready_keeps_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_SPARE_AFTER_MS", 0)
+    monkeypatch.setattr(processes, "_LOOK_MS", 1)
+    job = Job(tmp_path / "store", spare_slot=False)
+    job.source(TableSource(pa.table({"k": [1], "n": [1]})), uid="rows").stateful(Adds(), key=["k"], uid="added")
+
+    with job.start() as running:
+        running.wait(timeout_ms=60_000)
+
+        assert spare_of(running) is None
+
+
+def numbers(first, count):
+    return pa.record_batch({"k": pa.array(range(first, first + count)), "n": pa.array([1] * count)})
+
+
+class Adds(arrowstate.BatchFunction):
+    """Sums by key."""
+
+    def open(self, context):
+        self.total = context.state(SUM)
+
+    def process_batch(self, batch, context):
+        self.total.add_batch(context.key_columns(batch), batch["n"])

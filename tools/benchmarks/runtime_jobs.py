@@ -351,7 +351,8 @@ class Recovery(_Measured):
         with job.start() as running:
             self._taken(running, "totals", self._keys + 100_000)
             for _ in range(kills):
-                time.sleep(2)
+                # A process that is to take its place is ready by then.
+                time.sleep(10)
                 pid = running.driver._slots._processes[0].popen.pid  # noqa: SLF001 (no user is told)
                 killed_us = _now_us()
                 os.kill(pid, signal.SIGKILL)

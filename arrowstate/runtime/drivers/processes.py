@@ -40,6 +40,9 @@ _CALLS = 8
 _WARN_MS = 60_000
 """Without `task_timeout_ms` a step that takes longer is told of in the log."""
 
+_SPARE_AFTER_MS = 5_000
+"""How long slots are there before one is kept ready to take the place of another: their own start goes first."""
+
 
 @dataclass(slots=True)
 class _Process:
@@ -84,6 +87,10 @@ class ProcessSlots:
         self._closed = threading.Event()
         self._generation = 0
         self._processes: dict[int, _Process] = {}
+        # Starts interpreter and libraries before it is needed; made and taken by the thread that starts.
+        self._has_spare = job.spare_slot
+        self._spare: _Process | None = None
+        self._started_ms = monotonic_ms()
         self._numbers = range(setting.parallelism)
         # The system ends slots with the thread that started them, so that one lives as long as they may.
         self._starter = ThreadPoolExecutor(1, "arrowstate-start")
@@ -126,48 +133,66 @@ class ProcessSlots:
             process.control.close()
             process.passing.close()
         self._starter.shutdown()
+        if self._spare is not None:
+            # It has done nothing yet.
+            self._spare.popen.kill()
+            self._spare.popen.wait()
+            self._spare.control.close()
+            self._spare.passing.close()
 
     def _start(self, numbers: Any) -> None:
         """Start slots, and link each with all the others."""
         for number in numbers:
             self._generation += 1
-            control, theirs = socket.socketpair()
-            passing, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            page = Page.make()
-            files = theirs.fileno(), given.fileno(), page.file
-            command = [
-                sys.executable,
-                "-m",
-                "arrowstate.runtime.drivers.worker",
-                *map(str, files),
-                str(os.getpid()),
-            ]
-            environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            environment["PYTHONPATH"] = os.pathsep.join(self._plan["path"])  # type: ignore[arg-type]
-            popen = subprocess.Popen(
-                command,
-                pass_fds=files,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                # A keyboard interrupt is for the job's process, which decides when slots end.
-                process_group=0,
-            )
-            theirs.close()
-            given.close()
-            process = _Process(popen, Connection(control), passing, page, self._generation)
+            spare, self._spare = self._spare, None
+            process = spare if spare is not None and spare.popen.poll() is None else self._launch()
+            process.generation = self._generation
             with self._lock:
                 self._processes[number] = process
             threading.Thread(target=self._watch, args=(number, process), daemon=True).start()
-            try:
-                process.control.send({**self._plan, "slot": number})
-            except OSError:
-                # It has died already.
-                continue
+            # If it has died already, the one who watches it tells.
+            with suppress(OSError):
+                process.control.send(number)
+        self._started_ms = monotonic_ms()
         new = set(numbers)
         for number in self._numbers:
             for other in range(number):
                 if number in new or other in new:
                     self._link(number, other)
+
+    def _launch(self, *, is_spare: bool = False) -> _Process:
+        """Start a process, which loads all that it needs and waits for the number of its slot."""
+        control, theirs = socket.socketpair()
+        passing, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        page = Page.make()
+        files = theirs.fileno(), given.fileno(), page.file
+        command = [
+            sys.executable,
+            "-m",
+            "arrowstate.runtime.drivers.worker",
+            *map(str, files),
+            str(os.getpid()),
+        ]
+        environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(self._plan["path"])  # type: ignore[arg-type]
+        popen = subprocess.Popen(
+            command,
+            pass_fds=files,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            # A keyboard interrupt is for the job's process, which decides when slots end.
+            process_group=0,
+        )
+        theirs.close()
+        given.close()
+        process = _Process(popen, Connection(control), passing, page, 0)
+        with suppress(OSError):
+            process.control.send({**self._plan, "is_spare": is_spare})
+        return process
+
+    def _keep_spare(self) -> None:
+        if self._spare is None and not self._closing:
+            self._spare = self._launch(is_spare=True)
 
     def _link(self, number: int, other: int) -> None:
         one, two = socket.socketpair()
@@ -198,9 +223,13 @@ class ProcessSlots:
             self._post(lambda coordinator: coordinator.slot_lost(number, error))
 
     def _look_after(self) -> None:
-        """Look at the notes of the slots, and kill those that hang."""
+        """Look at the notes of the slots, kill those that hang, and see that there is a spare one."""
         looked_ms = monotonic_ms()
         while not self._closed.wait(_LOOK_MS / 1000):
+            if self._has_spare and self._spare is None and monotonic_ms() - self._started_ms > _SPARE_AFTER_MS:
+                # It may have been closed since.
+                with suppress(RuntimeError):
+                    self._starter.submit(self._keep_spare)
             held_up = monotonic_ms() - looked_ms > 4 * _LOOK_MS
             looked_ms = monotonic_ms()
             with self._lock:

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from operator import methodcaller
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from arrowstate.runtime.drivers.mailbox import Mailbox
 from arrowstate.runtime.drivers.notes import BEAT, BEAT_MS, BUSY_SINCE, Page, monotonic_ms
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate.storage.registry import open_storage
+from arrowstate_formats.compiled import KERNELS
 
 __all__ = ["main"]
 
@@ -71,7 +72,7 @@ class Worker:
         self._passing = passing
         self._peers: dict[int, _Peer] = {}
         self._linked = threading.Condition()
-        plan = self._control.receive()
+        plan = self._received()
         sys.path[:] = plan["path"]
         if plan.get("ignores_terminate"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -82,13 +83,25 @@ class Worker:
         if any(isinstance(node, StatefulNode) for node in graph.tasks):
             # The first kernel would load it, and the first step would seem to hang where little time is given.
             importlib.import_module("numba")
+            if plan.get("is_spare"):
+                load_kernels()
         storage = open_storage(plan["store"], storage_options=plan["storage_options"])
         self._schemas: list[pa.Schema] = [edge.schema for edge in graph.edges]
         notes = None
         if page is not None:
             page.write_where_on_signal()
             notes = page.notes
-        self._mailbox = Mailbox(graph, plan["slot"], plan["setting"], storage, self, notes)
+        # A spare one is told later which it is.
+        number = plan["slot"] if "slot" in plan else self._received()
+        self._mailbox = Mailbox(graph, number, plan["setting"], storage, self, notes)
+
+    def _received(self) -> Any:
+        """Return what is needed to begin."""
+        try:
+            return self._control.receive()
+        except EOFError:
+            # The job's process is gone, or has no more use for this one.
+            os._exit(0)
 
     def run(self) -> None:
         """Go on until the job's process is gone, or says so."""
@@ -194,6 +207,13 @@ class Worker:
                 self._mailbox.post(lambda slot, a=attempt, e=edge, s=size: slot.granted(a, e, number, s))  # type: ignore[misc]
             else:
                 self._mailbox.post(lambda slot, a=attempt, e=edge, i=element: slot.take(a, e, number, i))  # type: ignore[misc]
+
+
+def load_kernels() -> None:
+    """Load the compiled loops that some process has used before, so that no first batch waits for them."""
+    for kernel in KERNELS:
+        if kernel.is_kept:
+            kernel.compile()
 
 
 def end_with(process: int) -> None:
