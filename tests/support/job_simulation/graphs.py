@@ -137,8 +137,10 @@ class _Made:
                 )
                 for row in range(chance.choice([0, 1, 3, 6, 10]))
             ]
-        source = Splits(splits, chance.choice([0, 0, 0, 4]))
-        is_timed = group is not None or chance.random() < 0.6
+        is_bounded = group is not None or chance.random() < 0.8
+        source = Splits(splits, chance.choice([0, 0, 0, 4]), is_bounded)
+        # Rows of a split that is found later are late.
+        is_timed = group is not None or (is_bounded and chance.random() < 0.6)
         rule = Watermarks("at", out_of_order_ms=OUT_OF_ORDER_MS, group=group, max_drift_ms=100 if group else None)
         self.made.sources[uid] = source
         stream = self.made.job.source(source, uid=uid, watermarks=rule if is_timed else None)

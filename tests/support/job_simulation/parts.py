@@ -70,11 +70,15 @@ class Splits(Source):
     rows: dict[str, list[Row]]
     pauses: int
     "After so many reads one gives nothing; 0 for never."
+    is_bounded: bool = True
+    "Whether all splits are there from the beginning; else one more is found each time."
 
     schema = SCHEMA
+    discovery_ms = 15
 
     def discover(self, known):
-        return [Split(name) for name in self.rows if name not in known]
+        shown = list(self.rows) if self.is_bounded else list(self.rows)[: len(known) + 1]
+        return [Split(name) for name in shown if name not in known]
 
     def reader(self):
         return _SplitsReader(self)
