@@ -101,7 +101,7 @@ def test_what_kills_of_slots_and_jobs_leave_is_whole(tmp_path, sink, capfd):
     with ExitStack() as stack:
         conninfo = None if sink == "parquet" else stack.enter_context(postgres_server())
 
-        problems = kill_rounds.run_rounds(tmp_path, short_or_long(3, 40), seed=3, conninfo=conninfo)
+        problems = kill_rounds.run_rounds(tmp_path, short_or_long(2, 40), seed=3, conninfo=conninfo)
 
     assert problems == 0, capfd.readouterr().out
 
@@ -226,7 +226,7 @@ def _is_there(process: int) -> bool:
 @pytest.fixture(autouse=True)
 def _small_input(monkeypatch):
     # The processes read what is there.
-    monkeypatch.setattr(kill_rounds, "ROWS", 80_000)
+    monkeypatch.setattr(kill_rounds, "ROWS", 40_000)
 
 
 def until(condition):
