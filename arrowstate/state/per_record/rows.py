@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from arrowstate.errors import ValueOverflowError, ValueTypeError
-from arrowstate.schema.descriptors import ReducingStateDescriptor
-from arrowstate.schema.plain import fitting, integer_bounds, rounding
-from arrowstate.state.folds.reducers import PLAIN_FOLDS, fits_in
+from arrowstate.schema.plain import integer_bounds
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.value import ValueState
+from arrowstate.state.per_record.folding import fold_of, given_of, same
 from arrowstate.state.per_record.places import ElementState, Place
 from arrowstate.table.key_batch import KeyBatch
 
@@ -186,7 +184,9 @@ class _ElementFold(_ElementRow[Folding], ABC):
                 if number >= self._starts.get(place, 0):
                     latest[place] = max(latest[place], at[row])
             times = pa.array([latest[place] for place in places], pa.int64())
-        anew = np.array([number for number, place in enumerate(places) if place in self._starts], dtype=np.int64)
+        # Few batches clear anything, and then no place is looked at.
+        cleared = enumerate(places) if self._starts else ()
+        anew = np.array([number for number, place in cleared if place in self._starts], dtype=np.int64)
         self._write = self.state.stage(keys, values, times, anew=anew)
 
 
@@ -195,13 +195,30 @@ class ElementReducing(_ElementFold[ReducingState]):
 
     def __init__(self, state: ReducingState, place: Place) -> None:
         super().__init__(state, place)
-        self._given = _given_of(state.descriptor)
-        self._fold = _fold_of(state.descriptor)
-        self._merge = _fold_of(state.descriptor, merging=True)
+        self._given = given_of(state.descriptor)
+        self._fold = fold_of(state.descriptor)
+        self._merge = fold_of(state.descriptor, merging=True)
         self._timed = self._is_timed()
+        descriptor = state.descriptor
+        is_sum = descriptor.reduce == "sum" and not self._timed
+        # No integer is within the bounds of what is no sum of integers.
+        self._lowest, self._highest = integer_bounds(descriptor.type) if is_sum else (1, 0)
 
     def add(self, value: Any) -> None:
         """Fold one value into that of the element's key; None clears it."""
+        # Sums of integers without a call: they are most of what is folded, and a call costs as much as all the rest.
+        if type(value) is int and self._lowest <= value <= self._highest:
+            place = self._place
+            number = place.number
+            try:
+                old = self._values[number]
+            except (IndexError, TypeError):
+                raise self._outside() from None
+            total = value if old is None else old + value
+            if self._lowest <= total <= self._highest:
+                self._values[number] = total
+                self._rows[number] = place.row
+                return
         if value is None:
             self.clear()
             return
@@ -228,7 +245,9 @@ class ElementReducing(_ElementFold[ReducingState]):
     def convert(self, timestamps: pa.Array | None) -> None:
         keys, places, rows = self._written()
         if places:
-            given = pa.array([self._values[place] for place in places], self.state.descriptor.type)
+            # A range is of all places.
+            values = self._values if isinstance(places, range) else [self._values[place] for place in places]
+            given = pa.array(values, self.state.descriptor.type)
             self._stage(keys, places, given, rows, timestamps)
 
     def _take(self, place: Any) -> Any:
@@ -252,7 +271,7 @@ class ElementAggregating(_ElementFold[AggregatingState]):
 
     def __init__(self, state: AggregatingState, place: Place) -> None:
         super().__init__(state, place)
-        self._copy_result = copy.deepcopy if pa.types.is_nested(state.descriptor.result_type) else _same
+        self._copy_result = copy.deepcopy if pa.types.is_nested(state.descriptor.result_type) else same
         self._accumulators = pa.array([], state.layout.value_type)
         self._results: list[Any] | None = None
         # Of each place the numbers among those added that are in no accumulator yet.
@@ -351,100 +370,3 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         if place in self._pending:
             self._fold(place)
         self._values[place] = self.state.merged(self._one(place), np.zeros(1, dtype=np.int64), value)
-
-
-def _given_of(descriptor: ReducingStateDescriptor) -> Callable[[Any], Any]:
-    """Return what gives a value to be added as the type has it; what is counted may be anything."""
-    reduce, name = descriptor.reduce, descriptor.name
-    if not isinstance(reduce, Mapping):
-        return _same if reduce == "count" else fitting(descriptor.type, name)
-    fields = {
-        field.name: _same if reduce[field.name] == "count" else fitting(field.type, name) for field in descriptor.type
-    }
-
-    def given(value: Any) -> dict[str, Any]:
-        if not isinstance(value, Mapping) or not set(value) <= set(fields):
-            raise ValueTypeError(name, f"a mapping of {', '.join(fields)}", repr(value))
-        return {field: fields[field](item) for field, item in value.items() if item is not None}
-
-    return given
-
-
-def _fold_of(descriptor: ReducingStateDescriptor, *, merging: bool = False) -> Callable[[Any, Any], Any]:
-    """Return what folds a value as the type has it, or where `merging` a result, into an old one or None."""
-    reduce = descriptor.reduce
-    if isinstance(reduce, str):
-        return _fold_of_column(reduce, descriptor.type, descriptor.name, merging)
-    if not isinstance(reduce, Mapping):
-        return _fold_of_callable(reduce, descriptor.type, descriptor.name)
-    folds = {
-        field.name: _fold_of_column(reduce[field.name], field.type, f"{descriptor.name}.{field.name}", merging)
-        for field in descriptor.type
-    }
-    empty = {name: 0 if reduce[name] == "count" else None for name in folds}
-
-    def fold(old: Any, new: Any) -> Any:
-        out = dict(empty if old is None else old)
-        for name, value in new.items():
-            if value is not None:
-                out[name] = folds[name](out[name], value)
-        return out
-
-    return fold
-
-
-def _fold_of_callable(reduce: Callable[[Any, Any], Any], kind: pa.DataType, name: str) -> Callable[[Any, Any], Any]:
-    fit = fitting(kind, name)
-    kept = copy.deepcopy if pa.types.is_nested(kind) else _same
-
-    def fold(old: Any, new: Any) -> Any:
-        if old is None:
-            return new
-        # A callable that changes what it was given, and raises, must not have changed the state.
-        folded = reduce(kept(old), new)
-        return None if folded is None else fit(folded)
-
-    return fold
-
-
-def _fold_of_column(reduce: str, kind: pa.DataType, where: str, merging: bool) -> Callable[[Any, Any], Any]:
-    if reduce == "count" and not merging:
-        return lambda old, _: 1 if old is None else old + 1
-    fold = PLAIN_FOLDS["sum" if reduce == "count" else reduce]
-    if reduce not in ("count", "sum", "product") or kind == pa.float64():
-        return lambda old, new: new if old is None else fold(old, new)
-    exact = _stored_of(reduce, kind, where)
-    return lambda old, new: new if old is None else exact(fold, old, new)
-
-
-def _stored_of(reduce: str, kind: pa.DataType, where: str) -> Callable[..., Any]:
-    """Return what folds two values by a sum or product, and gives the result as the type has it."""
-    rounded = rounding(kind)
-    if rounded is not None:
-        return lambda fold, old, new: rounded(fold(old, new))
-    if pa.types.is_duration(kind):
-        # Python's and pandas' durations end elsewhere than those of the type.
-        fit = fitting(kind, where)
-
-        def duration(fold: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
-            try:
-                return fit(fold(old, new))
-            except (OverflowError, ValueError) as error:
-                raise ValueOverflowError(where, reduce, str(kind)) from error
-
-        return duration
-    is_one = fits_in(kind)
-    # A product of decimals comes without the zeros at its end.
-    fit = fitting(kind, where) if pa.types.is_decimal(kind) else _same
-
-    def checked(fold: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
-        total = fold(old, new)
-        if not is_one(total):
-            raise ValueOverflowError(where, reduce, str(kind))
-        return fit(total)
-
-    return checked
-
-
-def _same(value: Any) -> Any:
-    return value
