@@ -87,6 +87,11 @@ class Runner(Generic[F, C]):
     def side_output(self, tag: OutputTag) -> pa.Table:
         """Return what the function handed to a side output in the last call; nothing of one that failed.
 
+        Returns
+        -------
+        pa.Table
+            The columns of the tag.
+
         Raises
         ------
         InvalidInputError

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, StateSource
 from arrowstate.query.state import StateReader
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow.dataset as ds
+
+    from arrowstate.query.duckdb.dataset import ScanStatistics
 
 __all__ = ["StateTable"]
 
@@ -159,6 +160,8 @@ class StateTable:
         pyarrow.dataset.Dataset
             The columns of `to_arrow`, and `_key_group`.
         """
+        from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, StateSource
+
         if self.key_groups is not None:
             raise InvalidInputError("a dataset is of all key groups; filter it by _key_group, or use to_batches()")
         reader = self._reader
