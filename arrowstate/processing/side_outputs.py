@@ -109,7 +109,7 @@ class Sides(Generic[G]):
 
     def table(self, tag: OutputTag, given: G) -> pa.Table:
         """Return the rows of a side output."""
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: batches and single values become a table in their own ways.
 
     def _check(self, tag: Any) -> None:
         known = self._tags.get(tag.name) if isinstance(tag, OutputTag) else None
