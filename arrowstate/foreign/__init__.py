@@ -1,0 +1,1 @@
+"""State that other systems wrote, read where it lies."""

@@ -1,0 +1,154 @@
+"""Where the files of a savepoint lie, and that nothing else is opened.
+
+A savepoint is a folder that can be moved: its files are named relative to it. Shared files of checkpoints are named by
+the absolute place where Flink wrote them; they are looked for by what stands after `shared`, `taskowned` or `chk-N` in
+it, and by their names, below the folder of the job and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StoreNotFoundError
+from arrowstate.foreign.flink.handles import FileHandle, InlineHandle, StreamHandle
+from arrowstate.storage import Storage, open_storage
+
+__all__ = ["METADATA", "Bytes", "Places", "Stream"]
+
+METADATA = "_metadata"
+_CHECKPOINT = re.compile(r"chk-(\d+)")
+_BELOW_A_JOB = re.compile(r"shared|taskowned|chk-\d+")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Stream:
+    """The bytes of a handle.
+
+    Attributes
+    ----------
+    data : numpy.ndarray of uint8
+        All of them, mapped where the storage maps files.
+    name : str
+        What to call them in messages.
+    """
+
+    __slots__ = ("data", "name")
+
+    def __init__(self, data: Bytes, name: str) -> None:
+        self.data, self.name = data, name
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, for readers of single values."""
+        return self.data.data
+
+
+class Places:
+    """The folder of a savepoint or checkpoint, and for a checkpoint the folder of its job.
+
+    Parameters
+    ----------
+    url : str or PathLike
+        The folder that holds `_metadata`, the file itself, or a job's folder of checkpoints, of which the last
+        complete one is taken.
+    storage_options : mapping, optional
+        See `arrowstate.open_store`.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If no `_metadata` lies there.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+        given = os.fspath(url)
+        text = given.rstrip("/").removesuffix("/" + METADATA)
+        if not text:
+            raise InvalidInputError(f"the place of a savepoint must be a folder, got {given!r}")
+        before, slash, last = text.rpartition("/")
+        self.storage: Storage
+        self.folder = ""
+        if _CHECKPOINT.fullmatch(last) and slash:
+            self.storage, self.folder = open_storage(before, storage_options=storage_options), last + "/"
+        elif _CHECKPOINT.fullmatch(last):
+            self.storage, self.folder = open_storage(".", storage_options=storage_options), last + "/"
+        else:
+            self.storage = open_storage(text, storage_options=storage_options)
+            if not self.storage.exists(METADATA):
+                self.folder = self._last_checkpoint(given)
+        self.url = text
+        if not self.storage.exists(self.folder + METADATA):
+            raise StoreNotFoundError(given)
+        self._files: dict[str, list[str]] | None = None
+        self.metadata = self._mapped(self.folder + METADATA)
+
+    def _last_checkpoint(self, given: str) -> str:
+        """The newest complete checkpoint of a job's folder."""
+        found = [_CHECKPOINT.fullmatch(path.partition("/")[0]) for path in self.storage.list("chk-")]
+        numbers = {int(match[1]) for match in found if match}
+        for number in sorted(numbers, reverse=True):
+            if self.storage.exists(f"chk-{number}/{METADATA}"):
+                return f"chk-{number}/"
+        raise StoreNotFoundError(given)
+
+    def open(self, handle: StreamHandle) -> Stream:
+        """Return the bytes of a handle.
+
+        Raises
+        ------
+        MissingFileError
+            If the file is not below the folders of the savepoint.
+        CorruptDataError
+            If it is shorter or longer than the metadata says, or the handle leads outside.
+        """
+        if isinstance(handle, InlineHandle):
+            data = self.metadata.data[handle.start : handle.start + handle.size]
+            return Stream(data, f"{self.folder}{METADATA} (inline, from byte {handle.start})")
+        path = self._path(handle)
+        stream = self._mapped(path)
+        if handle.start is not None:
+            if handle.start + handle.size > len(stream.data):
+                raise CorruptDataError(
+                    path, f"bytes {handle.start} to {handle.start + handle.size} of {len(stream.data)} are missing"
+                )
+            part = stream.data[handle.start : handle.start + handle.size]
+            return Stream(part, f"{path} (from byte {handle.start})")
+        if len(stream.data) != handle.size:
+            raise CorruptDataError(path, f"it has {len(stream.data)} bytes and must have {handle.size}")
+        return stream
+
+    def _mapped(self, path: str) -> Stream:
+        buffer: pa.Buffer = self.storage.open_buffer(path)
+        return Stream(np.frombuffer(buffer, dtype=np.uint8), path)
+
+    def _path(self, handle: FileHandle) -> str:
+        """The path of a file in the storage, never outside the folders of the savepoint."""
+        if handle.relative:
+            if "/" in handle.path or handle.path in ("", ".", ".."):
+                raise CorruptDataError(METADATA, f"the file {handle.path!r} is not in the savepoint's folder")
+            return self.folder + handle.path
+        parts = [part for part in handle.path.split("/") if part]
+        if ".." in parts or "." in parts or not parts:
+            raise CorruptDataError(METADATA, f"the file {handle.path!r} leads outside")
+        for place in range(len(parts) - 1, -1, -1):
+            if _BELOW_A_JOB.fullmatch(parts[place]):
+                path = "/".join(parts[place:])
+                if self.storage.exists(path):
+                    return path
+        if self._files is None:
+            self._files = {}
+            for path in self.storage.list(""):
+                self._files.setdefault(path.rpartition("/")[2], []).append(path)
+        found = self._files.get(parts[-1], [])
+        if len(found) != 1:
+            places = f" ({' and '.join(found)} have its name)" if found else ""
+            raise MissingFileError(self.storage.url, handle.path + places)
+        return found[0]
