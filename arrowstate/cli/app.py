@@ -7,238 +7,24 @@ bar is shown on a terminal only.
 
 from __future__ import annotations
 
-import argparse
+import gc
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import get_args
+from collections.abc import Sequence
 
-from arrowstate.checkpoints.compaction import CompactionPolicy
-from arrowstate.cli import check, compact, diff, gc, keys, listing, run, savepoint, sql, tags, verify, warm
+from arrowstate.cli.parser import make_parser
 from arrowstate.errors import ArrowStateError, StoreNotFoundError
-from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
-from arrowstate.snapshot.validation import Validation
-from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["main", "make_parser"]
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="arrowstate",
-        description="Look into a store of stream-processing state, query it, take savepoints, and look after it.",
-        epilog="STORE is a folder or a URL of a store. Each command takes --json for machines.",
-        formatter_class=_formatter,
-    )
-    parser.add_argument("--version", action="store_true", help="show the version and the format version")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-
-    listed = _command(commands, "list", "list the checkpoints of a store", listing.list_checkpoints, checkpoint=False)
-    listed.add_argument("--limit", type=_positive, metavar="N", help="only the newest N checkpoints")
-
-    shown = _command(commands, "show", "show what a checkpoint holds", listing.show_checkpoint)
-    shown.add_argument("--state", metavar="OPERATOR.STATE", help="show one state: its columns and its runs")
-
-    queried = _command(commands, "sql", "query a checkpoint with DuckDB", sql.run)
-    queried.add_argument("query", metavar="QUERY", help="one SELECT; a table is called OPERATOR.STATE")
-    queried.add_argument("--csv", action="store_true", help="print the result as CSV")
-    queried.add_argument(
-        "--lease", action="store_true", help="keep the checkpoint from being collected meanwhile; writes to the store"
-    )
-
-    queried.add_argument(
-        "--validate",
-        choices=get_args(Validation),
-        default="checksums",
-        help="full: take nothing in files on trust that somebody else may have written (default: %(default)s)",
-    )
-
-    saved = _command(
-        commands, "savepoint", "write a checkpoint as a folder of its own, of plain Parquet files", savepoint.write
-    )
-    saved.add_argument("place", metavar="NAME_OR_PATH", help="a name, or with a / the path of a new folder")
-    saved.add_argument(
-        "--format",
-        choices=get_args(RunFormat),
-        default="parquet",
-        help="the format of the run files (default: %(default)s)",
-    )
-
-    imported = _command(
-        commands,
-        "import",
-        "bring a savepoint, or the newest checkpoint of another store, into a store",
-        savepoint.bring_in,
-        checkpoint=False,
-    )
-    imported.add_argument(
-        "place", metavar="NAME_OR_PATH", help="a name, or with a / the path or URL of a savepoint or a store"
-    )
-    imported.add_argument(
-        "--claim", action="store_true", help="dispose of the savepoint after that; by default it stays as it is"
-    )
-
-    disposed = _command(commands, "dispose", "delete a savepoint", savepoint.delete, checkpoint=False, store=False)
-    disposed.add_argument("place", metavar="PLACE", help="folder or URL of the savepoint")
-
-    tagged = _command(commands, "tag", "keep a checkpoint until its tag is removed", tags.tag)
-    tagged.add_argument("name", metavar="NAME", help="of the tag")
-    untagged = _command(commands, "untag", "remove a tag", tags.untag, checkpoint=False)
-    untagged.add_argument("name", metavar="NAME", help="of the tag")
-    _command(commands, "tags", "list the tags of a store", tags.list_tags, checkpoint=False)
-
-    returned = _command(
-        commands, "rollback", "make an older checkpoint the newest again", tags.roll_back, checkpoint=False
-    )
-    returned.add_argument("to", metavar="CHECKPOINT", help="an id, a tag or a time")
-    returned.add_argument("--comment", metavar="TEXT", help="why; kept in the log")
-
-    compared = _command(commands, "diff", "say what changed between two checkpoints", diff.compare, checkpoint=False)
-    compared.add_argument(
-        "before", metavar="BEFORE", help="the earlier checkpoint: an id, a tag, a time, or -1 for the one before"
-    )
-    compared.add_argument("after", metavar="AFTER", nargs="?", help="the later one; the newest by default")
-    compared.add_argument("--state", metavar="OPERATOR.STATE", help="of this state alone")
-    compared.add_argument("--rows", action="store_true", help="show the rows that changed; needs --state")
-
-    for name, help, printed in (
-        ("lookup", "show what a key is", keys.look_up),
-        ("history", "show what a key was, in each checkpoint that changed it", keys.history),
-    ):
-        asked = _command(commands, name, help, printed)
-        asked.add_argument("state", metavar="OPERATOR.STATE", help="the state")
-        asked.add_argument("keys", metavar="KEY", nargs="+", help="as text, or JSON for a key of several columns")
-
-    checked = _command(
-        commands, "restore-check", "restore a checkpoint for trial and verify every checksum", check.restore_check
-    )
-    checked.add_argument(
-        "--parallelism", type=_positive, metavar="P", help="subtasks to restore; as in the checkpoint by default"
-    )
-    checked.add_argument(
-        "--max-parallelism", type=_positive, metavar="M", help="key groups; as in the checkpoint by default"
-    )
-    looked = _command(commands, "verify", "look whether a store is whole", verify.verify, checkpoint=False)
-    looked.add_argument(
-        "--deep", action="store_true", help="read every byte; by default documents, and whether files have their sizes"
-    )
-
-    _command(
-        commands, "diagnose", "say what helps a damaged store, and change nothing", verify.diagnose, checkpoint=False
-    )
-
-    collected = _command(
-        commands, "gc", "plan or apply a collection of what is not needed any more", gc.collect, checkpoint=False
-    )
-    mode = collected.add_mutually_exclusive_group()
-    mode.add_argument("--plan", action="store_true", help="print what would be deleted; the default")
-    mode.add_argument("--apply", action="store_true", help="delete it")
-    collected.add_argument(
-        "--count", type=_positive, default=1, metavar="N", help="checkpoints to keep (default: %(default)s)"
-    )
-    collected.add_argument(
-        "--age", type=gc.duration, metavar="TIME", help="keep younger checkpoints too; such as 90m, 12h or 7d"
-    )
-    collected.add_argument(
-        "--grace",
-        type=gc.duration,
-        default=DEFAULT_GRACE_MS,
-        metavar="TIME",
-        help="how long a file that nothing has referred to waits, at least 1m (default: 24h)",
-    )
-    collected.add_argument(
-        "--allow-short-grace",
-        action="store_true",
-        help="take a grace period below 1m; only where nobody writes to the store",
-    )
-    compacted = _command(
-        commands,
-        "compact",
-        "plan or apply a compaction of the newest checkpoint into fewer and fuller files",
-        compact.compact,
-        checkpoint=False,
-    )
-    mode = compacted.add_mutually_exclusive_group()
-    mode.add_argument("--plan", action="store_true", help="print what would be merged; the default")
-    mode.add_argument("--apply", action="store_true", help="merge it and commit the result")
-    compacted.add_argument(
-        "--max-amplification",
-        type=float,
-        default=CompactionPolicy().max_space_amplification,
-        metavar="X",
-        help="bytes that a state may take, over those of its live rows (default: %(default)s)",
-    )
-    compacted.add_argument(
-        "--max-small-files",
-        type=_positive,
-        default=CompactionPolicy().max_small_files,
-        metavar="N",
-        help="files below 1 MiB that a state may have per subtask (default: %(default)s)",
-    )
-    warmed = _command(
-        commands,
-        "warm",
-        "compile all kernels beforehand, as for an image or a node, so that no first call has to",
-        warm.warm,
-        checkpoint=False,
-        store=False,
-    )
-    warmed.add_argument(
-        "--processes", type=_positive, metavar="N", help="processes that compile (default: one for each core)"
-    )
-    _add_run(commands)
-    return parser
-
-
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    started = _command(
-        commands,
-        "run",
-        "run a job of the runtime from a Python file, until its end or until Ctrl-C stops it",
-        run.run_job,
-        checkpoint=False,
-        store=False,
-        json="print a JSON object in a line for each thing that happens",
-    )
-    started.add_argument("file", metavar="FILE", help="a Python file with a Job, or a function that returns one")
-    started.add_argument("--job", metavar="NAME", help="the variable or function; needed where there are several")
-    started.add_argument("--parallelism", type=_positive, metavar="P", help="slots; as in the file by default")
-    started.add_argument("--max-parallelism", type=_positive, metavar="M", help="key groups; as in the file by default")
-    started.add_argument(
-        "--mode",
-        choices=["processes", "threads"],
-        default="processes",
-        help="where slots run (default: %(default)s)",
-    )
-    started.add_argument(
-        "--from",
-        dest="begin_from",
-        metavar="PLACE",
-        help="begin with a savepoint, by name, path or URL, or with a checkpoint of the job's store, by its number; "
-        "by default with its newest",
-    )
-    started.add_argument(
-        "--savepoint", metavar="NAME_OR_PATH", help="where Ctrl-C writes the savepoint; stopped-at-N by default"
-    )
-    started.add_argument(
-        "--no-savepoint",
-        dest="stop_with_savepoint",
-        action="store_false",
-        help="stop with a checkpoint alone, which the next start goes on from",
-    )
-    started.add_argument(
-        "--every",
-        type=_seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="how often figures are printed where there is no terminal (default: %(default)g)",
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        # What was imported stays to the end of the process: nobody looks through it for garbage again and again.
+        gc.freeze()
     try:
         parser = make_parser()
         options = parser.parse_args(given)
@@ -252,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "a command is missing: list, show, sql, savepoint, import, dispose, tag, untag, tags, rollback, diff, "
                 "lookup, history, restore-check, verify, diagnose, gc, compact, warm or run"
             )
-        chosen: Callable[[argparse.Namespace], int] = options.run
-        return chosen(options)
+        module, function = options.run.split(".")
+        code: int = getattr(importlib.import_module(f"arrowstate.cli.{module}"), function)(options)
+        return code
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except StoreNotFoundError as error:
@@ -268,46 +55,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-
-
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    help: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    checkpoint: bool = True,
-    store: bool = True,
-    json: str = "print the result as JSON",
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        name, help=help, description=help[0].upper() + help[1:] + ".", formatter_class=_formatter
-    )
-    parser.set_defaults(run=run)
-    if store:
-        parser.add_argument("store", metavar="STORE", help="folder or URL of the store")
-    if checkpoint:
-        parser.add_argument(
-            "--checkpoint", metavar="N", help="the checkpoint: an id, a tag or a time; the newest by default"
-        )
-    parser.add_argument("--json", action="store_true", help=json)
-    return parser
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    # Of one width everywhere, not that of the terminal: a test compares the help with what it was.
-    return argparse.HelpFormatter(prog, max_help_position=32, width=100)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return seconds

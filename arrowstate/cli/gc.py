@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections import Counter
 from typing import Any
 
@@ -13,18 +12,9 @@ from arrowstate.maintenance.planned import CollectionPlan
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.store import open_store
 
-__all__ = ["collect", "duration"]
+__all__ = ["collect"]
 
-_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SHOWN = 20
-
-
-def duration(text: str) -> int:
-    """Return the milliseconds of a text such as `90s`, `15m`, `12h` or `7d`."""
-    match = re.fullmatch(r"([0-9]+)([smhd])", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"must be a number with s, m, h or d, such as 12h, got {text}")
-    return int(match[1]) * _UNITS_MS[match[2]]
 
 
 def collect(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from typing import Any
 
 from arrowstate.cli.output import (
@@ -15,6 +16,7 @@ from arrowstate.cli.output import (
     say_field,
     time_text,
 )
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import resolve
 from arrowstate.query.describe import bytes_of, columns_of, live_rows, runs_of, state_overview
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
@@ -37,26 +39,14 @@ def open_checkpoint(options: argparse.Namespace, validate: Validation = "checksu
 
 def list_checkpoints(options: argparse.Namespace) -> int:
     """Print the checkpoints of a store, oldest first."""
-    store = open_store(options.store)
-    snapshots = store.checkpoints()
-    if options.limit is not None:
-        snapshots = snapshots[-options.limit :]
-    found: list[dict[str, Any]] = []
-    with progress_bar("reading manifests") as progress:
-        for snapshot in progress.track(snapshots, task_id=progress.task_ids[0]):
-            entry = snapshot.entry
-            found.append(
-                {
-                    "checkpoint_id": entry.checkpoint_id,
-                    "kind": entry.kind,
-                    "committed_at_ms": entry.committed_at_ms,
-                    "bytes": _bytes(store.storage, entry),
-                    "rows": sum(
-                        live_rows(operator, state) for operator in entry.operators for state in operator.states
-                    ),
-                    "operators": [operator.uid for operator in entry.operators],
-                }
-            )
+    storage = open_store(options.store).storage
+    newest_first: list[dict[str, Any]] = []
+    with progress_bar("reading checkpoints") as progress:
+        # An entry is let go before the next one is read: a log may be long.
+        for entry in itertools.islice(CommitLog(storage).backwards(), options.limit):
+            newest_first.append(_line_of(storage, entry))
+            progress.advance(progress.task_ids[0])
+    found = newest_first[::-1]
     if options.json:
         print_json(found)
         return 0
@@ -73,8 +63,20 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             )
             for item in found
         ],
+        drop=["kind", "operators", "bytes"],
     )
     return 0
+
+
+def _line_of(storage: Storage, entry: LogEntryDocument) -> dict[str, Any]:
+    return {
+        "checkpoint_id": entry.checkpoint_id,
+        "kind": entry.kind,
+        "committed_at_ms": entry.committed_at_ms,
+        "bytes": _bytes(storage, entry),
+        "rows": sum(live_rows(operator, state) for operator in entry.operators for state in operator.states),
+        "operators": [operator.uid for operator in entry.operators],
+    }
 
 
 def _bytes(storage: Storage, entry: LogEntryDocument) -> int:

@@ -6,17 +6,20 @@ import datetime
 import decimal
 import json
 import math
+import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import filesize
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+
+from arrowstate.cli.tables import table_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = [
     "bytes_text",
@@ -34,18 +37,22 @@ __all__ = [
 
 _NARROW = 100
 """The columns of a text to be read, where there is no terminal to say how many there are."""
+_WIDE = 1000
+"""The same for a table that may be as wide as its rows."""
 
 
 def say(text: str = "") -> None:
     """Print a line to stdout, as it is."""
-    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+    print(text)
 
 
 def say_field(name: str, text: str, *, label: int = 11) -> None:
-    """Print a field by its name, in so many columns; what does not fit into 100 goes on below its beginning."""
+    """Print a field by its name, in so many columns; what does not fit into the width goes on below its beginning."""
     line = f"  {name:<{label}} {text}"
-    if len(line) > _NARROW:
-        line = "\n".join(wrap(line, _NARROW, subsequent_indent=" " * (label + 3), break_on_hyphens=False))
+    width = min(_NARROW, _width(_NARROW))
+    if len(line) > width:
+        inside = " " * (label + 3)
+        line = "\n".join(wrap(line, width, subsequent_indent=inside, break_on_hyphens=False, break_long_words=False))
     say(line)
 
 
@@ -59,40 +66,45 @@ def print_json_line(value: Any) -> None:
     print(json.dumps(plain(value), ensure_ascii=False), flush=True)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
-    """Print rows under columns; numbers stand on the right."""
-    _console().print(_table(columns, rows, title))
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, drop: Sequence[str] = (), split: int | None = None
+) -> None:
+    """Print rows under columns; `drop` and `split` as for `table_text`.
 
-
-def print_narrow_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, split: int | None = None) -> None:
-    """Print rows under columns, in no more than 100 columns of text where there is no terminal; what is long is folded.
-
-    A table that does not fit is printed as two where `split` is given: the first so many columns, then the first column
-    with the others.
+    As wide as it is where there is no terminal, and nobody has set COLUMNS.
     """
-    console, table = _console(), _table(columns, rows)
-    width = console.width if console.is_terminal else _NARROW
-    if split is None or console.measure(table).maximum <= width:
-        console.print(table, width=width)
-        return
-    console.print(_table(columns[:split], [row[:split] for row in rows]), width=width)
-    others = [(row[0], *row[split:]) for row in rows]
-    console.print(_table([columns[0], *columns[split:]], others), width=width)
+    _print_table(columns, rows, _width(_WIDE), drop, split)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        is_number = all(isinstance(row[number], (int, float, decimal.Decimal, type(None))) for row in rows)
-        table.add_column(escape(column), justify="right" if rows and is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row))
-    return table
+def print_narrow_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, drop: Sequence[str] = (), split: int | None = None
+) -> None:
+    """Print rows under columns, in no more than 100 columns of text where there is no terminal."""
+    _print_table(columns, rows, _width(_NARROW), drop, split)
+
+
+def _print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int, drop: Sequence[str], split: int | None
+) -> None:
+    texts = [[_cell(value) for value in row] for row in rows]
+    ascii_only = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print(table_text(columns, rows, texts, width=width, drop=drop, split=split, ascii_only=ascii_only))
+
+
+def _width(otherwise: int) -> int:
+    """Return the columns of the terminal, those that COLUMNS says, or what there is otherwise."""
+    given = os.environ.get("COLUMNS", "")
+    if sys.stdout.isatty() or (given.isdecimal() and int(given) > 0):
+        return shutil.get_terminal_size().columns
+    return otherwise
 
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Progress]:
     """Give a progress bar on stderr; nothing is shown where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -143,8 +155,3 @@ def _cell(value: Any) -> str:
         return str(value)
     value = plain(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _console() -> Console:
-    # Rich takes 80 columns where there is no terminal, and would fold what goes to a file or a pipe.
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000)

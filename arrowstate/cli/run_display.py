@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -134,20 +135,18 @@ class _Table:
         if left_out:
             lines.append(Text(left_out, style="yellow"))
         lines.append(Text(self._note, style="dim"))
-        self._live.update(Group(head, _tasks_table(status), *lines), refresh=True)
+        self._live.update(Group(head, _tasks_table(status, self._live.console.width), *lines), refresh=True)
 
     def event(self, event: str, text: str, **_: Any) -> None:  # noqa: ARG002
         self._note = text
 
 
-def _tasks_table(status: JobStatus) -> Table:
-    table = Table()
-    table.add_column("operator")
-    for column in ("rows/s in", "rows/s out", "rows in", "queued", "busy", "blocked", "idle", "lag"):
-        table.add_column(column, justify="right")
-    for uid, tasks in _by_operator(status).items():
-        table.add_row(
-            escape(uid if len(tasks) == 1 else f"{uid} ({len(tasks)})"),
+def _tasks_table(status: JobStatus, width: int) -> Table:
+    """Return the table of the operators; where there is little room, without what says least."""
+    names = ["operator", "rows/s in", "rows/s out", "rows in", "queued", "busy", "blocked", "idle", "lag"]
+    rows = [
+        (
+            uid if len(tasks) == 1 else f"{uid} ({len(tasks)})",
             f"{sum(task.rows_per_second for task in tasks):,.0f}",
             f"{sum(task.rows_out_per_second for task in tasks):,.0f}",
             f"{sum(task.rows for task in tasks):,}",
@@ -158,6 +157,18 @@ def _tasks_table(status: JobStatus) -> Table:
             f"{min(task.idle for task in tasks):.0%}",
             _lag_text(tasks),
         )
+        for uid, tasks in _by_operator(status).items()
+    ]
+    left = list(range(len(names)))
+    for dropped in (7, 2, 3, 6, 4):
+        if sum(max(cell_len(line[number]) for line in (names, *rows)) + 3 for number in left) < width:
+            break
+        left.remove(dropped)
+    table = Table()
+    for number in left:
+        table.add_column(names[number], justify="right" if number else "left", no_wrap=number > 0)
+    for row in rows:
+        table.add_row(*(escape(row[number]) for number in left))
     return table
 
 

@@ -79,6 +79,7 @@ def _print(url: str, found: StoreVerification) -> None:
             )
             for item in found.checkpoints
         ],
+        drop=["files", "bytes"],
     )
     for problem in found.problems:
         say(f"PROBLEM   {problem}")

@@ -37,7 +37,7 @@ def test_what_is_too_large_is_named(monkeypatch, capsys):
     code = rooms.main()
 
     assert code == 1
-    assert "arrowstate/cli/app.py: make_parser has" in capsys.readouterr().out
+    assert "tools/nexmark_queries/queries.py: all_queries has" in capsys.readouterr().out
 
 
 def test_what_became_small_is_no_exception_any_more(monkeypatch, capsys):

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.cli import main
+from arrowstate.storage.local import LocalStorage
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with 60 checkpoints."""
+    folder = tmp_path_factory.mktemp("listing") / "store"
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    with arrowstate.open_store(folder, create=True).writer() as writer:
+        for number in range(60):
+            clicks.add_batch([f"u{number}"], [1])
+            writer.checkpoint({"counter": [backend]})
+    return str(folder)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The paths that are read."""
+    paths = []
+    original = LocalStorage.read
+
+    def noted(self, path, *arguments, **options):
+        paths.append(path)
+        return original(self, path, *arguments, **options)
+
+    monkeypatch.setattr(LocalStorage, "read", noted)
+    return paths
+
+
+def test_a_list_of_the_newest_reads_no_older_ones(store, read, capsys):
+    assert main(["list", store, "--limit", "3", "--json"]) == 0
+
+    assert [item["rows"] for item in json.loads(capsys.readouterr().out)] == [58, 59, 60]
+    assert len([path for path in read if path.startswith("log/")]) <= 8
+
+
+def test_a_list_reads_each_entry_once_and_nothing_beside_the_log(store, read, capsys):
+    assert main(["list", store]) == 0
+
+    assert capsys.readouterr().out.count("checkpoint") == 60
+    assert [path for path in read if path.startswith("data/")] == []
+    assert len([path for path in read if path.startswith("log/")]) <= 66
