@@ -29,7 +29,7 @@ from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["SubtaskHandle", "SubtaskWriter", "commit_handles"]
+__all__ = ["SubtaskHandle", "SubtaskWriter", "commit_handles", "operator_of_handles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def commit_handles(
         by_operator[handle.operator].append(handle)
     if not by_operator:
         raise InvalidInputError("a checkpoint needs the handles of all subtasks of an operator at least, got none")
-    documents = [_operator(uid, given) for uid, given in by_operator.items()]
+    documents = [operator_of_handles(uid, given) for uid, given in by_operator.items()]
     if not allow_dropped_state:
         _check_nothing_dropped(committer, documents)
     given = [handle for each in by_operator.values() for handle in each]
@@ -198,7 +198,7 @@ def commit_handles(
     )
 
 
-def _operator(uid: str, handles: Sequence[SubtaskHandle]) -> OperatorDocument:
+def operator_of_handles(uid: str, handles: Sequence[SubtaskHandle]) -> OperatorDocument:
     """Return the document of an operator, after checking that the handles are those of each subtask once."""
     ordered = sorted(handles, key=lambda handle: handle.subtask)
     first = ordered[0]

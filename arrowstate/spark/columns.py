@@ -1,30 +1,31 @@
-"""Columns of streams and tables: found as Spark finds them, checked, and made into the values of states.
+"""Columns of streams and tables: found as Spark finds them, and checked.
 
-A driver finds and checks columns; a task has them as Arrow arrays, and puts the values together that states take.
+A driver finds and checks columns; a task has them as Arrow arrays, of which `arrowstate.filling.columns` makes values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.spark.schemas import arrow_type, spark_type, widens
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
 
-__all__ = ["FrameColumns", "check_states", "columns_as", "is_counted", "milliseconds", "struct_values", "typed"]
+__all__ = ["FrameColumns", "columns_as", "typed"]
 
 
 class FrameColumns:
     """The columns of a stream or a table, by name; `what` it is, messages say."""
+
+    int64_name = "bigint"
 
     def __init__(self, schema: StructType, what: str = "table", *, case_sensitive: bool = False) -> None:
         self.schema = schema
@@ -64,26 +65,39 @@ class FrameColumns:
         """Return the type of a column."""
         return self.field(name).dataType
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a column."""
+        return self.find(name) is not None
 
-def check_states(states: Any, kinds: tuple[type[StateDescriptor], ...], taken: str) -> None:
-    """Refuse what is no list of states of these kinds with names of their own; `taken` says which kinds."""
-    if isinstance(states, kinds) or not states:
-        raise InvalidInputError("states must be a list of at least one descriptor")
-    names: set[str] = set()
-    for descriptor in states:
-        if not isinstance(descriptor, kinds):
-            raise InvalidInputError(f"{taken}, expected a descriptor of one, got {type(descriptor).__name__}")
-        if descriptor.name.lower() in names:
-            raise InvalidInputError(f"state names must differ in more than case, got {descriptor.name!r} twice")
-        names.add(descriptor.name.lower())
+    def fits(self, name: str, kind: pa.DataType) -> bool:
+        """Whether a column has values of a type, or narrower ones, and Arrow converts between the two."""
+        given = self.type_of(name)
+        if not widens(given, spark_type(kind)):
+            return False
+        try:
+            pa.array([], arrow_type(given)).cast(kind)
+        except (pa.ArrowException, InvalidInputError):
+            return False
+        return True
 
+    def is_time(self, name: str) -> bool:
+        """Whether a column has timestamps, or whole numbers that count milliseconds."""
+        return self.type_text(name) in ("timestamp", "timestamp_ntz", "bigint", "int")
 
-def is_counted(descriptor: StateDescriptor, field: str | None) -> bool:
-    """Whether a state counts the values of a field, None for a plain type; they may have any type then."""
-    if not isinstance(descriptor, ReducingStateDescriptor):
-        return False
-    reduce = descriptor.reduce
-    return (reduce.get(field or "") if isinstance(reduce, Mapping) else reduce) == "count"
+    def fields_of(self, name: str) -> FrameColumns | None:
+        """Return the fields of a struct column as columns, None for a column of another type."""
+        kind = self.type_of(name)
+        if kind.typeName() != "struct":
+            return None
+        return FrameColumns(kind, case_sensitive=True)  # type: ignore[arg-type]
+
+    def type_text(self, name: str) -> str:
+        """Return the type of a column as messages have it."""
+        return self.type_of(name).simpleString()
+
+    def described(self) -> str:
+        """Return all columns with their types as messages have them."""
+        return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema)
 
 
 def typed(column: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
@@ -99,22 +113,3 @@ def columns_as(columns: Sequence[pa.Array], schema: pa.Schema, what: str | None 
     of = "" if what is None else f"{what}."
     arrays = [typed(column, field.type, f"{of}{field.name}") for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=schema.names)
-
-
-def milliseconds(column: pa.Array) -> pa.Array:
-    """Return times as milliseconds since 1970, rounded down, of timestamps or of whole milliseconds."""
-    if not pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).view(pa.int64())
-
-
-def struct_values(descriptor: StateDescriptor, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.StructArray:
-    """Return the values of a struct type, of its fields; a value of which all are null is null."""
-    fields = [pa.field(name, column.type) for name, column in zip(names, columns, strict=True)]
-    if isinstance(descriptor, ReducingStateDescriptor) and not isinstance(descriptor.reduce, str):
-        # Field by field, as in SQL: a row of nulls makes a group, and changes nothing in one that exists.
-        return pa.StructArray.from_arrays(columns, fields=fields)
-    absent = columns[0].is_null()
-    for column in columns[1:]:
-        absent = pc.and_(absent, column.is_null())
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)

@@ -7,24 +7,21 @@ the same query, finds its successor's fence above its own entries and stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from pyspark import cloudpickle
 
+from arrowstate.checkpoints.appending import append_checkpoint
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
-from arrowstate.log.boundary import Boundary, NewReferences
 from arrowstate.log.commit_log import CommitLog, refuse_loss
-from arrowstate.log.entries import CommittedEntry, next_checkpoint, next_fence
+from arrowstate.log.entries import next_fence
 from arrowstate.log.history import History
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.snapshot.output_tables import BATCH_SUFFIX, appended
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.subtasks import fitted
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.collecting import Collector, collector_of
 from arrowstate.spark.metrics import BatchMetrics
@@ -44,7 +41,6 @@ from arrowstate_formats.documents import (
 __all__ = [
     "BatchWork",
     "abort_micro_batch",
-    "append_checkpoint",
     "check_alone",
     "check_no_operator_state",
     "commit_batch",
@@ -265,42 +261,6 @@ def _commit(
         if entry is not None:
             return entry
         # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
-
-
-def append_checkpoint(
-    storage: Storage,
-    log: CommitLog,
-    parent: CommittedEntry,
-    operators: Sequence[OperatorDocument],
-    *,
-    before: Sequence[OperatorDocument],
-    base: int,
-    paths: Collection[str],
-    new_id: Callable[[], str],
-    said: Sequence[Boundary] | None = None,
-    **entry: Any,
-) -> LogEntryDocument | None:
-    """Append a checkpoint to `parent`, the newest entry; return None if another writer has taken its number.
-
-    `operators` are all that it has, `before` those of the checkpoint before; `paths` are the files written for it, and
-    `base` is the number of the checkpoint that tasks started from. The rest of `entry` is as for `next_checkpoint`.
-    """
-    lists: list[str] = []
-    document = next_checkpoint(
-        parent,
-        fitted(storage, operators, before=before, new_id=new_id, paths=lists),
-        commit_id=new_id(),
-        **entry,
-    )
-    everything = partial(ReferenceReader(storage).files, document.operators)
-    # After a checkpoint of its own a writer knows that it was acknowledged. A fence says nothing of what it repeats,
-    # and what a compaction refers to no more may be gone.
-    written = {*paths, *lists}
-    reused = set(everything()) - written if parent.document.kind != "checkpoint" else ()
-    if log.append(document, NewReferences(written, base, reused, everything), said=said) is not None:
-        return document
-    delete_quietly(storage, lists)
-    return None
 
 
 def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,11 +22,20 @@ from arrowstate.spark.workers import own_python, spare_collector
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from arrowstate.spark.task import SubtaskResult, TaskPlan
-
 __all__ = ["quoted", "run_tasks", "subtask_expression"]
 
+R = TypeVar("R")
+
 _RESULT = StructType([StructField("result", BinaryType())])
+
+
+class SubtaskCounts(Protocol):
+    """How many subtasks a plan has, and how many key groups they share."""
+
+    @property
+    def parallelism(self) -> int: ...
+    @property
+    def max_parallelism(self) -> int: ...
 
 
 def quoted(name: str) -> str:
@@ -65,12 +74,12 @@ def run_tasks(
     frame: DataFrame,
     columns: Mapping[str, Column],
     key: Sequence[str],
-    plan: TaskPlan,
-    task: Callable[[int, Iterator[pa.RecordBatch]], SubtaskResult | InvalidInputError],
+    plan: SubtaskCounts,
+    task: Callable[[int, Iterator[pa.RecordBatch]], R | InvalidInputError],
     *,
     order_by: Sequence[str] = (),
-) -> list[SubtaskResult]:
-    """Send each row to the task of its subtask; return what the tasks did in the order of the subtasks.
+) -> list[R]:
+    """Send each row to the task of its subtask; return what the tasks did, in no order.
 
     `columns` are what the tasks get, in this order; `key` and `order_by` are names of them. A task gets the number of
     its subtask and the rows, whose columns have names of no meaning. What fails at every attempt alike it returns as an
@@ -93,9 +102,11 @@ def run_tasks(
 
     with own_python(frame.sparkSession):
         collected = rows.mapInArrow(run, _RESULT).collect()
-    # What was pickled is the work of this very plan's tasks.
-    results = [pickle.loads(row["result"]) for row in collected]  # noqa: S301
-    for result in results:
+    results: list[R] = []
+    for row in collected:
+        # What was pickled is the work of this very plan's tasks.
+        result = pickle.loads(row["result"])  # noqa: S301
         if isinstance(result, InvalidInputError):
             raise result
-    return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
+        results.append(result)
+    return results

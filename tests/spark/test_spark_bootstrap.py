@@ -194,8 +194,8 @@ def test_a_stateful_operator_starts_from_a_bootstrapped_store(spark: Any, stream
 
 def test_a_run_that_is_still_alive_is_fenced_and_a_new_one_goes_on(sink: Any, make_rows: Any) -> None:
     from arrowstate.clock import new_id, now_ms
+    from arrowstate.filling.commit import FilledOperator, commit_fill
     from arrowstate.spark.columns import FrameColumns
-    from arrowstate.spark.load.commit import FilledOperator, commit_fill
     from arrowstate.spark.load.filling import fill_subtask
     from arrowstate.spark.load.planning import plan_fill
 
@@ -211,7 +211,10 @@ def test_a_run_that_is_still_alive_is_fenced_and_a_new_one_goes_on(sink: Any, ma
         overwrite=False,
     )
     filled = fill_subtask(plan, 0, [pa.record_batch({"k": [1], "extra": [5]})], new_id)
-    commit_fill([FilledOperator(plan, [filled])], properties={}, started_at_ms=0, new_id=new_id, clock_ms=now_ms)
+    storage = plan.open()
+    commit_fill(
+        storage, [FilledOperator(plan, [filled])], properties={}, started_at_ms=0, new_id=new_id, clock_ms=now_ms
+    )
 
     with pytest.raises(FencedError):
         sink.run(1, make_rows(1))
@@ -256,11 +259,12 @@ def test_a_second_row_of_a_key_is_refused_and_nothing_is_left(spark: Any, tmp_pa
 
 def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from arrowstate.clock import new_id
+    from arrowstate.filling import subtask
     from arrowstate.spark.columns import FrameColumns
     from arrowstate.spark.load import filling
     from arrowstate.spark.load.planning import plan_fill
 
-    monkeypatch.setattr(filling, "_PIECE_ROWS", 1)
+    monkeypatch.setattr(subtask, "_PIECE_ROWS", 1)
     state = arrowstate.ValueStateDescriptor("v", pa.int64())
     plan = plan_fill(
         FrameColumns(LONGS),
@@ -280,8 +284,8 @@ def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, t
 
 def test_attempts_of_a_task_leave_files_that_nothing_refers_to(tmp_path: Path) -> None:
     from arrowstate.clock import new_id, now_ms
+    from arrowstate.filling.commit import FilledOperator, commit_fill
     from arrowstate.spark.columns import FrameColumns
-    from arrowstate.spark.load.commit import FilledOperator, commit_fill
     from arrowstate.spark.load.filling import fill_subtask
     from arrowstate.spark.load.planning import plan_fill
 
@@ -298,7 +302,14 @@ def test_attempts_of_a_task_leave_files_that_nothing_refers_to(tmp_path: Path) -
     rows = [pa.record_batch({"k": range(5000), "v": range(5000)})]
     attempts = [fill_subtask(plan, 0, rows, new_id) for _ in range(3)]
 
-    commit_fill([FilledOperator(plan, attempts[1:2])], properties={}, started_at_ms=0, new_id=new_id, clock_ms=now_ms)
+    commit_fill(
+        plan.open(),
+        [FilledOperator(plan, attempts[1:2])],
+        properties={},
+        started_at_ms=0,
+        new_id=new_id,
+        clock_ms=now_ms,
+    )
 
     store = arrowstate.open_store(tmp_path / "store")
     assert store.latest().to_arrow("op.v").num_rows == 5000

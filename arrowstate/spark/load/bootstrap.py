@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as sf
 
+from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
+from arrowstate.filling.commit import FilledOperator, commit_filled
+from arrowstate.filling.plan import FillPlan
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import FrameColumns
-from arrowstate.spark.load.commit import FilledOperator, commit_fill, delete_files_of
-from arrowstate.spark.load.filling import FillPlan, fill_subtask
+from arrowstate.spark.load.filling import delete_files_of, fill_subtask
 from arrowstate.spark.load.planning import plan_fill
 from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.schemas import spark_type
-from arrowstate.spark.task import SubtaskResult
 from arrowstate.store import Snapshot, open_store
-from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
@@ -194,29 +194,20 @@ def run_fills(
     `properties` is asked when all is written. After an error nothing is committed and no file is left, but what a
     task wrote that Spark has not told of yet.
     """
-    started_at_ms = now_ms()
-    filled: list[FilledOperator] = []
-    with recorded("import", fills[0][1].store, started_at_ms) as recording:
-        try:
-            filled.extend(FilledOperator(plan, _run(frame, plan, order_by)) for frame, plan, order_by in fills)
-            kept = properties(filled)
-        except BaseException:
-            for _, plan, _ in fills:
-                delete_files_of(plan)
-            raise
-        with recording.committing():
-            entry = commit_fill(filled, properties=kept, started_at_ms=started_at_ms, new_id=new_id, clock_ms=now_ms)
-        recording.checkpoint_id = entry.checkpoint_id
-        recording.parts.extend(
-            PartRecord.of(item.statistics, rows=sum(item.subtask.live_rows.values()))
-            for operator in filled
-            for item in operator.subtasks
-            if item.subtask is not None and item.statistics is not None
-        )
-    return filled
+    storage = fills[0][1].open()
+
+    def fill() -> list[FilledOperator]:
+        return [FilledOperator(plan, _run(frame, plan, order_by)) for frame, plan, order_by in fills]
+
+    def abandon() -> None:
+        for _, plan, _ in fills:
+            delete_files_of(storage, plan)
+
+    _, filled = commit_filled(storage, fill, properties, abandon=abandon, new_id=new_id, clock_ms=now_ms)
+    return list(filled)
 
 
-def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[SubtaskResult]:
+def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[SubtaskHandle]:
     """Fill the subtasks of an operator, each in its task."""
     if isinstance(order_by, str):
         raise InvalidInputError(f"order_by must be a list of columns, got {order_by!r}")
@@ -229,15 +220,16 @@ def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[Subt
     for name in (*names, *map(columns.name_of, order_by)):
         taken.setdefault(name, sf.col(quoted(name)))
     sorting = [columns.name_of(name) for name in order_by]
-    return run_tasks(frame, taken, plan.key_columns, plan, _task(plan, list(taken)), order_by=sorting)
+    done = run_tasks(frame, taken, plan.key_columns, plan, _task(plan, list(taken)), order_by=sorting)
+    return sorted(done, key=lambda handle: handle.subtask)
 
 
 def _task(
     plan: FillPlan, names: list[str]
-) -> Callable[[int, Iterator[pa.RecordBatch]], SubtaskResult | InvalidInputError]:
+) -> Callable[[int, Iterator[pa.RecordBatch]], SubtaskHandle | InvalidInputError]:
     """Return what a task does with its rows, of columns in this order."""
 
-    def fill(subtask: int, rows: Iterator[pa.RecordBatch]) -> SubtaskResult | InvalidInputError:
+    def fill(subtask: int, rows: Iterator[pa.RecordBatch]) -> SubtaskHandle | InvalidInputError:
         try:
             return fill_subtask(plan, subtask, (batch.rename_columns(names) for batch in rows), new_id)
         except InvalidInputError as error:

@@ -1,127 +1,29 @@
-"""Filling a subtask: rows of a table become the keyed state of one range of key groups, whatever their number.
+"""The task of a fill: rows of a table become the keyed state of one subtask, in whatever process of Spark's that is.
 
-Rows are taken in pieces, so a task holds a few of them at a time and the state within a budget of memory. The
-result is files under fresh names and a handle: any number of attempts may run, and the commit names the files
-of one of them.
-
-A state is filled through a twin of its descriptor that has the same columns: stored accumulators go into a value
-state, and the time of a row's last update is given as an event time whatever clock the state expires by. What is
-written is the descriptor that was asked for.
+A task is a pure function of a checkpoint and its rows, and its files have fresh names: any number of attempts may run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import now_ms
-from arrowstate.errors import InvalidInputError
+from arrowstate.filling.plan import FillPlan
+from arrowstate.filling.subtask import SubtaskFill, pieces_of
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
-from arrowstate.schema.descriptors import (
-    AggregatingStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
-from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
-from arrowstate.snapshot.writing import FrozenState, FrozenSubtask
-from arrowstate.spark.columns import is_counted, milliseconds, struct_values
-from arrowstate.spark.memory import TaskMemory
-from arrowstate.spark.metrics import TaskMeter
-from arrowstate.spark.task import Subtask, SubtaskResult
-from arrowstate.state.base import KeyedState
-from arrowstate.state.kinds.aggregating import AggregatingState
-from arrowstate.state.kinds.list import ListState
-from arrowstate.state.kinds.map import MapState
-from arrowstate.state.kinds.reducing import ReducingState
-from arrowstate.state.kinds.timers import TimerState
-from arrowstate.state.kinds.value import ValueState
+from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
-from arrowstate.table import kernels
-from arrowstate_formats.run_files import RunFormat
-from arrowstate_formats.schema_documents import FieldDocument
 
-__all__ = ["FillPlan", "StateFill", "fill_subtask", "key_columns_of", "pieces_of"]
-
-_PIECE_BYTES = 32 << 20
-_PIECE_ROWS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class StateFill:
-    """One state, and where in the rows its content is."""
-
-    descriptor: StateDescriptor
-    form: Literal["values", "stored", "lists", "maps"]
-    """What a row has: a value to set or add; what the state stores, once per key; elements or entries of a key."""
-    values: tuple[str, ...]
-    """The columns with the values: one for each value column of the state, or one with all of it."""
-    entry: tuple[str, ...] = ()
-    """The columns with the namespace, and after them that with the user key of a map or the timestamp of a timer."""
-    updated: str | None = None
-    """The column with the time of the last update, in milliseconds, for a state with a time to live."""
-
-    @property
-    def twin(self) -> StateDescriptor:
-        """The descriptor that the rows are written with; its columns are those of the state."""
-        given = self.descriptor
-        ttl = None if given.ttl is None else replace(given.ttl, clock="event_time")
-        if self.form == "stored" and isinstance(given, (ReducingStateDescriptor, AggregatingStateDescriptor)):
-            kind = given.accumulator_type if isinstance(given, AggregatingStateDescriptor) else given.type
-            return ValueStateDescriptor(given.name, kind, namespace=given.namespace, ttl=ttl)
-        return given if ttl is None else replace(given, ttl=ttl)
-
-
-@dataclass(frozen=True, slots=True)
-class FillPlan:
-    """What the driver decides once and every task and the commit follow."""
-
-    store: str
-    """Absolute path or URL of the store, the same for every process."""
-    uid: str
-    key: tuple[FieldDocument, ...]
-    key_columns: tuple[str, ...]
-    """What the rows call the columns of the key, which may differ in case."""
-    states: tuple[StateFill, ...]
-    parallelism: int
-    max_parallelism: int
-    base: int | None
-    """The number of the checkpoint that the new one is made from, None in a store without one."""
-    adds_to: bool
-    """Whether that checkpoint has the operator; then its other states stay."""
-    job: str
-    """What the names of all files of this fill begin with, 12 hexadecimal digits."""
-    now_ms: int
-    """When rows without a time of their own count as updated."""
-    watermark: int | None = None
-    format: RunFormat = "arrow"
-    memory: TaskMemory = TaskMemory()
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-
-    def open(self) -> Storage:
-        """Open the storage of the store."""
-        return open_storage(self.store, storage_options=self.storage_options)
-
-    @property
-    def key_schema(self) -> pa.Schema:
-        return key_schema_of(self.key)
-
-    def id_maker(self, new_id: Callable[[], str]) -> Callable[[], str]:
-        """Return what makes fresh names of this fill."""
-        return lambda: self.job + new_id()[len(self.job) :]
+__all__ = ["delete_files_of", "fill_subtask"]
 
 
 def fill_subtask(
     plan: FillPlan, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
-) -> SubtaskResult:
+) -> SubtaskHandle:
     """Write the state that rows of one subtask make, which takes effect with the commit.
 
     Raises
@@ -136,206 +38,13 @@ def fill_subtask(
     storage = plan.open()
     store_id = open_store_document(storage).store_id
     checkpoint = CommitLog(storage).read(plan.base).document if plan.adds_to and plan.base is not None else None
-    task = Subtask(plan, subtask, None, storage, store_id, checkpoint, TaskMeter(now_ms))
-    backend = task.empty(lambda: plan.now_ms)
-    states = [(fill, backend.state(fill.twin)) for fill in plan.states]
-    count = 0
+    filling = SubtaskFill([plan], subtask, storage, store_id, checkpoint, plan.memory.for_backend(storage))
     for piece in pieces_of(rows):
-        count += piece.num_rows
-        keys = key_columns_of(plan, piece)
-        for fill, state in states:
-            _fill(plan, fill, state, keys, piece)
-    return task.written(
-        lambda: _joined(plan, task, backend.freeze()), rows=count, new_id=plan.id_maker(new_id), format=plan.format
-    )
+        filling.add(plan, piece)
+    return filling.written(new_id, now_ms)
 
 
-def pieces_of(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in larger batches, none of them empty; few enough to be held several times."""
-    waiting: list[pa.RecordBatch] = []
-    for batch in rows:
-        if not batch.num_rows:
-            continue
-        waiting.append(batch)
-        enough = sum(item.num_rows for item in waiting) >= _PIECE_ROWS
-        if enough or sum(item.nbytes for item in waiting) >= _PIECE_BYTES:
-            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
-            waiting = []
-    if waiting:
-        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
-
-
-def key_columns_of(plan: FillPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the key columns of rows, in the types of the key."""
-    return _columns(rows, plan.key_columns, plan.key_schema)
-
-
-def _joined(plan: FillPlan, task: Subtask, filled: FrozenSubtask) -> FrozenSubtask:
-    """Put the filled states, under their own descriptors, beside the other states of the operator."""
-    documents = {
-        fill.descriptor.name: state_document(
-            fill.descriptor, StateLayout.of(plan.key_schema, fill.descriptor), list(plan.key)
-        )
-        for fill in plan.states
-    }
-    states = [FrozenState(documents[state.document.name], state.table) for state in filled.states]
-    watermark = plan.watermark
-    if task.operator is not None:
-        kept = task.restored(now_ms).freeze()
-        states = [*(state for state in kept.states if state.document.name not in documents), *states]
-        watermark = kept.watermark if watermark is None else watermark
-    return replace(filled, key=plan.key, states=tuple(states), watermark=watermark)
-
-
-def _fill(plan: FillPlan, fill: StateFill, state: KeyedState[Any], keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
-    """Write what a piece of the rows has for one state; a row with a null has nothing for it."""
-    layout = state.layout
-    has_entry = layout.user_key_type is not None and fill.form != "maps"
-    if has_entry:
-        keys, rows = _only(rows.column(fill.entry[-1]).is_valid(), keys, rows)
-    if isinstance(state, TimerState):
-        state.register_batch(keys, milliseconds(rows.column(fill.entry[-1])), **_beside(plan, fill, state, rows))
-        return
-    values = _values(fill, layout, rows)
-    # An entry of a map may have a null for its value.
-    if values.null_count and not has_entry:
-        kept = values.is_valid()
-        values = values.filter(kept)
-        keys, rows = _only(kept, keys, rows)
-    common = _beside(plan, fill, state, rows)
-    if isinstance(state, MapState):
-        entries, user_keys, values, numbers = _map_entries(fill, layout, keys, values, rows)
-        common = {name: column if numbers is None else column.take(numbers) for name, column in common.items()}
-        _once(state, fill, entries, user_keys, lambda: state.put_batch(entries, user_keys, values, **common))
-    elif isinstance(state, ListState):
-        add = state.add_all_batch if fill.form == "lists" else state.add_batch
-        add(keys, values, **common)
-    elif isinstance(state, (ReducingState, AggregatingState)):
-        state.add_batch(keys, values, **common)
-    else:
-        assert isinstance(state, ValueState)
-        _once(state, fill, keys, common.get("namespace"), lambda: state.update_batch(keys, values, **common))
-
-
-def _only(kept: pa.Array, keys: pa.RecordBatch, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    return keys.filter(kept), rows.filter(kept)
-
-
-def _beside(plan: FillPlan, fill: StateFill, state: KeyedState[Any], rows: pa.RecordBatch) -> dict[str, Any]:
-    """Return the namespaces and the times of update of rows, as the batch verbs of a state take them."""
-    common: dict[str, Any] = {}
-    if state.descriptor.namespace is not None:
-        spaces = fill.entry[: len(state.layout.namespace_fields)]
-        common["namespace"] = _columns(rows, spaces, state.descriptor.namespace)
-    if state.descriptor.ttl is not None:
-        common["timestamps"] = _update_times(plan, fill, rows)
-    return common
-
-
-def _map_entries(
-    fill: StateFill, layout: StateLayout, keys: pa.RecordBatch, values: pa.Array, rows: pa.RecordBatch
-) -> tuple[pa.RecordBatch, pa.Array, pa.Array, pa.Array | None]:
-    """Return the key, user key and value of each entry, and the row each is from unless it is one a row."""
-    assert layout.user_key_type is not None
-    if fill.form != "maps":
-        return keys, _converted(rows.column(fill.entry[-1]), layout.user_key_type, fill.entry[-1]), values, None
-    lengths = np.diff(values.offsets.to_numpy())
-    numbers = pa.array(np.repeat(np.arange(len(values), dtype=np.int64), lengths))
-    first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
-    inside = slice(first, last)
-    return keys.take(numbers), values.keys[inside], values.items[inside], numbers
-
-
-def _once(
-    state: KeyedState[Any],
-    fill: StateFill,
-    keys: pa.RecordBatch,
-    entry: pa.Array | pa.RecordBatch | None,
-    write: Callable[[], None],
-) -> None:
-    """Write rows of which none may replace another, or one that was there before."""
-    before = len(state)
-    write()
-    missing = before + keys.num_rows - len(state)
-    if not missing:
-        return
-    what = "a key and user key" if isinstance(state, MapState) else "a key"
-    example = _example_twice(state, keys, entry)
-    raise InvalidInputError(
-        f"state {fill.descriptor.name!r} takes one row for each {what.removeprefix('a ')}, and {missing} of "
-        f"{keys.num_rows} rows have {what} that came before{example}; make one row of them first, or fill a list or "
-        "reducing state"
-    )
-
-
-def _example_twice(state: KeyedState[Any], keys: pa.RecordBatch, entry: pa.Array | pa.RecordBatch | None) -> str:
-    """Return ": " and a key that came twice, in these rows or in these and earlier ones."""
-    columns = [*keys.columns, *([entry] if isinstance(entry, pa.Array) else entry.columns if entry else [])]
-    names = [str(number) for number in range(len(columns))]
-    # Arrow does not group by nested columns; then the message has to do without.
-    with suppress(pa.ArrowException):
-        counted = pa.Table.from_arrays(columns, names=names).group_by(names).aggregate([([], "count_all")])
-        twice = counted.filter(pc.greater(counted["count_all"], 1))
-        if twice.num_rows:
-            return (
-                f": {_key_text(twice.slice(0, 1).select(names[: keys.num_columns]).rename_columns(keys.schema.names))}"
-            )
-    for run in state.table.runs:
-        if run.dead_rows:
-            row = kernels.live_rows(~run.freeze().live, 0, run.rows)[:1]
-            for segment in run.segments:
-                if segment.first_row <= run.first_row + int(row[0]) < segment.end_row:
-                    place = run.first_row + int(row[0]) - segment.first_row
-                    return f": {_key_text(segment.batch.slice(place, 1).select(keys.schema.names))}"
-    return ""
-
-
-def _key_text(row: pa.RecordBatch | pa.Table) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in row.to_pylist()[0].items())
-
-
-def _values(fill: StateFill, layout: StateLayout, rows: pa.RecordBatch) -> pa.Array:
-    """Return the values of a state, one a row; null where the row has none."""
-    if fill.form == "maps":
-        assert layout.user_key_type is not None
-        kind: pa.DataType = pa.map_(layout.user_key_type, layout.value_type)
-    elif fill.form == "lists":
-        kind = pa.list_(layout.value_type)
-    else:
-        kind = layout.value_type if fill.form == "stored" else fill.descriptor.type
-    twin = fill.twin
-    if len(fill.values) == 1 and (fill.form in ("lists", "maps") or not pa.types.is_struct(kind)):
-        column = rows.column(fill.values[0])
-        return column if is_counted(twin, None) else _converted(column, kind, fill.values[0])
-    if len(fill.values) == 1 and pa.types.is_struct(rows.schema.field(fill.values[0]).type):
-        whole = rows.column(fill.values[0])
-        if not any(is_counted(twin, field.name) for field in kind):
-            return _converted(whole, kind, fill.values[0])
-        given = {field.name: column for field, column in zip(whole.type, whole.flatten(), strict=True)}
-        columns = [given[field.name] for field in kind]
-    else:
-        columns = [rows.column(name) for name in fill.values]
-    columns = [
-        column if is_counted(twin, field.name) else _converted(column, field.type, field.name)
-        for field, column in zip(kind, columns, strict=True)
-    ]
-    return struct_values(twin, columns, [field.name for field in kind])
-
-
-def _update_times(plan: FillPlan, fill: StateFill, rows: pa.RecordBatch) -> pa.Array:
-    if fill.updated is None:
-        return pa.array(np.full(rows.num_rows, plan.now_ms, dtype=np.int64))
-    return milliseconds(rows.column(fill.updated)).fill_null(plan.now_ms)
-
-
-def _columns(rows: pa.RecordBatch, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [_converted(rows.column(name), field.type, name) for name, field in zip(names, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, names=schema.names)
-
-
-def _converted(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    """Return a column as a type that can hold all its values, as the plan has found."""
-    try:
-        return column if column.type == kind else column.cast(kind)
-    except pa.ArrowException as error:
-        raise InvalidInputError(f"column {name!r} cannot be read as {kind}: {error}; cast it first") from None
+def delete_files_of(storage: Storage, plan: FillPlan) -> None:
+    """Delete what the tasks of a fill have written so far, which nothing refers to."""
+    paths = [*storage.list(f"data/{plan.uid}/"), *storage.list("manifests/")]
+    delete_quietly(storage, [path for path in paths if path.rsplit("/", 1)[-1].startswith(plan.job)])

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.filling.commit import FilledOperator
+from arrowstate.filling.plan import FillPlan
 from arrowstate.schema.descriptors import TimeToLive
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, run_fills
-from arrowstate.spark.load.commit import FilledOperator
-from arrowstate.spark.load.filling import FillPlan
 from arrowstate.spark.load.planning import plan_fill
 from arrowstate.spark.load.report import ImportedState, ImportReport
 from arrowstate.spark.load.spark_checkpoints import (
@@ -252,5 +252,5 @@ def _imported(operator: StatefulOperator, part: Part, made: FilledOperator) -> I
         kind=descriptor.kind,
         key=", ".join(f"{field.name} {field.type}" for field in made.plan.key_schema),
         type=str(descriptor.type),
-        rows=sum(item.subtask.live_rows[descriptor.name] for item in made.subtasks if item.subtask is not None),
+        rows=sum(item.document.live_rows[descriptor.name] for item in made.subtasks),
     )

@@ -277,7 +277,8 @@ def _run(item: QueryOperator, frames: BatchFrames, step: Step) -> list[SubtaskRe
         return run_subtask(plan, step, subtask, batches, new_id)
 
     columns = {name: _column(name, wanted) for name, wanted in item.taken}
-    return run_tasks(item.rows(frames), columns, [document.name for document in plan.key], plan, task)
+    results = run_tasks(item.rows(frames), columns, [document.name for document in plan.key], plan, task)
+    return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
 
 
 def _column(name: str, wanted: str | None) -> Column:

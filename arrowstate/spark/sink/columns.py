@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 )
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.filling.columns import is_counted
 from arrowstate.schema.aggregates import BuiltIn
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -34,7 +35,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
-from arrowstate.spark.columns import FrameColumns, is_counted
+from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
 from arrowstate.spark.sink.plan import DeadLettersInput, StateInput

@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.filling.columns import check_states
 from arrowstate.schema.descriptors import MapStateDescriptor, StateDescriptor, TimeToLive, ValueStateDescriptor
-from arrowstate.spark.columns import FrameColumns, check_states
+from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.schemas import arrow_type
 from arrowstate.spark.sink.changelog import check_follows_changes
 from arrowstate.spark.sink.columns import KINDS, StreamColumns, state_input

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError
+from arrowstate.filling.columns import milliseconds, struct_values
 from arrowstate.schema.descriptors import StateDescriptor
-from arrowstate.spark.columns import columns_as, milliseconds, struct_values, typed
+from arrowstate.spark.columns import columns_as, typed
 from arrowstate.spark.sink.changelog import Changes
 from arrowstate.spark.sink.ordering import Order
 from arrowstate.spark.sink.plan import SinkPlan, StateInput

@@ -1,4 +1,4 @@
-"""The commit of filled states: one checkpoint with all of them, made from the one that the tasks started from.
+"""The commit of filled states: one checkpoint with all of them, made from the one that the fill started from.
 
 Other operators of that checkpoint stay as they are. The fence before it stops whoever writes to the store. A query
 of Spark that had written goes on after its last batch when it is started again, and its offsets stay known: the
@@ -11,19 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arrowstate.errors import CommitUnknownError, FencedError
+from msgspec.structs import replace
+
+from arrowstate.checkpoints.appending import append_checkpoint
+from arrowstate.checkpoints.handles import SubtaskHandle, operator_of_handles
+from arrowstate.errors import CollectedError, FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.filling.plan import FillPlan
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import next_fence
 from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.snapshot.writing import delete_quietly
-from arrowstate.spark.commit import append_checkpoint, operator_of
-from arrowstate.spark.load.filling import FillPlan
-from arrowstate.spark.task import SubtaskResult
+from arrowstate.storage.base import Storage
+from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["FilledOperator", "commit_fill", "delete_files_of"]
+__all__ = ["FilledOperator", "commit_fill", "commit_filled"]
 
 _RECORD = "spark"
+"""The property of a checkpoint in which a query of Spark says which run of it has committed what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,45 @@ class FilledOperator:
     """An operator whose subtasks are written."""
 
     plan: FillPlan
-    subtasks: Sequence[SubtaskResult]
+    subtasks: Sequence[SubtaskHandle]
+
+
+def commit_filled(
+    storage: Storage,
+    fill: Callable[[], Sequence[FilledOperator]],
+    properties: Callable[[Sequence[FilledOperator]], Mapping[str, Any]],
+    *,
+    abandon: Callable[[], None],
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+) -> tuple[LogEntryDocument, Sequence[FilledOperator]]:
+    """Fill operators and commit them as one checkpoint, as an operation that is told of; errors as of `commit_fill`.
+
+    `properties` is asked when all is written, and `abandon` deletes what was written where there is no commit to try.
+    """
+    started_at_ms = clock_ms()
+    with recorded("import", storage.url, started_at_ms) as recording:
+        try:
+            filled = fill()
+            kept = properties(filled)
+        except BaseException:
+            abandon()
+            raise
+        with recording.committing():
+            entry = commit_fill(
+                storage, filled, properties=kept, started_at_ms=started_at_ms, new_id=new_id, clock_ms=clock_ms
+            )
+        recording.checkpoint_id = entry.checkpoint_id
+        recording.parts.extend(
+            PartRecord.of(item.statistics, rows=sum(item.document.live_rows.values()))
+            for operator in filled
+            for item in operator.subtasks
+        )
+    return entry, filled
 
 
 def commit_fill(
+    storage: Storage,
     operators: Sequence[FilledOperator],
     *,
     properties: Mapping[str, Any],
@@ -42,41 +82,46 @@ def commit_fill(
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
 ) -> LogEntryDocument:
-    """Commit what tasks wrote as the newest checkpoint.
+    """Commit operators whose subtasks are written as the newest checkpoint.
 
     Raises
     ------
     FencedError
-        If another writer has committed since the plan was made; nothing is left of what the tasks wrote.
+        If another writer has committed since a plan was made; nothing is left of what was written.
+    InvalidInputError
+        If the properties are not JSON; nothing is left.
     CollectedError, StorageFullError, StorageError
         If it was not committed; nothing is left.
     CommitUnknownError
-        If it cannot be told whether it was committed; what the tasks wrote stays.
+        If it cannot be told whether it was committed; what was written stays.
     """
-    storage = operators[0].plan.open()
     paths = [path for operator in operators for item in operator.subtasks for path in item.paths]
     try:
         log = CommitLog(storage, on_loss=refuse_loss)
         history = log.history()
         newest, checkpoint = history.newest, history.checkpoint
-        base = operators[0].plan.base
-        if (None if checkpoint is None else checkpoint.number) != base:
+        base = None if checkpoint is None else checkpoint.number
+        if any(operator.plan.base != base for operator in operators):
             raise FencedError(None, None if newest is None else newest.document.writer_epoch)
         fence = log.append(next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=dict(properties)))
         if fence is None:
             raise FencedError(None, None if newest is None else newest.document.writer_epoch + 1)
         kept = {} if checkpoint is None else {operator.uid: operator for operator in checkpoint.operators}
         for operator in operators:
-            plan, was = operator.plan, kept.get(operator.plan.uid)
-            kept[plan.uid] = operator_of(
-                plan.uid, plan.max_parallelism, operator.subtasks, () if was is None else was.operator_states
-            )
-        watermarks = [operator.plan.watermark for operator in operators if operator.plan.watermark is not None]
+            uid = operator.plan.uid
+            own = () if uid not in kept else kept[uid].operator_states
+            kept[uid] = replace(operator_of_handles(uid, operator.subtasks), operator_states=list(own))
+        content = whole_operators(storage, kept.values())
+    except BaseException:
+        delete_quietly(storage, paths)
+        raise
+    watermarks = [operator.plan.watermark for operator in operators if operator.plan.watermark is not None]
+    try:
         entry = append_checkpoint(
             storage,
             log,
             fence,
-            whole_operators(storage, kept.values()),
+            content,
             before=() if checkpoint is None else checkpoint.operators,
             base=base or 0,
             paths=paths,
@@ -91,18 +136,10 @@ def commit_fill(
         if entry is None:
             raise FencedError(fence.document.writer_epoch, fence.document.writer_epoch + 1)
         return entry
-    except CommitUnknownError:
-        raise
-    except BaseException:
+    except (FencedError, CollectedError, InvalidInputError, StorageFullError, StorageError):
+        # After anything else, an interrupt for one, the entry may be there and refer to the files.
         delete_quietly(storage, paths)
         raise
-
-
-def delete_files_of(plan: FillPlan) -> None:
-    """Delete what the tasks of a fill have written so far, which nothing refers to."""
-    storage = plan.open()
-    paths = [*storage.list(f"data/{plan.uid}/"), *storage.list("manifests/")]
-    delete_quietly(storage, [path for path in paths if path.rsplit("/", 1)[-1].startswith(plan.job)])
 
 
 def _of_stopped_query(checkpoint: LogEntryDocument | None, new_id: Callable[[], str]) -> dict[str, Any]:
