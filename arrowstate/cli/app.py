@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 an error of arrowstate, with its message on stderr, or a check that found a problem; 2 wrong
 usage; 128 and the number of a signal that ended it. Results go to stdout, messages and progress bars to stderr, and a
-bar is shown on a terminal only.
+bar is shown on a terminal only. With --json errors are JSON too.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import gc
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from functools import partial
 
+from arrowstate.cli.messages import tell_error, tell_warning
 from arrowstate.cli.parser import make_parser
-from arrowstate.errors import ArrowStateError, StoreNotFoundError
+from arrowstate.errors import ArrowStateError
 
 __all__ = ["main", "make_parser"]
 
@@ -22,32 +25,20 @@ __all__ = ["main", "make_parser"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
+    as_json = "--json" in given
+    try:
+        if arguments is not None:
+            return _run(given, as_json)
         # What was imported stays to the end of the process: nobody looks through it for garbage again and again.
         gc.freeze()
-    try:
-        parser = make_parser()
-        options = parser.parse_args(given)
-        if options.version:
-            import arrowstate
-
-            print(f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}")
-            return 0
-        if options.command is None:
-            parser.error(
-                "a command is missing: list, show, sql, savepoint, import, dispose, tag, untag, tags, rollback, diff, "
-                "lookup, history, restore-check, verify, diagnose, gc, compact, warm or run"
-            )
-        module, function = options.run.split(".")
-        code: int = getattr(importlib.import_module(f"arrowstate.cli.{module}"), function)(options)
-        return code
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, as_json)
+            return _run(given, as_json)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    except StoreNotFoundError as error:
-        print(f"arrowstate: no store at {error.url}; check the path", file=sys.stderr)
-        return 1
     except ArrowStateError as error:
-        print(f"arrowstate: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        tell_error(type(error).__name__, text, as_json=as_json)
         return 1
     except BrokenPipeError:
         # Whoever read the output has had enough; what is still buffered must not be tried again at exit.
@@ -55,3 +46,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def _run(given: Sequence[str], as_json: bool) -> int:
+    parser = make_parser(as_json=as_json)
+    options = parser.parse_args(given)
+    if options.version:
+        import arrowstate
+
+        print(f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}")
+        return 0
+    if options.command is None:
+        *others, last = parser.commands
+        parser.error(f"a command is missing: {', '.join(others)} or {last}")
+    module, function = options.run.split(".")
+    code: int = getattr(importlib.import_module(f"arrowstate.cli.{module}"), function)(options)
+    return code
+
+
+def _show_warning(as_json: bool, message: Warning | str, category: type[Warning], *_: object) -> None:
+    tell_warning(category.__name__, str(message), as_json=as_json)

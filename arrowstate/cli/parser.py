@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TypeAlias, get_args
+from typing import NoReturn, TypeAlias, get_args
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.cli.messages import tell_error
 from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
 from arrowstate.snapshot.validation import Validation
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["make_parser"]
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
+_Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001
 
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are JSON where that is asked for."""
+
+    as_json = False
+    commands: tuple[str, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end with exit code 2."""
+        if not self.as_json:
+            super().error(message)
+        tell_error("UsageError", message, as_json=True)
+        self.exit(2)
+
+
+def make_parser(*, as_json: bool = False) -> Parser:
+    """Return the parser of the command line; `as_json` for how it tells of wrong usage."""
+    parser = Parser(
         prog="arrowstate",
         description="Look into a store of stream-processing state, query it, take savepoints, and look after it.",
         epilog="STORE is a folder or a URL of a store. Each command takes --json for machines.",
@@ -35,6 +50,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_checks(commands)
     _add_care(commands)
     _add_run(commands)
+    parser.commands = tuple(commands.choices)
+    for each in (parser, *commands.choices.values()):
+        each.as_json = as_json
     return parser
 
 
@@ -258,7 +276,7 @@ def _command(
     checkpoint: bool = True,
     store: bool = True,
     json: str = "print the result as JSON",
-) -> argparse.ArgumentParser:
+) -> Parser:
     parser = commands.add_parser(
         name, help=help, description=help[0].upper() + help[1:] + ".", formatter_class=_formatter
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 
+from arrowstate.cli.messages import in_own_terms
 from arrowstate.cli.output import bytes_text, print_json, progress_bar, say
 from arrowstate.maintenance.importing import ClaimMode
 from arrowstate.snapshot.disposal import dispose_savepoint
@@ -70,7 +71,7 @@ def bring_in(options: argparse.Namespace) -> int:
         imported = store.import_savepoint(
             options.place, claim_mode=ClaimMode.CLAIM if options.claim else ClaimMode.NO_CLAIM, progress=progress
         )
-    said = [str(warning.message) for warning in caught]
+    said = [in_own_terms(str(warning.message)) for warning in caught]
     files = _data_files(imported)
     if options.json:
         print_json(
