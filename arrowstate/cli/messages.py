@@ -19,7 +19,7 @@ _OWN_TERMS = tuple(
         (r"by store\.lease\(\) or a tag", "by `arrowstate tag`, or a query by --lease"),
         (
             r"store\.latest_whole\(\) returns the newest checkpoint that is whole, restore that one and go on from it",
-            "`arrowstate verify STORE` says which checkpoints are whole, `arrowstate rollback STORE N` goes back to one",
+            "`arrowstate verify STORE` says which are whole, `arrowstate rollback STORE N` goes back to one",
         ),
         (r"with untag\((.+)\)", r"with `arrowstate untag STORE \1`"),
         (r"with dispose_savepoint\((.+?)\)", r"with `arrowstate dispose \1`"),
