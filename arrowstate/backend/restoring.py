@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,21 +28,14 @@ from arrowstate.schema.versions import (
 )
 from arrowstate.snapshot.reading import find_operator, open_state
 from arrowstate.snapshot.savepoint_rows import cutoff_of
-from arrowstate.snapshot.subtasks import subtasks_of, with_manifests
+from arrowstate.snapshot.subtasks import restored_watermark, subtasks_of, with_manifests
 from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MergePolicy
-from arrowstate_formats.documents import LogEntryDocument, SubtaskDocument
+from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import check_max_parallelism, key_group_range
 
 __all__ = ["restore_backend"]
-
-
-def restored_watermark(entry: LogEntryDocument, subtasks: Iterable[SubtaskDocument]) -> int | None:
-    """Return the lowest watermark of the subtasks that held the rows, the entry's if one of them had none."""
-    watermarks = [subtask.watermark for subtask in subtasks]
-    known = [watermark for watermark in watermarks if watermark is not None]
-    return min(known) if known and len(known) == len(watermarks) else entry.watermark
 
 
 _logger = logging.getLogger("arrowstate.backend")

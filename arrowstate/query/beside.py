@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arrowstate.clock import now_ms
 from arrowstate.query.catalog import SqlName
 from arrowstate.query.duckdb.dataset import ScanStatistics, passing
 from arrowstate.query.duckdb.sources import history_sources, sources_of
 from arrowstate.query.duckdb.sql_types import distinct_names
+from arrowstate.query.expiry import Seen
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.query.state import StateReader
 from arrowstate.storage.base import Storage
@@ -56,11 +58,12 @@ def select_beside(
     from arrowstate.query.duckdb.engine import Database
     from arrowstate.query.duckdb.selecting import select
 
+    seen = Seen((now_ms if snapshot is None else snapshot.clock_ms)())
     if snapshot is None:
         sources = history_sources(storage)
     else:
         reader = partial(StateReader, snapshot.storage, snapshot.entry)
-        sources = sources_of(snapshot.storage, snapshot.entry, reader)
+        sources = sources_of(snapshot.storage, snapshot.entry, reader, seen)
     own = distinct_names([schema], {name.schema for name in sources})[0]
     for view, table in tables.items():
         relation = distinct_names([f"{own}.{view}"], {name.relation for name in sources})[0]
@@ -69,6 +72,7 @@ def select_beside(
         Database(sources),
         query,
         params,
+        seen=seen,
         on_scan=lambda _: None,
         names=lambda: list(sources),
         checkpoint_id=None if snapshot is None else snapshot.checkpoint_id,

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from arrowstate.errors import IncompatibleStateError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.query.catalog import resolve
+from arrowstate.query.expiry import EXPIRES_COLUMN
 from arrowstate.query.files import Part, QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.snapshot.reading import subtask_runs
@@ -341,4 +342,4 @@ def reader_between(
 
 def change_columns(state: StateReader) -> list[str]:
     """Return the columns of a state that may be asked for with its changes."""
-    return [name for name in state.schema.names if name != CHECKPOINT_COLUMN]
+    return [name for name in state.schema.names if name not in (CHECKPOINT_COLUMN, EXPIRES_COLUMN)]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from arrowstate.query.expiry import UPDATED_COLUMN
 from arrowstate.query.picking import Picked, count_rows
 from arrowstate.snapshot.open_files import OpenFile
 from arrowstate.snapshot.stored_run import Piece, StoredRun
@@ -26,6 +27,7 @@ __all__ = ["Part", "QueriedRun", "live_in_file"]
 
 Ints = npt.NDArray[np.int64]
 
+_ANY_TIME = ((1 << 63) - 1, -(1 << 63))
 _NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
@@ -40,6 +42,14 @@ class QueriedRun(StoredRun):
             return stored
         same = {column: self.conversion.same_as(column) for column in self.conversion.current.names}
         return {column: stored[source] for column, source in same.items() if source in stored}
+
+    @cached_property
+    def times_of_update(self) -> tuple[int, int]:
+        """The latest and the earliest time of update that its rows can have."""
+        known = self.statistics.get(UPDATED_COLUMN)
+        if known is None or known.min is None or known.max is None:
+            return _ANY_TIME
+        return int(known.max), int(known.min)
 
     @cached_property
     def _directory(self) -> Directory | None:

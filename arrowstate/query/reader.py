@@ -18,6 +18,7 @@ from arrowstate.log.choosing import CheckpointReference, choose_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import SqlName, history_names, sql_names
 from arrowstate.query.difference import Difference, difference, rows_between
+from arrowstate.query.expiry import Seen
 from arrowstate.query.key_history import KeyHistory
 from arrowstate.query.state_table import StateTable
 from arrowstate.query.tables import TableReader
@@ -56,7 +57,7 @@ class SnapshotReader(TableReader):
         >>> table.lazy().filter(pl.col("user") == "ann").select("clicks").collect().rows()
         [(3,)]
         """
-        return StateTable(self, self._state(state), self._scans.append)
+        return StateTable(self, self._state(state), self._scans.append, self._seen(expired=False))
 
     def sql(
         self,
@@ -64,6 +65,7 @@ class SnapshotReader(TableReader):
         *,
         params: Sequence[Any] | Mapping[str, Any] | None = None,
         tables: Mapping[str, Any] = MappingProxyType({}),
+        expired: bool = False,
     ) -> DuckDBPyRelation:
         """Run a query with DuckDB over the states of the checkpoint.
 
@@ -94,6 +96,10 @@ class SnapshotReader(TableReader):
         changed it; a key of several columns is given as `{'user': 'ann', 'device': 'pc'}`. Arguments are constants,
         parameters, and expressions of these.
 
+        States have the rows that `to_arrow` returns: at whichever checkpoint, those that have not expired by the time
+        of the call, or by event time at the watermark of the checkpoint. `arrowstate.state('counter.clicks', expired =>
+        true)` has the others too, and `_expires_at`. Changes and histories are of all rows: none changes by expiring.
+
         Parameters
         ----------
         query
@@ -103,6 +109,8 @@ class SnapshotReader(TableReader):
             Values for `?` or `$name` in the query.
         tables
             Other tables for the query, by name: data frames of pandas or Polars, Arrow tables and readers.
+        expired
+            Whether states have rows that have expired, too, and the column `_expires_at`.
 
         Returns
         -------
@@ -134,15 +142,17 @@ class SnapshotReader(TableReader):
         from arrowstate.query.duckdb.selecting import select
         from arrowstate.query.duckdb.travel import OtherTables
 
+        seen = self._seen(expired=expired)
         return select(
-            self._database,
+            self._database(expired=expired),
             query,
             params,
+            seen=seen,
             on_scan=self._scans.append,
             names=lambda: [*sql_names(self.entry), *history_names()],
             checkpoint_id=self.checkpoint_id,
             tables=tables,
-            others=partial(OtherTables, self.storage, self.entry, self._sources_of),
+            others=partial(OtherTables, self.storage, self.entry, self._sources_of, seen),
         )
 
     def changes(
@@ -266,35 +276,40 @@ class SnapshotReader(TableReader):
             )
         return found
 
-    def duckdb(self) -> DuckDBPyConnection:
+    def duckdb(self, *, expired: bool = False) -> DuckDBPyConnection:
         """Return a new DuckDB connection, in memory, with a schema per operator and a view per state.
 
-        The views are those of `sql`. Besides, the name of operator and state together, in quotes as in
-        `"counter.clicks"`, holds all columns, `_key_hash` too; `show tables` lists these names, and the two tables of
-        the schema `arrowstate`. Where a scan finds a file missing or damaged, the error is DuckDB's, with our message
-        in its text, and `scans` has ours.
+        The views are those of `sql`, and states have the rows that have not expired when it is made. Besides, the name
+        of operator and state together, in quotes as in `"counter.clicks"`, holds all columns, `_key_hash` too; `show
+        tables` lists these names, and the two tables of the schema `arrowstate`. Where a scan finds a file missing or
+        damaged, the error is DuckDB's, with our message in its text, and `scans` has ours.
+
+        Parameters
+        ----------
+        expired
+            As for `sql`.
 
         Returns
         -------
         duckdb.DuckDBPyConnection
             To be closed by the caller.
         """
-        return self._database.connect(self._scans.append)
+        return self._database(expired=expired).connect(self._scans.append, self._seen(expired=expired))
 
     @property
     def scans(self) -> tuple[ScanStatistics, ...]:
         """What the last scans by `sql` and `duckdb` read, oldest first: for finding out what a filter spares."""
         return tuple(self._scans)
 
-    @property
-    def _database(self) -> Database:
+    def _database(self, *, expired: bool) -> Database:
         # Asked for each time: one that was made before a fork is of no use after it.
         from arrowstate.query.duckdb.engine import Database, databases
 
-        return databases.get(self._identity, lambda: Database(self._sources_of(self.entry)))
+        seen = self._seen(expired=expired)
+        return databases.get((self._identity, expired), lambda: Database(self._sources_of(self.entry, seen)))
 
-    def _sources_of(self, entry: LogEntryDocument) -> Mapping[SqlName, Source]:
+    def _sources_of(self, entry: LogEntryDocument, seen: Seen) -> Mapping[SqlName, Source]:
         from arrowstate.query.duckdb.sources import sources_of
 
         other: SnapshotReader = self if entry is self.entry else type(self)(self.storage, self.store_id, entry)
-        return sources_of(self.storage, entry, other._reader)
+        return sources_of(self.storage, entry, other._reader, seen)

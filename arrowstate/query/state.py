@@ -15,18 +15,21 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.duckdb.filters import Bounds
 from arrowstate.query.duckdb.sql_types import SqlForm
+from arrowstate.query.expiry import EXPIRES_COLUMN, EXPIRES_FIELD, UPDATED_COLUMN, Seen, expiry_times
 from arrowstate.query.files import Part, QueriedRun
 from arrowstate.query.picking import Picked, gather
 from arrowstate.query.read_ahead import map_ahead
 from arrowstate.schema.keys import key_columns
+from arrowstate.schema.times import expired_up_to
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
-from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.snapshot.subtasks import restored_watermark, subtasks_of
 from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.columns import canonical_floats
@@ -47,6 +50,8 @@ CHECKPOINT_COLUMN = "_checkpoint_id"
 
 _CONSTANT_ROWS = 1 << 20
 _STEP_ROWS = 65_536
+_VIRTUAL = (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN, EXPIRES_COLUMN)
+"""Columns that no file has."""
 
 Ints = npt.NDArray[np.int64]
 HashBounds: TypeAlias = tuple[int, int]
@@ -89,6 +94,7 @@ class StateReader:
                 pa.field(CHECKPOINT_COLUMN, pa.int64(), nullable=False),
                 *self._run_schema,
                 pa.field(KEY_GROUP_COLUMN, pa.int32(), nullable=False),
+                *([EXPIRES_FIELD] if self.layout.has_ttl else []),
             ]
         )
 
@@ -109,10 +115,14 @@ class StateReader:
         """
         return [*self.layout.table_columns, *(["_seq"] if self.layout.is_list else [])]
 
-    def check_columns(self, columns: Iterable[str] | None) -> list[str]:
+    def shown_columns(self, *, expired: bool) -> list[str]:
+        """Return `columns`, and where rows that have expired are shown too, when they did."""
+        return [*self.columns, *([EXPIRES_COLUMN] if expired and self.layout.has_ttl else [])]
+
+    def check_columns(self, columns: Iterable[str] | None, *, expired: bool = False) -> list[str]:
         """Return the columns asked for, or raise InvalidInputError with those there are."""
         if columns is None:
-            return self.columns
+            return self.shown_columns(expired=expired)
         if isinstance(columns, str):
             raise InvalidInputError(f"columns must be a list of names, got the text {columns!r}")
         names = list(columns)
@@ -121,11 +131,27 @@ class StateReader:
         for name in names:
             if name not in self.schema.names:
                 hidden = [name for name in self._run_schema.names if name not in self.columns]
+                made = [name for name in _VIRTUAL if name in self.schema.names]
                 raise InvalidInputError(
                     f"state {self.operator.uid}.{self.layout.name} has no column {name!r}; "
-                    f"it has {', '.join([*self.columns, *hidden, KEY_GROUP_COLUMN, CHECKPOINT_COLUMN])}"
+                    f"it has {', '.join([*self.columns, *hidden, *made])}"
                 )
         return names
+
+    def expired_up_to(self, seen: Seen) -> int | None:
+        """Return the last time of update whose rows a reader does not see, None where it sees all.
+
+        What expires by event time goes by the watermark that a restore of the operator begins with.
+        """
+        ttl = self.document.time_to_live
+        if ttl is None or seen.expired or ttl.visibility != "never_return_expired":
+            return None
+        return expired_up_to(ttl.ttl_ms, seen.now_ms if ttl.clock == "processing_time" else self._watermark)
+
+    @cached_property
+    def _watermark(self) -> int | None:
+        with reading_checkpoint(self._storage, self._entry):
+            return restored_watermark(self._entry, subtasks_of(self._storage, self.operator))
 
     @cached_property
     def runs(self) -> tuple[QueriedRun, ...]:
@@ -179,6 +205,7 @@ class StateReader:
         key_groups: KeyGroupRange | None = None,
         hash_bounds: HashBounds | None = None,
         condition: Condition | None = None,
+        expired_up_to: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the live rows of the parts, without empty batches.
 
@@ -194,6 +221,8 @@ class StateReader:
             Only rows whose hash is in this range, both ends inclusive; in the place of `key_groups`.
         condition
             Only rows that pass it.
+        expired_up_to
+            Only rows that were last updated after this time.
         """
         if key_groups is not None:
             hash_bounds = key_groups.hash_bounds(self.max_parallelism)
@@ -202,11 +231,11 @@ class StateReader:
 
         def count(parts: Sequence[Part]) -> int:
             with reading_checkpoint(self._storage, self._entry):
-                return sum(piece.count for piece in self._pieces(parts, output, hash_bounds, condition))
+                return sum(piece.count for piece in self._pieces(parts, output, hash_bounds, condition, expired_up_to))
 
         def read(parts: Sequence[Part]) -> list[pa.RecordBatch]:
             with reading_checkpoint(self._storage, self._entry):
-                pieces = self._pieces(parts, output, hash_bounds, condition)
+                pieces = self._pieces(parts, output, hash_bounds, condition, expired_up_to)
                 return [self._with_virtual(batch, schema) for batch in gather(pieces)]
 
         if output:
@@ -221,30 +250,37 @@ class StateReader:
         output: Sequence[str],
         hash_bounds: HashBounds | None,
         condition: Condition | None,
+        expired_up_to: int | None,
     ) -> Iterator[Picked]:
         """Yield the rows asked for, part by part, as columns of the files."""
-        read = list(output)
+        needed = list(output)
         tested = pa.schema([])
         if condition is not None:
             tested = pa.schema([self.schema.field(name) for name in condition.columns])
-            read += [name for name in self._stored(condition.columns) if name not in output]
+            needed += [name for name in self._stored(condition.columns) if name not in output]
+        with_times = needed if UPDATED_COLUMN in needed else [*needed, UPDATED_COLUMN]
         for part in parts:
-            if not part.live_rows:
+            latest, earliest = (0, 0) if expired_up_to is None else part.run.times_of_update
+            if not part.live_rows or (expired_up_to is not None and latest <= expired_up_to):
                 continue
+            may_have_expired = expired_up_to is not None and earliest <= expired_up_to
+            read = with_times if may_have_expired else needed
             if hash_bounds is None or (hash_bounds[0] <= part.min_hash and part.max_hash <= hash_bounds[1]):
                 piece = part.read(read) if read else part.count()
             else:
                 piece = part.read_range(read, hash_bounds)
+            if may_have_expired:
+                piece = piece.narrowed(pc.greater(piece.batch.column(UPDATED_COLUMN), expired_up_to))
             if condition is not None:
-                passes = condition.test(self._with_virtual(piece.batch, tested))
-                piece = piece.select(output).narrowed(passes)
-            yield piece
+                piece = piece.narrowed(condition.test(self._with_virtual(piece.batch, tested)))
+            yield piece if len(read) == len(output) else piece.select(output)
 
     def _stored(self, columns: Iterable[str]) -> list[str]:
         """Return the columns of the files that the given columns are made from."""
-        out = list(dict.fromkeys(name for name in columns if name not in (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN)))
-        if KEY_GROUP_COLUMN in columns and HASH_COLUMN not in out:
-            out.append(HASH_COLUMN)
+        out = list(dict.fromkeys(name for name in columns if name not in _VIRTUAL))
+        for made, source in ((KEY_GROUP_COLUMN, HASH_COLUMN), (EXPIRES_COLUMN, UPDATED_COLUMN)):
+            if made in columns and source not in out:
+                out.append(source)
         return out
 
     def in_key_groups(self, key_groups: KeyGroupRange | None) -> list[Part]:
@@ -255,12 +291,23 @@ class StateReader:
         chosen = np.flatnonzero((self.parts.max_hash >= low) & (self.parts.min_hash <= high))
         return [self.parts.parts[number] for number in chosen]
 
-    def table(self, columns: Sequence[str], key_groups: KeyGroupRange | None = None) -> pa.Table:
+    def unexpired(self, parts: list[Part], expired_up_to: int | None) -> list[Part]:
+        """Return the parts that may hold rows last updated after a time."""
+        if expired_up_to is None:
+            return parts
+        return [part for part in parts if part.run.times_of_update[0] > expired_up_to]
+
+    def table(
+        self, columns: Sequence[str], key_groups: KeyGroupRange | None = None, expired_up_to: int | None = None
+    ) -> pa.Table:
         """Return live rows as one table; a part without dead rows is a view of its file."""
-        batches = list(self.batches(self.in_key_groups(key_groups), columns, key_groups=key_groups))
+        parts = self.in_key_groups(key_groups)
+        batches = list(self.batches(parts, columns, key_groups=key_groups, expired_up_to=expired_up_to))
         return pa.Table.from_batches(batches, pa.schema([self.schema.field(name) for name in columns]))
 
-    def lookup(self, keys: object, columns: Sequence[str] | None = None) -> tuple[pa.Table, int, int]:
+    def lookup(
+        self, keys: object, columns: Sequence[str] | None = None, *, expired_up_to: int | None = None
+    ) -> tuple[pa.Table, int, int]:
         """Return the rows of the keys that exist, in the order given; many rows of one key by their second sort column.
 
         Parameters
@@ -269,6 +316,8 @@ class StateReader:
             As `key_columns` takes them.
         columns
             Names from `self.schema`; all of them by default.
+        expired_up_to
+            Only rows that were last updated after this time.
 
         Returns
         -------
@@ -281,15 +330,14 @@ class StateReader:
             If the keys do not fit the key schema.
         """
         with reading_checkpoint(self._storage, self._entry):
-            return self._lookup(keys, columns)
+            return self._lookup(keys, self.schema.names if columns is None else columns, expired_up_to)
 
-    def _lookup(self, keys: object, columns: Sequence[str] | None) -> tuple[pa.Table, int, int]:
+    def _lookup(self, keys: object, names: Sequence[str], expired_up_to: int | None) -> tuple[pa.Table, int, int]:
         given = [canonical_floats(column) for column in key_columns(keys, self.layout.key)]
         batch = KeyBatch.of(hash_columns(given), given)
         parts = self.parts.holding(batch.hashes)
         runs = [run.run(list(own)) for run, own in groupby(parts, key=lambda part: part.run)]
-        names = self.schema.names if columns is None else columns
-        stored = self._stored(names) or [HASH_COLUMN]
+        stored = self._stored(names if expired_up_to is None else [*names, UPDATED_COLUMN]) or [HASH_COLUMN]
         fields = [(self._run_schema.get_field_index(name), self._run_schema.field(name).type) for name in stored]
         if self.layout.second is None:
             found = find_keys(runs, batch)
@@ -303,13 +351,15 @@ class StateReader:
             rows = pa.array(_rows_of_groups(all_found, batch.groups(), len(batch)))
             arrays = [column_of(all_found, number, kind).take(rows) for number, kind in fields]
         read = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([self._run_schema.field(name) for name in stored]))
+        if expired_up_to is not None:
+            read = read.filter(pc.greater(read.column(UPDATED_COLUMN), expired_up_to))
         schema = pa.schema([self.schema.field(name) for name in names])
         table = pa.Table.from_batches([self._with_virtual(read, schema)])
         return table, len(parts), sum(part.rows for part in parts)
 
     def _with_virtual(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return the columns of the schema, those that no file has made from what the batch has."""
-        if not {KEY_GROUP_COLUMN, CHECKPOINT_COLUMN}.intersection(schema.names):
+        if not set(_VIRTUAL).intersection(schema.names):
             return batch if batch.schema.names == schema.names else batch.select(schema.names)
         arrays = []
         for field in schema:
@@ -318,6 +368,9 @@ class StateReader:
                 arrays.append(pa.array(key_groups_of_hashes(hashes, self.max_parallelism)))
             elif field.name == CHECKPOINT_COLUMN:
                 arrays.append(self._checkpoint_ids(batch.num_rows))
+            elif field.name == EXPIRES_COLUMN:
+                assert self.document.time_to_live is not None, "only such a state has the column"
+                arrays.append(expiry_times(batch.column(UPDATED_COLUMN), self.document.time_to_live.ttl_ms))
             else:
                 arrays.append(batch.column(field.name))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
@@ -44,7 +45,8 @@ class StateTable:
     """One state of a checkpoint, or the rows of some of its key groups; made by `snapshot["operator.state"]`.
 
     It has Arrow's PyCapsule protocol, so `pyarrow.table(table)`, `polars.DataFrame(table)`, and DuckDB's
-    `from_arrow(table)` take it as it is. It pickles, if its storage is one that other processes reach.
+    `from_arrow(table)` take it as it is. It pickles, if its storage is one that other processes reach. Of a state with
+    a time to live it has the rows that had not expired when it was made; `with_expired()` those that had, too.
 
     Parameters
     ----------
@@ -54,6 +56,8 @@ class StateTable:
         The state.
     on_scan
         Called with the statistics of each scan of a dataset.
+    seen
+        Which rows of a state with a time to live it has.
     key_groups
         Only the rows of these key groups; all by default.
     """
@@ -63,16 +67,18 @@ class StateTable:
         snapshot: _Snapshot,
         reader: StateReader,
         on_scan: Callable[[ScanStatistics], None],
+        seen: Seen,
         key_groups: KeyGroupRange | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._reader = reader
         self._on_scan = on_scan
         self._name = (reader.operator.uid, reader.document.name)
+        self._seen = seen
         self.key_groups = key_groups
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._snapshot, self._name, self.key_groups)
+        return _unpickled, (self._snapshot, self._name, self._seen, self.key_groups)
 
     @property
     def operator(self) -> str:
@@ -88,15 +94,18 @@ class StateTable:
     def schema(self) -> pa.Schema:
         """The columns of `to_arrow`: those of key, namespace, user key and value."""
         reader = self._reader
-        return pa.schema([reader.schema.field(name) for name in reader.columns])
+        return pa.schema([reader.schema.field(name) for name in reader.shown_columns(expired=self._seen.expired)])
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are: of all key groups from the checkpoint's documents, of some by a count."""
+        """How many rows there are: from the checkpoint's documents, or where these do not tell, by a count.
+
+        They do not tell it of some key groups, nor how many rows have expired.
+        """
         reader = self._reader
-        if self.key_groups is None:
+        if self.key_groups is None and reader.expired_up_to(self._seen) is None:
             return reader.operator.live_rows(self.state)
-        return sum(batch.num_rows for batch in self.to_batches(columns=["_key_group"]))
+        return sum(batch.num_rows for batch in self.to_batches(columns=["_checkpoint_id"]))
 
     def to_batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows as they are read, so that no more of them is in memory than is worked on.
@@ -112,8 +121,9 @@ class StateTable:
             The columns asked for; no batch is empty.
         """
         reader = self._reader
-        names = reader.check_columns(columns)
-        yield from reader.batches(reader.in_key_groups(self.key_groups), names, key_groups=self.key_groups)
+        names = reader.check_columns(columns, expired=self._seen.expired)
+        parts, hidden = reader.in_key_groups(self.key_groups), reader.expired_up_to(self._seen)
+        yield from reader.batches(parts, names, key_groups=self.key_groups, expired_up_to=hidden)
 
     def to_arrow(self, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows as an Arrow table; see `Snapshot.to_arrow`.
@@ -124,7 +134,8 @@ class StateTable:
             The columns asked for, in no particular order of rows.
         """
         reader = self._reader
-        return reader.table(reader.check_columns(columns), self.key_groups)
+        names = reader.check_columns(columns, expired=self._seen.expired)
+        return reader.table(names, self.key_groups, reader.expired_up_to(self._seen))
 
     def to_polars(self, *, columns: Sequence[str] | None = None) -> polars.DataFrame:
         """Return the rows as a Polars data frame.
@@ -165,8 +176,8 @@ class StateTable:
         if self.key_groups is not None:
             raise InvalidInputError("a dataset is of all key groups; filter it by _key_group, or use to_batches()")
         reader = self._reader
-        source = StateSource(reader, as_stored=True)
-        return ScannedDataset(Narrowed(source, [*reader.columns, "_key_group"]), self._on_scan)
+        source = StateSource(reader, self._seen, as_stored=True)
+        return ScannedDataset(Narrowed(source, source.shown), self._on_scan)
 
     def lazy(self) -> polars.LazyFrame:
         """Return the rows as a lazy frame of Polars, whose filters and columns are pushed down as for `dataset`.
@@ -180,11 +191,34 @@ class StateTable:
 
         return polars.scan_pyarrow_dataset(self.dataset())
 
+    def with_expired(self) -> StateTable:
+        """Return a table that has the rows that had expired, too, and `_expires_at`, when each does.
+
+        Returns
+        -------
+        StateTable
+            Of the same state and key groups; the column is timestamp("ms"), null after the year 9999.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://with-expired-example", create=True)
+        >>> key = pa.schema([("user", pa.string())])
+        >>> backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128, clock_ms=lambda: 0)
+        >>> city = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeToLive(3_600_000))
+        >>> backend.state(city).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     table = writer.checkpoint({"people": [backend]})["people.city"]
+        >>> table.num_rows, table.with_expired().to_arrow().to_pylist()
+        (0, [{'user': 'ann', 'city': 'Rome', '_expires_at': datetime.datetime(1970, 1, 1, 1, 0)}])
+        """
+        return self._with(Seen(self._seen.now_ms, expired=True), self.key_groups)
+
     def partitions(self, count: int) -> list[StateTable]:
         """Divide it by key groups into about so many tables of about as many rows, for as many processes.
 
         Each is pickled with the checkpoint's log entry, and reads its files itself: Ray, Dask and `multiprocessing`
-        need nothing else.
+        need nothing else. Expired rows are those of the time at which this table was made, wherever they are read.
 
         Parameters
         ----------
@@ -281,8 +315,11 @@ class StateTable:
         StateTable
             Of the same state.
         """
-        return StateTable(self._snapshot, self._reader, self._on_scan, key_groups)
+        return self._with(self._seen, key_groups)
+
+    def _with(self, seen: Seen, key_groups: KeyGroupRange | None) -> StateTable:
+        return StateTable(self._snapshot, self._reader, self._on_scan, seen, key_groups)
 
 
-def _unpickled(snapshot: _Snapshot, state: tuple[str, str], key_groups: KeyGroupRange | None) -> StateTable:
-    return snapshot[state].in_key_groups(key_groups)
+def _unpickled(snapshot: _Snapshot, state: tuple[str, str], seen: Seen, key_groups: KeyGroupRange | None) -> StateTable:
+    return snapshot[state]._with(seen, key_groups)  # noqa: SLF001

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from arrowstate.clock import now_ms
 from arrowstate.html import table_html
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import resolve
 from arrowstate.query.describe import overview
+from arrowstate.query.expiry import Seen
 from arrowstate.query.kept_reads import Recent
 from arrowstate.query.state import StateReader
 from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
@@ -44,12 +46,18 @@ class TableReader:
         Its identity.
     entry
         The log entry of the checkpoint.
+    clock_ms
+        Returns the time in milliseconds since 1970, by which rows with a time to live expire. A snapshot that was
+        pickled goes by the time of day.
     """
 
-    def __init__(self, storage: Storage, store_id: str, entry: LogEntryDocument) -> None:
+    def __init__(
+        self, storage: Storage, store_id: str, entry: LogEntryDocument, *, clock_ms: Callable[[], int] = now_ms
+    ) -> None:
         self.storage = storage
         self.store_id = store_id
         self.entry = entry
+        self.clock_ms = clock_ms
         self._lock = threading.Lock()
         self._states: dict[tuple[str, str], StateReader] = {}
         self._scans: deque[ScanStatistics] = deque(maxlen=_KEPT_SCANS)
@@ -135,11 +143,14 @@ class TableReader:
         *,
         columns: Sequence[str] | None = None,
         key_groups: KeyGroupRange | None = None,
+        expired: bool = False,
     ) -> pa.Table:
         """Return the rows of a state, in no particular order.
 
         A value or reducing state has one row per key and namespace, a map one per entry, a list one per element, and
-        within a list `_seq` rises in the order of the elements.
+        within a list `_seq` rises in the order of the elements. Of a state with a time to live it has the rows that the
+        state itself would return: not those that have expired, by processing time now, by event time at the watermark
+        that a restore begins with; unless its visibility is `return_until_cleaned_up`.
 
         Parameters
         ----------
@@ -148,9 +159,12 @@ class TableReader:
         columns
             Which columns, in this order; those of key, namespace, user key and value by default, in a list `_seq`
             (int64) too. `_key_hash` (int64), `_key_group` (int32, at the max parallelism of the checkpoint), and with
-            a time to live `_updated_at` (int64, milliseconds) are there by name.
+            a time to live `_updated_at` (int64, milliseconds) and `_expires_at` (timestamp("ms"), null after the year
+            9999) are there by name.
         key_groups
             Only the keys of these key groups; record batches without such keys are not read.
+        expired
+            Whether to return rows that have expired, too; without `columns`, `_expires_at` comes with them.
 
         Returns
         -------
@@ -180,7 +194,8 @@ class TableReader:
         [{'clicks': 3, '_key_group': 113}]
         """
         reader = self._state(state)
-        return reader.table(reader.check_columns(columns), key_groups)
+        names = reader.check_columns(columns, expired=expired)
+        return reader.table(names, key_groups, reader.expired_up_to(self._seen(expired=expired)))
 
     def to_polars(
         self,
@@ -188,6 +203,7 @@ class TableReader:
         *,
         columns: Sequence[str] | None = None,
         key_groups: KeyGroupRange | None = None,
+        expired: bool = False,
     ) -> polars.DataFrame:
         """Return the rows of a state as a Polars data frame; arguments, columns and errors as for `to_arrow`.
 
@@ -198,11 +214,11 @@ class TableReader:
         """
         import polars
 
-        frame = polars.from_arrow(self.to_arrow(state, columns=columns, key_groups=key_groups))
+        frame = polars.from_arrow(self.to_arrow(state, columns=columns, key_groups=key_groups, expired=expired))
         assert isinstance(frame, polars.DataFrame)
         return frame
 
-    def lookup(self, state: str | tuple[str, str], keys: Any) -> pa.Table:
+    def lookup(self, state: str | tuple[str, str], keys: Any, *, expired: bool = False) -> pa.Table:
         """Return the rows of some keys.
 
         Only the record batches that can hold one of the keys are read.
@@ -214,6 +230,8 @@ class TableReader:
         keys
             An Arrow array or a sequence of the key's type; for a key of several columns a RecordBatch, Table or
             StructArray with them.
+        expired
+            Whether to return rows that have expired, too, with `_expires_at`.
 
         Returns
         -------
@@ -239,7 +257,11 @@ class TableReader:
         [{'user': 'bob', 'clicks': 4}, {'user': 'ann', 'clicks': 3}]
         """
         reader = self._state(state)
-        return reader.lookup(keys, reader.columns)[0]
+        hidden = reader.expired_up_to(self._seen(expired=expired))
+        return reader.lookup(keys, reader.shown_columns(expired=expired), expired_up_to=hidden)[0]
+
+    def _seen(self, *, expired: bool) -> Seen:
+        return Seen(self.clock_ms(), expired)
 
     def _state(self, reference: str | tuple[str, str]) -> StateReader:
         return self._reader(*resolve(self.entry, reference))

@@ -20,6 +20,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.documents import (
     Document,
+    LogEntryDocument,
     ManifestDocument,
     ManifestHandle,
     OperatorDocument,
@@ -46,6 +47,7 @@ __all__ = [
     "parts_in",
     "parts_of",
     "read_states",
+    "restored_watermark",
     "subtask_of",
     "subtasks_in",
     "subtasks_of",
@@ -187,6 +189,13 @@ def whole_operator(storage: Storage, operator: OperatorDocument) -> OperatorDocu
 def whole_operators(storage: Storage, operators: Iterable[OperatorDocument]) -> list[OperatorDocument]:
     """Return operators with all that they have in files of lists; errors as for `subtasks_of`."""
     return [whole_operator(storage, operator) for operator in operators]
+
+
+def restored_watermark(entry: LogEntryDocument, subtasks: Iterable[SubtaskDocument]) -> int | None:
+    """Return the lowest watermark of the subtasks that held the rows, the entry's if one of them had none."""
+    watermarks = [subtask.watermark for subtask in subtasks]
+    known = [watermark for watermark in watermarks if watermark is not None]
+    return min(known) if known and len(known) == len(watermarks) else entry.watermark
 
 
 class Content:

@@ -191,6 +191,7 @@ class ReadableStore:
         checkpoint: CheckpointReference | None = None,
         params: Sequence[Any] | Mapping[str, Any] | None = None,
         tables: Mapping[str, Any] = MappingProxyType({}),
+        expired: bool = False,
     ) -> duckdb.DuckDBPyRelation:
         """Run a query over a checkpoint, the newest by default; see `Snapshot.sql`.
 
@@ -200,7 +201,7 @@ class ReadableStore:
             One statement in DuckDB's SQL that has a result; a state may be read `at` another checkpoint.
         checkpoint
             The checkpoint whose states the query reads where it says no other; as for `snapshot`.
-        params, tables
+        params, tables, expired
             As for `Snapshot.sql`.
 
         Returns
@@ -208,7 +209,7 @@ class ReadableStore:
         duckdb.DuckDBPyRelation
             The result, which is computed when it is fetched.
         """
-        return self._chosen(checkpoint).sql(query, params=params, tables=tables)
+        return self._chosen(checkpoint).sql(query, params=params, tables=tables, expired=expired)
 
     def diff(self, before: CheckpointReference | None, after: CheckpointReference | None = None) -> Difference:
         """Compare two checkpoints: how many rows of each state came, changed and went, and what became of its columns.
@@ -326,7 +327,7 @@ class ReadableStore:
 
     def snapshot_of(self, entry: LogEntryDocument) -> Snapshot:
         """Return the snapshot that a log entry of this store stands for."""
-        return Snapshot(self._readable, self.store_id, entry)
+        return Snapshot(self._readable, self.store_id, entry, clock_ms=self.clock_ms)
 
     def _chosen(self, checkpoint: CheckpointReference | None) -> Snapshot:
         return self.latest() if checkpoint is None else self.snapshot(checkpoint)

@@ -30,6 +30,7 @@ from arrowstate.store.reading import ReadableStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
 from arrowstate.telemetry.records import Listener, recorded
+from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
@@ -99,7 +100,7 @@ class StateStore(KeptStore):
         )
         side = StoreSide(
             snapshot_of=self.snapshot_of,
-            savepoint_of=lambda target, entry: Snapshot(target, open_store_document(target).store_id, entry),
+            savepoint_of=self._savepoint_of,
             open_place=lambda place, options: self._open_beside(self._savepoint_place(place), options, create=True),
         )
         return StoreWriter(writer, side, compaction, on_checkpoint)
@@ -196,7 +197,7 @@ class StateStore(KeptStore):
                 progress=progress,
                 wrote=recording.parts.append,
             )
-        return Snapshot(target, open_store_document(target).store_id, entry)
+        return self._savepoint_of(target, entry)
 
     def import_savepoint(
         self,
@@ -353,6 +354,9 @@ class StateStore(KeptStore):
         place = self._savepoint_place(name_or_path)
         options = options_beside(self.storage, place) if storage_options is None else storage_options
         return dispose_savepoint(place, storage_options=options, clock_ms=self.clock_ms)
+
+    def _savepoint_of(self, target: Storage, entry: LogEntryDocument) -> Snapshot:
+        return Snapshot(target, open_store_document(target).store_id, entry, clock_ms=self.clock_ms)
 
     def _savepoint_place(self, name_or_path: str | Path) -> str:
         place = str(name_or_path)

@@ -97,7 +97,7 @@ def test_sql_sees_namespaces_user_keys_and_order(snapshot):
 
 def test_the_time_of_the_last_update_is_there_by_name(snapshot):
     assert snapshot.to_arrow("shop.city").column_names == ["user", "city"]
-    assert snapshot.to_arrow("shop.city", columns=["_updated_at"]).to_pylist() == [{"_updated_at": 7}]
+    assert snapshot.to_arrow("shop.city", columns=["_updated_at"], expired=True).to_pylist() == [{"_updated_at": 7}]
     with pytest.raises(InvalidInputError, match="it has user, city, _key_hash, _updated_at, _key_group"):
         snapshot.to_arrow("shop.city", columns=["_seq"])
 

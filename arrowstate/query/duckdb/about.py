@@ -66,14 +66,17 @@ def _state_rows(storage: Storage, entry: LogEntryDocument) -> Rows:
     for operator, state, name in _states(entry):
         found = state_overview(storage, operator, state)
         reduce = found["reduce"]
-        ttl = found["time_to_live"] or {}
         yield {
             **name,
             **{key: found[key] for key in ("kind", "type", "rows", "runs", "dead_share", "bytes", "schema_version")},
             "reduce": reduce if reduce is None or isinstance(reduce, str) else str(reduce),
-            "ttl_ms": ttl.get("ttl_ms"),
-            "ttl_clock": ttl.get("clock"),
+            **_time_to_live(state),
         }
+
+
+def _time_to_live(state: StateDocument) -> dict[str, Any]:
+    ttl = state.time_to_live
+    return {} if ttl is None else {"ttl_ms": ttl.ttl_ms, "ttl_clock": ttl.clock}
 
 
 def _column_rows(storage: Storage, entry: LogEntryDocument) -> Rows:
@@ -88,6 +91,7 @@ def _column_rows(storage: Storage, entry: LogEntryDocument) -> Rows:
                     "column": column["name"],
                     "of": column["of"],
                     "type": column["type"],
+                    **_time_to_live(state),
                 }
 
 
@@ -217,6 +221,8 @@ ABOUT_TABLES: dict[str, tuple[pa.Schema, Callable[[Storage, LogEntryDocument], R
             column=_TEXT,
             of=_TEXT,
             type=_TEXT,
+            ttl_ms=_NUMBER,
+            ttl_clock=_TEXT,
         ),
         _column_rows,
     ),

@@ -19,10 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from arrowstate.clock import now_ms
 from arrowstate.errors import ArrowStateError
 from arrowstate.query.duckdb.duckdb_internals import Scannable
 from arrowstate.query.duckdb.filters import Node, columns_of, evaluate, may_match, read_filter, values_of
 from arrowstate.query.duckdb.sql_types import SqlForm
+from arrowstate.query.expiry import EXPIRES_COLUMN, Seen
 from arrowstate.query.files import Part
 from arrowstate.query.state import KEY_GROUP_COLUMN, Condition, StateReader
 
@@ -112,18 +114,25 @@ def passing(table: pa.Table, columns: list[str], filter: pc.Expression | None) -
 
 
 class StateSource:
-    """The live rows of a state, in the form that SQL shows, or as they are stored."""
+    """The rows of a state that a reader sees, by default now, in the form that SQL shows, or as they are stored."""
 
-    def __init__(self, state: StateReader, *, as_stored: bool = False) -> None:
+    def __init__(self, state: StateReader, seen: Seen | None = None, *, as_stored: bool = False) -> None:
         self.name = f"{state.operator.uid}.{state.layout.name}"
         self._state = state
+        self._seen = Seen(now_ms()) if seen is None else seen
         self._form = SqlForm.none(state.schema) if as_stored else state.sql_form
         self.schema = self._form.schema
 
+    def at(self, seen: Seen) -> StateSource:
+        """Return the state as another reader sees it in SQL."""
+        return self if self._state.document.time_to_live is None else StateSource(self._state, seen)
+
     @property
     def shown(self) -> Sequence[str]:
-        """All but `_key_hash`."""
-        return [*self._state.columns, KEY_GROUP_COLUMN]
+        """Key and value, the key group, and where rows that have expired are shown too, when they did."""
+        state = self._state
+        expires = [EXPIRES_COLUMN] if self._seen.expired and EXPIRES_COLUMN in state.schema.names else []
+        return [*state.columns, KEY_GROUP_COLUMN, *expires]
 
     def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
@@ -142,7 +151,8 @@ class StateSource:
     def _look_up(
         self, keys: pa.RecordBatch, filter: pc.Expression, columns: list[str], statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
-        table, statistics.batches_read, statistics.rows_read = self._state.lookup(keys)
+        hidden = self._state.expired_up_to(self._seen)
+        table, statistics.batches_read, statistics.rows_read = self._state.lookup(keys, expired_up_to=hidden)
         batches = [self._form(batch) for batch in table.to_batches()]
         yield from passing(pa.Table.from_batches(batches, self.schema), columns, filter)
 
@@ -156,13 +166,16 @@ class StateSource:
             bounds = {name: known for name, known in state.bounds.items() if self._form.is_stored(name)}
             keep = may_match(node, bounds, len(parts))
             parts = list(itertools.compress(parts, keep))
+        hidden = state.expired_up_to(self._seen)
+        parts = state.unexpired(parts, hidden)
         condition = None
         if filter is not None:
             names = state.schema.names if node is None else columns_of(node)
             tested = [name for name in state.schema.names if name in names]
             passes = _test(node, filter)
             condition = Condition(tested, lambda batch: passes(self._form(batch)))
-        for batch in state.batches(_counted(parts, statistics), columns, condition=condition):
+        counted = _counted(parts, statistics)
+        for batch in state.batches(counted, columns, condition=condition, expired_up_to=hidden):
             yield self._form(batch)
 
 

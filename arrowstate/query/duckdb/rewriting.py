@@ -26,8 +26,11 @@ FUNCTIONS = {
     "changes": "arrowstate.changes('OPERATOR.STATE', FROM [, TO])",
     "change_counts": "arrowstate.change_counts(FROM [, TO])",
     "history": "arrowstate.history('OPERATOR.STATE', KEY)",
+    "state": "arrowstate.state('OPERATOR.STATE' [, expired => true])",
 }
 """The table functions of the schema `arrowstate`, and how each is called."""
+_NAMED = {"state": ("expired",)}
+"""Arguments that have names, which come after those that have none."""
 ABOUT_SCHEMA = "arrowstate"
 
 _MENTIONED = re.compile(rf'\bat\b|\b{ABOUT_SCHEMA}"?\s*\.', re.IGNORECASE)
@@ -175,11 +178,15 @@ class _Evaluation:
         return self._time(clause["expr"], what)
 
     def arguments(self, function: str, given: Sequence[dict[str, Any]]) -> list[Any]:
-        """Return the arguments of a function."""
-        usage = FUNCTIONS[function]
-        if any(argument["name"] for argument in given):
+        """Return the arguments of a function, those with names in their order behind the others."""
+        usage, names = FUNCTIONS[function], _NAMED.get(function, ())
+        named = [argument["name"].lower() for argument in given if argument["name"]]
+        if any(name not in names for name in named):
             raise InvalidInputError(f"the arguments have no names, give them in order: {usage}")
-        return [self._value(argument["expression"], usage) for argument in given]
+        in_order = sorted(
+            given, key=lambda argument: [*names].index(argument["name"].lower()) if argument["name"] else -1
+        )
+        return [self._value(argument["expression"], usage) for argument in in_order]
 
     def _value(self, expression: dict[str, Any], what: str) -> Any:
         return self._run("select {}", expression, what)

@@ -15,6 +15,7 @@ from arrowstate.query.duckdb.dataset import ScanStatistics
 from arrowstate.query.duckdb.engine import Database
 from arrowstate.query.duckdb.relation import Relation, Watch
 from arrowstate.query.duckdb.rewriting import Tables, rewrite
+from arrowstate.query.expiry import Seen
 
 __all__ = ["select"]
 
@@ -33,6 +34,7 @@ def select(
     query: str,
     params: Sequence[Any] | Mapping[str, Any] | None,
     *,
+    seen: Seen,
     on_scan: Callable[[ScanStatistics], None],
     names: Callable[[], Sequence[SqlName]],
     checkpoint_id: int | None,
@@ -47,6 +49,8 @@ def select(
         What it reads.
     query, params, tables
         As for `SnapshotReader.sql`, and so are the errors.
+    seen
+        Which rows of states with a time to live it reads.
     on_scan
         Called with the statistics of each scan.
     names
@@ -57,9 +61,7 @@ def select(
         Makes what offers the tables of other checkpoints to the query; None where there are none.
     """
     watch = Watch(on_scan)
-    cursor = database.cursor(watch)
-    # Otherwise a misspelt state could be taken for a Python variable of that name.
-    cursor.execute("set python_enable_replacements = false")
+    cursor = database.cursor(watch, seen, query)
     try:
         for name, table in tables.items():
             cursor.register(name, table)
@@ -70,7 +72,12 @@ def select(
             raise InvalidInputError(
                 f"sql() takes one SELECT, got {query!r}; for other statements use the connection of duckdb()"
             )
-        relation = cursor.sql(query, params=params)
+        try:
+            relation = cursor.sql(query, params=params)
+        except duckdb.CatalogException:
+            # A name may be made by the query, as `query_table` has it.
+            database.register(cursor, watch, seen)
+            relation = cursor.sql(query, params=params)
     except duckdb.Error as error:
         raise watch.failure() or _refused(error, names, checkpoint_id) from error
     return cast("duckdb.DuckDBPyRelation", Relation(relation, watch))

@@ -8,6 +8,7 @@ from arrowstate.query.catalog import SqlName, history_names, sql_names
 from arrowstate.query.duckdb.dataset import Source, StateSource
 from arrowstate.query.duckdb.history import HistorySource
 from arrowstate.query.duckdb.operator_state import OperatorStateRows, OperatorStateSource
+from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
 from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.storage.base import Storage
@@ -17,7 +18,7 @@ __all__ = ["history_sources", "sources_of"]
 
 
 def sources_of(
-    storage: Storage, entry: LogEntryDocument, reader: Callable[[str, str], StateReader]
+    storage: Storage, entry: LogEntryDocument, reader: Callable[[str, str], StateReader], seen: Seen
 ) -> dict[SqlName, Source]:
     """Return the sources of a checkpoint by their names; `reader` gives the keyed state of an operator by its name."""
     documents = {
@@ -26,7 +27,7 @@ def sources_of(
 
     def source(name: SqlName) -> Source:
         if not name.is_operator_state:
-            return StateSource(reader(name.uid, name.state))
+            return StateSource(reader(name.uid, name.state), seen)
         document = whole_state(storage, *documents[name.uid, name.state])
         return OperatorStateSource(name.uid, OperatorStateRows(storage, entry, document))
 

@@ -17,9 +17,10 @@ from arrowstate.query.catalog import SqlName, resolve
 from arrowstate.query.changes import ALL_HASHES, CHANGE_TYPE_COLUMN, StateChanges, change_columns, reader_between
 from arrowstate.query.difference import difference
 from arrowstate.query.duckdb.about import ABOUT_TABLES, about
-from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, Source, passing
+from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, Source, StateSource, passing
 from arrowstate.query.duckdb.rewriting import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.query.duckdb.sql_types import SqlForm
+from arrowstate.query.expiry import Seen
 from arrowstate.query.key_history import KeyHistory
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
 from arrowstate.storage.base import Storage
@@ -43,6 +44,8 @@ class OtherTables:
         The store, and the checkpoint of the query.
     sources_of
         Returns what SQL reads of a checkpoint.
+    seen
+        Which rows of states with a time to live the query reads.
     connection, on_scan
         Of the query.
     """
@@ -51,13 +54,15 @@ class OtherTables:
         self,
         storage: Storage,
         entry: LogEntryDocument,
-        sources_of: Callable[[LogEntryDocument], Mapping[SqlName, Source]],
+        sources_of: Callable[[LogEntryDocument, Seen], Mapping[SqlName, Source]],
+        seen: Seen,
         connection: duckdb.DuckDBPyConnection,
         on_scan: Callable[[ScanStatistics], None],
     ) -> None:
         self._storage = storage
         self._entry = entry
         self._sources_of = sources_of
+        self._seen = seen
         self._connection = connection
         self._on_scan = on_scan
         self._log = CommitLog(storage)
@@ -68,7 +73,7 @@ class OtherTables:
         entry = self._checkpoint(checkpoint)
         if schema.lower() == ABOUT_SCHEMA and table.lower() in ABOUT_TABLES:
             return self._about(table.lower(), entry)
-        sources = self._sources_of(entry)
+        sources = self._sources_of(entry, self._seen)
         wanted = (schema or "main").lower(), table.lower()
         for name, source in sources.items():
             is_whole = wanted == ("main", name.relation.lower())
@@ -97,7 +102,7 @@ class OtherTables:
     def of_function(self, function: str, arguments: Sequence[Any]) -> str:
         """Register what a function returns."""
         text = f"{function}({', '.join(map(repr, arguments))})"
-        needed = {"changes": (2, 3), "change_counts": (1, 2), "history": (2, 2)}[function]
+        needed = {"changes": (2, 3), "change_counts": (1, 2), "history": (2, 2), "state": (1, 2)}[function]
         if not needed[0] <= len(arguments) <= needed[1]:
             raise InvalidInputError(f"{text} has {len(arguments)} arguments; it is {FUNCTIONS[function]}")
         made: Source
@@ -105,9 +110,19 @@ class OtherTables:
             made = self._changes(text, *arguments)
         elif function == "change_counts":
             made = self._counts(text, *arguments)
+        elif function == "state":
+            made = self._state(text, *arguments)
         else:
             made = self._history(text, *arguments)
         return self._register(f"arrowstate.{text}", made)
+
+    def _state(self, text: str, state: Any, expired: Any = None) -> Source:
+        uid, name = resolve(self._entry, _reference(text, state))
+        if not (expired is None or isinstance(expired, bool)):
+            raise InvalidInputError(f"{text}: expired is true or false, got {expired!r}")
+        seen = self._seen if expired is None else Seen(self._seen.now_ms, expired)
+        source = StateSource(StateReader(self._storage, self._entry, uid, name), seen)
+        return Narrowed(source, source.shown)
 
     def _changes(self, text: str, state: Any, start: Any, end: Any = None) -> Source:
         before, after = self._span(text, start, end)

@@ -169,7 +169,8 @@ class ExpiredRowsSuite(TimedSuite):
 
         savepoint = job.savepoint()
 
-        assert checkpoint.to_arrow("op.numbers").num_rows == 3
+        assert checkpoint.to_arrow("op.numbers").num_rows == 1
+        assert checkpoint.to_arrow("op.numbers", expired=True).num_rows == 3
         assert savepoint.to_arrow("op.numbers")["numbers"].to_pylist() == [3]
         assert savepoint.to_arrow("op.city").num_rows == 0
         assert savepoint.entry.operators[0].subtasks[0].live_rows == {"numbers": 1, "city": 0}
