@@ -22,7 +22,7 @@ __all__ = ["history", "look_up"]
 def look_up(options: argparse.Namespace) -> int:
     """Print the rows of some keys."""
     snapshot = open_checkpoint(options)
-    return _print(snapshot.lookup(options.state, _keys(snapshot, options)), options)
+    return _print(snapshot.lookup(options.state, _keys(snapshot, options), expired=options.expired), options)
 
 
 def history(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ __all__ = ["make_parser"]
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001
 
+_EXPIRED = "show rows that have expired, too, and when each does"
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -66,6 +67,7 @@ def _add_reading(commands: _Commands) -> None:
     queried = _command(commands, "sql", "query a checkpoint with DuckDB", "sql.run")
     queried.add_argument("query", metavar="QUERY", help="one SELECT; a table is called OPERATOR.STATE")
     queried.add_argument("--csv", action="store_true", help="print the result as CSV")
+    queried.add_argument("--expired", action="store_true", help=_EXPIRED)
     queried.add_argument(
         "--lease", action="store_true", help="keep the checkpoint from being collected meanwhile; writes to the store"
     )
@@ -138,6 +140,8 @@ def _add_comparing(commands: _Commands) -> None:
         asked = _command(commands, name, help, printed)
         asked.add_argument("state", metavar="OPERATOR.STATE", help="the state")
         asked.add_argument("keys", metavar="KEY", nargs="+", help="as text, or JSON for a key of several columns")
+        if name == "lookup":
+            asked.add_argument("--expired", action="store_true", help=_EXPIRED)
 
 
 def _add_checks(commands: _Commands) -> None:

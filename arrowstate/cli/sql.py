@@ -43,7 +43,7 @@ def _print(snapshot: Snapshot, options: argparse.Namespace) -> int:
     import duckdb
 
     try:
-        reader = snapshot.sql(options.query).to_arrow_reader(_BATCH_ROWS)
+        reader = snapshot.sql(options.query, expired=options.expired).to_arrow_reader(_BATCH_ROWS)
         names = reader.schema.names
         rows = _rows(reader)
         if options.json:

@@ -122,3 +122,23 @@ def test_sql_joins_the_kinds(store, capsys):
     assert main(["sql", store, query, "--csv"]) == 0
 
     assert capsys.readouterr().out.splitlines()[-1] == "2980,2980"
+
+
+def test_rows_that_have_expired_are_shown_where_they_are_asked_for(tmp_path, capsys):
+    backend = arrowstate.KeyedStateBackend(
+        key=pa.schema([("user", pa.string())]), max_parallelism=128, clock_ms=lambda: 0
+    )
+    city = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeToLive(60_000))
+    backend.state(city).update_batch(["ann"], ["Rome"])
+    with arrowstate.open_store(tmp_path, create=True).writer() as writer:
+        writer.checkpoint({"people": [backend]})
+
+    def found(*arguments):
+        assert main([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    shown = [{"user": "ann", "city": "Rome", "_expires_at": "1970-01-01T00:01:00"}]
+    query = ["sql", str(tmp_path), "select * exclude (_key_group) from people.city"]
+    for arguments in (query, ["lookup", str(tmp_path), "people.city", "ann"]):
+        assert found(*arguments) == []
+        assert found(*arguments, "--expired") == shown
