@@ -108,6 +108,12 @@ class FillPlan:
     def key_schema(self) -> pa.Schema:
         return key_schema_of(self.key)
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that a fill reads, those of the key first."""
+        own = [name for fill in self.states for name in (*fill.values, *fill.entry, *filter(None, [fill.updated]))]
+        return list(dict.fromkeys([*self.key_columns, *own]))
+
     def id_maker(self, new_id: Callable[[], str]) -> Callable[[], str]:
         """Return what makes fresh names of this fill."""
         return lambda: self.job + new_id()[len(self.job) :]

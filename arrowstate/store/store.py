@@ -25,7 +25,7 @@ from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.snapshot.validation import Validation, check_validation
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
-from arrowstate.store.keeping import KeptStore
+from arrowstate.store.loading import FilledStore
 from arrowstate.store.reading import ReadableStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
@@ -37,7 +37,7 @@ from arrowstate_formats.run_files import RunFormat
 __all__ = ["StateStore", "open_store"]
 
 
-class StateStore(KeptStore):
+class StateStore(FilledStore):
     """A store of checkpoints. Open one with `open_store`.
 
     Examples

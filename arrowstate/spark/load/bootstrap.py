@@ -216,8 +216,7 @@ def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[Subt
         name: sf.col(quoted(name)).cast(spark_type(field.type))
         for name, field in zip(plan.key_columns, plan.key_schema, strict=True)
     }
-    names = [name for fill in plan.states for name in (*fill.values, *fill.entry, *filter(None, [fill.updated]))]
-    for name in (*names, *map(columns.name_of, order_by)):
+    for name in (*plan.columns, *map(columns.name_of, order_by)):
         taken.setdefault(name, sf.col(quoted(name)))
     sorting = [columns.name_of(name) for name in order_by]
     done = run_tasks(frame, taken, plan.key_columns, plan, _task(plan, list(taken)), order_by=sorting)
