@@ -356,3 +356,35 @@ def test_floats_of_early_writers_whose_bounds_may_lie_are_left_to_the_data_sourc
     assert scan.frame.where("flat > 1e9").count() == int(np.isnan(reals).sum())
     # Bounds in the manifest prove that there is none.
     assert clean.native, clean.reason
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_rows_that_have_expired_are_left_out_unless_they_are_asked_for(spark: Any, tmp_path: Path, format: Any) -> None:
+    from arrowstate.spark import plan_read
+
+    ttl = arrowstate.TimeToLive(100, clock="event_time")
+    seen = arrowstate.ValueStateDescriptor("seen", pa.string(), ttl=ttl)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    with arrowstate.open_store(tmp_path / "store", create=True).writer(compaction=None) as writer:
+        for first, time in ((0, 0), (1000, 50), (2990, 60)):
+            keys = range(first, first + (2000 if first < 2000 else 10))
+            texts = [f"text {number}" for number in keys]
+            backend.state(seen).update_batch(keys, texts, timestamps=[time] * len(keys))
+            backend.advance_watermark(max(100, time))
+            snapshot = writer.checkpoint({"op": [backend]}, format=format)
+
+    def planned(**options: Any) -> Any:
+        return plan_read(spark, snapshot.storage.url, operator="op", **options)
+
+    expected = snapshot.to_arrow("op.seen").sort_by("k")
+    assert expected["k"].to_pylist() == list(range(1000, 3000))
+    assert planned().native is (format == "parquet")
+    assert planned().frame.toArrow().sort_by("k").to_pydict() == expected.to_pydict()
+    assert planned(columns=["seen"]).frame.count() == 2000
+    everything = planned(expired=True)
+    assert everything.frame.count() == 3000
+    assert everything.frame.columns == ["k", "seen", "_expires_at"]
+    assert planned(expired=True, columns=["k"]).native is (format == "parquet")
+    assert planned(expired=True, columns=["k"]).frame.count() == 3000
+    oldest = everything.frame.where("k = 0").toArrow()["_expires_at"].to_pylist()
+    assert oldest == [datetime.datetime(1970, 1, 1, 0, 0, 0, 100_000)]

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StructField, StructType
 
+from arrowstate.query.expiry import EXPIRES_COLUMN, UPDATED_COLUMN
 from arrowstate.query.files import QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
 from arrowstate.snapshot.validation import Validation
@@ -103,6 +104,7 @@ def read_state(
     key_groups: KeyGroupRange | None = None,
     validate: Validation = "checksums",
     storage_options: Mapping[str, Any] | None = None,
+    expired: bool = False,
 ) -> DataFrame:
     """Return the rows of a state, read by Spark's own Parquet reader where it can; see `plan_read` for which it is.
 
@@ -131,6 +133,9 @@ def read_state(
     storage_options
         As for `arrowstate.open_store`, of values that JSON has. Spark's own reader does not know them: it reads a
         bucket with what the session has of it, or else the data source does.
+    expired
+        Whether to return rows that have expired, too, with `_expires_at`. By default a state with a time to live has
+        those that have not expired when this is called, as `Snapshot.to_arrow` has them.
 
     Returns
     -------
@@ -162,6 +167,7 @@ def read_state(
         key_groups=key_groups,
         validate=validate,
         storage_options=storage_options,
+        expired=expired,
     ).frame
 
 
@@ -177,6 +183,7 @@ def plan_read(
     key_groups: KeyGroupRange | None = None,
     validate: Validation = "checksums",
     storage_options: Mapping[str, Any] | None = None,
+    expired: bool = False,
 ) -> StateScan:
     """Return how a state is read, and why so; arguments and errors are those of `read_state`.
 
@@ -201,6 +208,7 @@ def plan_read(
         "keyGroups": None if key_groups is None else f"{key_groups.start}-{key_groups.end}",
         "validate": None if validate == "checksums" else validate,
         STORAGE_OPTIONS: storage_options_text(storage_options),
+        "expired": "true" if expired else None,
     }
     options = {name: str(value) for name, value in given.items() if value is not None}
     plan = plan_from_options({**options, "path": str(store)})
@@ -233,7 +241,8 @@ class _Native:
         self.state = plan.open()
         self.names = plan.schema.names
         needed = [HASH_COLUMN] if KEY_GROUP_COLUMN in self.names or self._bounds is not None else []
-        virtual = (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN)
+        needed += [] if plan.expired_up_to is None else [UPDATED_COLUMN]
+        virtual = (KEY_GROUP_COLUMN, CHECKPOINT_COLUMN, EXPIRES_COLUMN)
         self.stored = list(dict.fromkeys([*(name for name in self.names if name not in virtual), *needed]))
 
     def scan(self) -> StateScan | str:
@@ -283,6 +292,8 @@ class _Native:
         """Say why Spark's reader cannot read the files, None if it can."""
         if not files:
             return "it is so small that it has no files"
+        if EXPIRES_COLUMN in self.names:
+            return f"no file has the column {EXPIRES_COLUMN!r}"
         formats = sorted({run.document.format for run in files} - {"parquet"})
         if formats:
             return f"{' and '.join(formats)} files are not read by Spark itself"
@@ -337,6 +348,8 @@ class _Native:
     def _chosen(self, frame: DataFrame) -> DataFrame:
         if self._bounds is not None:
             frame = frame.where(sf.col(HASH_COLUMN).between(*map(sf.lit, self._bounds)))
+        if self.plan.expired_up_to is not None:
+            frame = frame.where(sf.col(UPDATED_COLUMN) > sf.lit(self.plan.expired_up_to))
         group = f"shiftright((shiftright({HASH_COLUMN}, 32) + 2147483648L) * {self.state.max_parallelism}L, 32)"
         made = {
             KEY_GROUP_COLUMN: sf.expr(f"CAST({group} AS INT)"),

@@ -13,8 +13,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.validation import Validation, readable
@@ -22,6 +24,7 @@ from arrowstate.spark.read.options import (
     StorePlace,
     check_options,
     column_names,
+    flag,
     key_group_option,
     open_checkpoint,
     refuse,
@@ -42,7 +45,7 @@ __all__ = [
 ]
 
 _PARTITION_ROWS = 1 << 21
-OPTIONS = ("operator", "state", "checkpoint", "asOf", "columns", "partitions", "keyGroups", "validate")
+OPTIONS = ("operator", "state", "checkpoint", "asOf", "columns", "partitions", "keyGroups", "validate", "expired")
 """What a state is read with."""
 _WHY_NO_FILTERS = (
     "does not exist: PySpark hands the filters of one query to the next on the same DataFrame, which then lacks rows; "
@@ -66,6 +69,8 @@ class ReadPlan:
     """The key groups that are read."""
     validate: Validation = "checksums"
     """What is compared when rows are read."""
+    expired_up_to: int | None = None
+    """The last time of update whose rows are left out, in milliseconds since 1970; None where none is."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> ReadPlan:
@@ -90,7 +95,8 @@ class ReadPlan:
         state = StateReader(storage, entry, operator.uid, options.get("state") or names[0])
         partitions = whole_number(options, "partitions", at_least=1)
         assert entry.checkpoint_id is not None, "a fence is never read"
-        columns = state.check_columns(column_names(options))
+        seen = Seen(now_ms(), flag(options, "expired"))
+        columns = state.check_columns(column_names(options), expired=seen.expired)
         groups = key_group_option(options, operator.max_parallelism)
         return cls(
             store=StorePlace.of(storage, options),
@@ -101,6 +107,7 @@ class ReadPlan:
             schema=spark_schema(pa.schema([state.schema.field(name) for name in columns])),
             key_groups=groups or KeyGroupRange(0, operator.max_parallelism - 1),
             validate=validation(options),
+            expired_up_to=state.expired_up_to(seen),
         )
 
     def open(self) -> StateReader:
@@ -150,7 +157,13 @@ class TableReader(DataSourceReader):
         assert isinstance(partition, KeyGroupPartition)
         state = self.plan.open()
         key_groups = KeyGroupRange(partition.start, partition.end)
-        for batch in state.batches(state.in_key_groups(key_groups), self.target.names, key_groups=key_groups):
+        batches = state.batches(
+            state.in_key_groups(key_groups),
+            self.target.names,
+            key_groups=key_groups,
+            expired_up_to=self.plan.expired_up_to,
+        )
+        for batch in batches:
             yield batch_for_spark(batch, self.target, f"state {self.plan.state!r}")
 
 
