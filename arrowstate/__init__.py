@@ -19,6 +19,7 @@ from arrowstate.errors import (
     CompactionConflictError,
     ConcurrentUseError,
     CorruptDataError,
+    EditConflictError,
     FencedError,
     FileTooLargeError,
     FormatVersionError,
@@ -72,7 +73,18 @@ from arrowstate.state.kinds.timer_service import TimerService
 from arrowstate.state.kinds.timers import Timer
 from arrowstate.state.kinds.value import ValueState
 from arrowstate.state.operator_list import BroadcastState, OperatorListState
-from arrowstate.store import Collection, Compaction, Lease, Snapshot, StateStore, StoreWriter, open_store
+from arrowstate.store import (
+    Collection,
+    Compaction,
+    Edit,
+    EditPlan,
+    Lease,
+    PurgeReport,
+    Snapshot,
+    StateStore,
+    StoreWriter,
+    open_store,
+)
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import FORMAT_VERSION
 from arrowstate_formats.key_groups import KeyGroupRange, default_max_parallelism, key_group_range, key_groups
@@ -92,6 +104,9 @@ __all__ = [
     "Lease",
     "Compaction",
     "Collection",
+    "Edit",
+    "EditPlan",
+    "PurgeReport",
     "StoreWriter",
     "MergePolicy",
     "Collector",
@@ -126,6 +141,7 @@ __all__ = [
     "CompactionPolicy",
     "CorruptDataError",
     "CountDistinct",
+    "EditConflictError",
     "FencedError",
     "FileTooLargeError",
     "FormatVersionError",

@@ -18,7 +18,7 @@ mend the cause, take checkpoints anew     `CheckpointsStoppedError`
 open the store again, then look           `CommitUnknownError`
 make room or mend the storage, try again  `StorageFullError`, `StorageError`
 try again, files are written anew         `CollectedError`
-try again when less is committed          `CompactionConflictError`
+try again when less is committed          `CompactionConflictError`, `EditConflictError`
 use another checkpoint or a copy          `CorruptDataError`
 install something                         `FormatVersionError` and its kind, `MissingDependencyError`
 ========================================  ====================================================
@@ -32,6 +32,7 @@ from arrowstate.errors.checkpointing import (
     CheckpointsStoppedError,
     CommitUnknownError,
     CompactionConflictError,
+    EditConflictError,
     FencedError,
     QueryConflictError,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "CompactionConflictError",
     "ConcurrentUseError",
     "CorruptDataError",
+    "EditConflictError",
     "FencedError",
     "FileTooLargeError",
     "FormatVersionError",
@@ -95,8 +97,8 @@ __all__ = [
     "NullKeyError",
     "OperatorNotFoundError",
     "ProcessElementError",
-    "SourceError",
     "QueryConflictError",
+    "SourceError",
     "StateNotFoundError",
     "StorageError",
     "StorageFullError",
@@ -107,9 +109,3 @@ __all__ = [
     "ValueOverflowError",
     "ValueTypeError",
 ]
-
-for _error in (globals()[_name] for _name in __all__):
-    # What tracebacks and telemetry say is the name that is imported, wherever the class is written.
-    if _error.__module__.startswith(__name__):
-        _error.__module__ = __name__
-del _error

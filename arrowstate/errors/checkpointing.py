@@ -71,6 +71,27 @@ restore the checkpoint folder of the query that belongs to this store
 
 
 @dataclass(eq=False, repr=False)
+class EditConflictError(ArrowStateError, RuntimeError):
+    """Somebody else committed to the store while a checkpoint was edited; nothing of the edit was committed.
+
+    Examples
+    --------
+    >>> print(EditConflictError(41, 42))
+    checkpoint 42 was committed while checkpoint 41 was edited; nothing of the edit was committed: stop who writes to \
+the store, and edit checkpoint 42
+    """
+
+    edited: int
+    "The checkpoint that was edited."
+    newest: int
+    "The newest one now."
+    _message = (
+        "checkpoint {newest} was committed while checkpoint {edited} was edited; nothing of the edit was committed: "
+        "stop who writes to the store, and edit checkpoint {newest}"
+    )
+
+
+@dataclass(eq=False, repr=False)
 class CheckpointAbortedError(ArrowStateError, RuntimeError):
     """A checkpoint or savepoint ended without a commit; the store is as it was and the job may go on.
 

@@ -25,7 +25,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["FilledOperator", "commit_fill", "commit_filled"]
+__all__ = ["FilledOperator", "commit_fill", "commit_filled", "of_stopped_query"]
 
 _RECORD = "spark"
 """The property of a checkpoint in which a query of Spark says which run of it has committed what."""
@@ -130,7 +130,7 @@ def commit_fill(
             started_at_ms=started_at_ms,
             now_ms=clock_ms(),
             watermark=min(watermarks, default=fence.document.watermark),
-            properties={**_of_stopped_query(checkpoint, new_id), **properties},
+            properties={**of_stopped_query({} if checkpoint is None else checkpoint.properties, new_id), **properties},
             statistics=[item.statistics for operator in operators for item in operator.subtasks],
         )
         if entry is None:
@@ -142,10 +142,9 @@ def commit_fill(
         raise
 
 
-def _of_stopped_query(checkpoint: LogEntryDocument | None, new_id: Callable[[], str]) -> dict[str, Any]:
-    """The properties of a checkpoint; a run of a query that is still alive does not find itself in them."""
-    properties = {} if checkpoint is None else dict(checkpoint.properties)
+def of_stopped_query(properties: Mapping[str, Any], new_id: Callable[[], str]) -> dict[str, Any]:
+    """Return the properties of a checkpoint; a run of a query that is still alive does not find itself in them."""
     record = properties.get(_RECORD)
     if isinstance(record, dict) and "run_id" in record:
-        properties[_RECORD] = {**record, "run_id": new_id()}
-    return properties
+        return {**properties, _RECORD: {**record, "run_id": new_id()}}
+    return dict(properties)

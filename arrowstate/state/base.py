@@ -49,6 +49,8 @@ class KeyedState(Shown, Generic[D]):
             "clear_keys",
             "flush",
             "freeze",
+            "grouped",
+            "hashes_of",
             "layout",
             "live_batches",
             "runs_with_times",
@@ -243,6 +245,14 @@ class KeyedState(Shown, Generic[D]):
     def key_batch(self, keys: Any, namespace: Any = None) -> KeyBatch:
         """Return what tells one-row states apart, keys and where there are any namespaces, checked and grouped."""
         return self._keys(keys, namespace)
+
+    def grouped(self, key: Sequence[pa.Array], entry: Sequence[pa.Array]) -> KeyBatch:
+        """Return what tells rows apart, given as checked columns: keys, and namespaces, user keys or timestamps."""
+        return self._context.group(key, entry)
+
+    def hashes_of(self, key: Sequence[pa.Array]) -> Ints:
+        """Return the hashes of keys, given as columns that are checked."""
+        return self._context.hashes(key)
 
     def namespaces_of(self, keys: KeyBatch) -> tuple[KeyBatch, Ints]:
         """Return keys with each namespace in which they have a row, and the number of each among the keys given."""

@@ -1,5 +1,8 @@
 """A store and its snapshots: the entry points of the Python API."""
 
+from arrowstate.editing.edit import Edit
+from arrowstate.editing.plan import EditPlan
+from arrowstate.editing.purging import PurgeReport
 from arrowstate.store.plans import Collection, Compaction, Lease
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
@@ -8,7 +11,10 @@ from arrowstate.store.writer import StoreWriter
 __all__ = [
     "Collection",
     "Compaction",
+    "Edit",
+    "EditPlan",
     "Lease",
+    "PurgeReport",
     "Snapshot",
     "StateStore",
     "StoreWriter",

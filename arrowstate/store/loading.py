@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from arrowstate.filling.planning import AskedStates
 from arrowstate.filling.streams import open_stream
 from arrowstate.filling.tables import DEFAULT_BUDGET_BYTES, TableFill, fill_operators, plan_table
-from arrowstate.log.choosing import CheckpointReference
 from arrowstate.schema.descriptors import StateDescriptor
-from arrowstate.store.keeping import KeptStore
+from arrowstate.store.editing import EditableStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
@@ -21,12 +20,8 @@ from arrowstate_formats.run_files import RunFormat
 __all__ = ["FilledStore"]
 
 
-class FilledStore(KeptStore):
+class FilledStore(EditableStore):
     """A store that takes tables for state."""
-
-    if TYPE_CHECKING:
-        # `StateStore` has it.
-        def savepoint(self, name_or_path: str | Path, *, checkpoint: CheckpointReference | None = None) -> Snapshot: ...
 
     def bootstrap(
         self,

@@ -14,24 +14,16 @@ from arrowstate.checkpoints.handles import SubtaskWriter
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
-from arrowstate.log.choosing import CheckpointReference
-from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.entries import create_store, open_store_document
 from arrowstate.maintenance.importing import ClaimMode, import_checkpoint
-from arrowstate.maintenance.leases import held_while_read
-from arrowstate.maintenance.rollback import roll_back
 from arrowstate.snapshot.disposal import dispose_savepoint
-from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.snapshot.validation import Validation, check_validation
-from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.store.loading import FilledStore
 from arrowstate.store.reading import ReadableStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
 from arrowstate.telemetry.records import Listener, recorded
-from arrowstate_formats.documents import LogEntryDocument
-from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["StateStore", "open_store"]
@@ -124,81 +116,6 @@ class StateStore(FilledStore):
         """
         return SubtaskWriter(self.storage, self.store_id, uid, subtask, format=format, new_id=self.new_id)
 
-    def savepoint(
-        self,
-        name_or_path: str | Path,
-        *,
-        checkpoint: CheckpointReference | None = None,
-        format: RunFormat = "parquet",
-        progress: Callable[[int, int], None] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> Snapshot:
-        """Write a checkpoint as a self-contained folder without dead rows: one file per state and subtask.
-
-        A lease holds the checkpoint meanwhile, so that no collection takes its files.
-
-        Parameters
-        ----------
-        name_or_path
-            A name, for the folder `savepoints/<name>` of this store; or a path or URL (with a `/`).
-        checkpoint
-            The checkpoint to write, the newest by default.
-        format
-            The format of the run files.
-        progress
-            Called with (states of subtasks written, states of subtasks to write) after each of them.
-        storage_options
-            As in `open_store`; by default those of this store for a place in the same object storage.
-
-        Returns
-        -------
-        Snapshot
-            The savepoint, read from its own folder, which is a store of its own.
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            If there is no such checkpoint.
-        InvalidInputError
-            If the place holds files already, or there is no such format.
-        CorruptDataError
-            If the checkpoint cannot be read; nothing is left at the place.
-        StorageFullError, StorageError
-            If it cannot be written; nothing is left there.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://savepoint-example", create=True)
-        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
-        >>> with store.writer() as writer:
-        ...     _ = writer.checkpoint({"people": [backend]})
-        >>> store.savepoint("before-upgrade").to_arrow("people.city").to_pylist()
-        [{'user': 'ann', 'city': 'Rome'}]
-        """
-        snapshot = self._chosen(checkpoint)
-        target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
-        with (
-            recorded("savepoint", self.url, self.clock_ms(), checkpoint_id=snapshot.checkpoint_id) as recording,
-            held_while_read(
-                self.storage, snapshot.entry, holder="a savepoint", clock_ms=self.clock_ms, new_id=self.new_id
-            ),
-            reading_checkpoint(self.storage, snapshot.entry),
-        ):
-            entry = write_savepoint(
-                self._readable,
-                self.store_id,
-                snapshot.entry,
-                target,
-                format=format,
-                new_id=self.new_id,
-                clock_ms=self.clock_ms,
-                progress=progress,
-                wrote=recording.parts.append,
-            )
-        return self._savepoint_of(target, entry)
-
     def import_savepoint(
         self,
         source: str | Path | Snapshot,
@@ -289,58 +206,6 @@ class StateStore(FilledStore):
             recording.checkpoint_id = entry.checkpoint_id
         return self.snapshot_of(entry)
 
-    def rollback(self, checkpoint: CheckpointReference, *, comment: str | None = None) -> Snapshot:
-        """Make an older checkpoint the newest again, without copying a file.
-
-        Its content, properties and watermark are committed once more, under an id above all of this store, and every
-        writer opened before is fenced. What came after it stays, to be read and compared, until it is collected.
-        Sources go back to the offsets of its properties; a Spark query needs a checkpoint folder that does so too.
-
-        Parameters
-        ----------
-        checkpoint
-            Its id, a tag or a time, as for `snapshot`.
-        comment
-            Why, for those who look at the log; kept in the fence, beside `rolled_back_to`.
-
-        Returns
-        -------
-        Snapshot
-            The checkpoint that was committed.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such checkpoint.
-        FencedError, CollectedError, StorageError, StorageFullError
-            If another writer or a collection came in between, or the storage failed; nothing was committed.
-        CommitUnknownError
-            If it cannot be told whether it was committed.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://rollback-example", create=True)
-        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-        >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
-        >>> with store.writer() as writer:
-        ...     for name in ("Rome", "nowhere"):
-        ...         city.update_batch(["ann"], [name])
-        ...         _ = writer.checkpoint({"people": [backend]})
-        >>> back = store.rollback(1, comment="the cities of the second are wrong")
-        >>> back.checkpoint_id, back.to_arrow("people.city").to_pylist()
-        (3, [{'user': 'ann', 'city': 'Rome'}])
-        """
-        entry = roll_back(
-            self.storage,
-            self.store_id,
-            self.snapshot(checkpoint).entry,
-            comment=comment,
-            clock_ms=self.clock_ms,
-            new_id=self.new_id,
-        )
-        return self.snapshot_of(entry)
-
     def dispose_savepoint(
         self, name_or_path: str | Path, *, storage_options: Mapping[str, Any] | None = None
     ) -> tuple[str, ...]:
@@ -354,17 +219,6 @@ class StateStore(FilledStore):
         place = self._savepoint_place(name_or_path)
         options = options_beside(self.storage, place) if storage_options is None else storage_options
         return dispose_savepoint(place, storage_options=options, clock_ms=self.clock_ms)
-
-    def _savepoint_of(self, target: Storage, entry: LogEntryDocument) -> Snapshot:
-        return Snapshot(target, open_store_document(target).store_id, entry, clock_ms=self.clock_ms)
-
-    def _savepoint_place(self, name_or_path: str | Path) -> str:
-        place = str(name_or_path)
-        return place if "/" in place else f"{self.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
-
-    def _open_beside(self, place: str, storage_options: Mapping[str, Any] | None, *, create: bool = False) -> Storage:
-        options = options_beside(self.storage, place) if storage_options is None else storage_options
-        return open_storage(place, create=create, storage_options=options)
 
 
 def open_store(

@@ -1,0 +1,1 @@
+"""Edits of a checkpoint: statements, what they would change, and their commit."""

@@ -1,0 +1,239 @@
+"""Rows into a state of a subtask: written, or removed, whatever the kind of state.
+
+An edit sets what is stored: the value of a value state, the accumulator of a reducing or aggregating one, an entry of a
+map, an element of a list, a timer. So it works on the table below the state: no reducer is called, no time to live is
+looked at, and what is not named stays as it is, bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.editing.forms import Rows
+from arrowstate.errors import InvalidInputError
+from arrowstate.state.base import KeyedState
+from arrowstate.table import kernels
+from arrowstate.table.columns import take
+from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.run import Run
+from arrowstate.table.table import Table, gather
+
+__all__ = ["Rule", "put_rows", "remove_rows"]
+
+Ints = npt.NDArray[np.int64]
+Rule = Literal["update", "insert", "upsert"]
+"""Whether the rows must be there, must not be there, or may."""
+
+
+def put_rows(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | None) -> None:
+    """Write rows, each of which replaces the one with its key and entry.
+
+    Parameters
+    ----------
+    state
+        Where to; nothing reads it but a checkpoint.
+    rows
+        Rows of its subtask.
+    rule
+        What is refused.
+    now_ms
+        The time of update of rows that have none; None if it is not known.
+
+    Raises
+    ------
+    InvalidInputError
+        If two rows are of the same key and entry, the rule refuses one, or the time of one is not known.
+    """
+    if not len(rows):
+        return
+    if state.layout.is_list:
+        _put_elements(state, rows, rule, now_ms)
+        return
+    keys = state.grouped(rows.key, rows.entry)
+    _refuse_twice(state, keys, rows)
+    found = state.table.find(keys)
+    there = np.ones(len(keys), dtype=np.bool_)
+    there[found.absent] = False
+    order = keys.order
+    _check_rule(state, rows, rule, there[keys.groups()])
+    fields, first = state.layout.value_fields, state.layout.first_value
+    columns = []
+    for number, field in enumerate(fields, first):
+        given = rows.values.get(field.name)
+        stays = _stays(rows, field.name, order, there)
+        if given is not None and not stays.any():
+            columns.append(take(given, order))
+            continue
+        stored = found.column(number, field.type)
+        columns.append(stored if given is None else _chosen(stays, stored, take(given, order)))
+    if rows.updated_at is not None:
+        columns.append(_times(state, take(rows.updated_at, order), now_ms))
+    state.table.put(found, keys, columns)
+
+
+def remove_rows(state: KeyedState[Any], rows: Rows) -> None:
+    """Remove rows; one that is not there is passed over."""
+    if not len(rows):
+        return
+    if not state.layout.is_list:
+        state.table.remove(state.table.find(state.grouped(rows.key, rows.entry)))
+        return
+    assert rows.sequence is not None
+    for element in _elements(state, rows.key, rows.entry, rows.sequence):
+        state.table.kill(element.run, element.rows)
+
+
+def _stays(rows: Rows, name: str, order: Ints, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return for each key whether the stored value of a column stays."""
+    kept = rows.kept.get(name)
+    if kept is None:
+        return np.zeros(order.size, dtype=np.bool_) if name in rows.values else there
+    stays: npt.NDArray[np.bool_] = take(kept, order).to_numpy(zero_copy_only=False) & there
+    return stays
+
+
+def _chosen(first: npt.NDArray[np.bool_], yes: pa.Array, no: pa.Array) -> pa.Array:
+    """Return for each row the value of one of two columns, of any type."""
+    rows = np.arange(first.size, dtype=np.int64)
+    return take(pa.concat_arrays([yes, no]), np.where(first, rows, rows + first.size))
+
+
+def _times(state: KeyedState[Any], given: pa.Array, now_ms: int | None) -> pa.Array:
+    if given.null_count and now_ms is None:
+        raise InvalidInputError(
+            f"state {state.descriptor.name!r} expires by event time, and the checkpoint has no watermark: give each "
+            "new row its _updated_at, in milliseconds"
+        )
+    return given.fill_null(now_ms) if given.null_count else given
+
+
+def _refuse_twice(state: KeyedState[Any], keys: KeyBatch, rows: Rows) -> None:
+    if len(keys) < keys.row_count:
+        group = int(np.flatnonzero(np.diff(keys.starts) > 1)[0])
+        row = int(keys.order[keys.starts[group]])
+        raise InvalidInputError(
+            f"two rows have {_shown(state, rows, row)}; a statement may write a row of {state.descriptor.name!r} once"
+        )
+
+
+def _check_rule(state: KeyedState[Any], rows: Rows, rule: Rule, there: npt.NDArray[np.bool_]) -> None:
+    if rule == "insert" and there.any():
+        row = int(np.flatnonzero(there)[0])
+        raise InvalidInputError(
+            f"{state.descriptor.name!r} has a row of {_shown(state, rows, row)} already; upsert replaces it"
+        )
+    if rule == "update" and not there.all():
+        row = int(np.flatnonzero(~there)[0])
+        raise InvalidInputError(f"{state.descriptor.name!r} has no row of {_shown(state, rows, row)}; upsert makes one")
+
+
+def _shown(state: KeyedState[Any], rows: Rows, row: int) -> str:
+    layout = state.layout
+    names = [*layout.key.names, *(field.name for field in layout.entry_fields)]
+    return ", ".join(
+        f"{name}={column[row].as_py()!r}" for name, column in zip(names, [*rows.key, *rows.entry], strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Elements of a list in one run."""
+
+    run: Run
+    rows: Ints
+    given: Ints
+    "The row of what was given that each is."
+
+
+def _elements(state: KeyedState[Any], key: list[pa.Array], entry: list[pa.Array], sequence: pa.Array) -> list[_Found]:
+    """Find elements by their key, their namespace and their place."""
+    keys = state.grouped(key, entry)
+    found = state.table.find_all(keys)
+    wanted = sequence.to_numpy(zero_copy_only=False)
+    places = [gather([part], 1, pa.int64()).to_numpy() for part in found]
+    every, codes = np.unique(np.concatenate([wanted, *places]), return_inverse=True)
+    groups = keys.groups() * every.size + codes[: wanted.size]
+    order = np.argsort(groups, kind="stable")
+    out, start = [], wanted.size
+    for (run, numbers, rows), own in zip(found, places, strict=True):
+        code = numbers * every.size + codes[start : start + own.size]
+        start += own.size
+        at = np.searchsorted(groups[order], code)
+        hit = (at < order.size) & (groups[order][np.minimum(at, order.size - 1)] == code)
+        if hit.any():
+            out.append(_Found(run, rows[hit], order[at[hit]]))
+    return out
+
+
+def _put_elements(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | None) -> None:
+    """Write elements in their places, and append those that have none, in the order given."""
+    assert rows.sequence is not None
+    known = np.flatnonzero(rows.sequence.is_valid().to_numpy(zero_copy_only=False))
+    old = rows.take(known)
+    assert old.sequence is not None
+    there = np.zeros(len(old), dtype=np.bool_)
+    found = _elements(state, old.key, old.entry, old.sequence) if len(old) else []
+    for part in found:
+        there[part.given] = True
+    pairs = state.grouped([*old.key], [*old.entry, old.sequence]) if len(old) else None
+    if pairs is not None:
+        _refuse_twice(state, pairs, old)
+    _check_rule(state, old, rule, there)
+    if rule == "update" and known.size < len(rows):
+        raise InvalidInputError(f"an element of {state.descriptor.name!r} is updated by its _seq; one row has none")
+    table = state.table
+    following = max((run.segments.highest_seq for run in table.runs), default=-1) + 1
+    replaced = [_replaced(state, part, old) for part in found]
+    for part in found:
+        table.kill(part.run, part.rows)
+    for batch in replaced:
+        _append(table, batch)
+    fresh = np.concatenate([known[~there], np.flatnonzero(rows.sequence.is_null().to_numpy(zero_copy_only=False))])
+    if not fresh.size:
+        return
+    added = rows.take(fresh)
+    assert added.sequence is not None
+    sequence = added.sequence.fill_null(-1).to_numpy().copy()
+    placed = int(np.count_nonzero(~there))
+    following = max(following, int(sequence.max(initial=-1)) + 1)
+    sequence[placed:] = following + np.arange(fresh.size - placed)
+    columns = [*added.key, *added.entry, *(added.values[field.name] for field in state.layout.value_fields)]
+    if added.updated_at is not None:
+        columns.append(_times(state, added.updated_at, now_ms))
+    hashes = pa.array(state.hashes_of(added.key))
+    _append(table, pa.RecordBatch.from_arrays([hashes, pa.array(sequence), *columns], schema=state.layout.schema))
+
+
+def _replaced(state: KeyedState[Any], part: _Found, old: Rows) -> pa.RecordBatch:
+    """Return the rows of elements with what is written of them."""
+    layout = state.layout
+    where = [(part.run, part.rows, part.rows)]
+    columns = [gather(where, number, field.type) for number, field in enumerate(layout.schema)]
+    for number, field in enumerate(layout.value_fields, layout.first_value):
+        given = old.values.get(field.name)
+        if given is None:
+            continue
+        given = take(given, part.given)
+        kept = old.kept.get(field.name)
+        if kept is not None:
+            given = _chosen(take(kept, part.given).to_numpy(zero_copy_only=False), columns[number], given)
+        columns[number] = given
+    if old.updated_at is not None:
+        columns[-1] = pc.coalesce(take(old.updated_at, part.given), columns[-1])
+    return pa.RecordBatch.from_arrays(columns, schema=layout.schema)
+
+
+def _append(table: Table, batch: pa.RecordBatch) -> None:
+    """Add rows of a list, in the order that a run has."""
+    hashes, places = batch.column(0).to_numpy(), batch.column(1).to_numpy()
+    by_place = np.argsort(places, kind="stable")
+    _, order = kernels.sort_by_hash(hashes[by_place])
+    order = by_place[order]
+    columns = [take(column, order) for column in batch.columns]
+    table.append(pa.RecordBatch.from_arrays(columns, schema=batch.schema))

@@ -1,0 +1,167 @@
+"""The commit of an edit: its files go to the store, a fence stops who writes there, and one entry names them.
+
+Until that entry nothing of the store has changed, and what was copied for it is named by nothing. After it, the
+checkpoint before has a tag, under which a rollback finds it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from arrowstate.checkpoints.committing import Committer, Needs
+from arrowstate.editing.overlay import Overlay
+from arrowstate.errors import ArrowStateError, CommitUnknownError, EditConflictError
+from arrowstate.filling.commit import of_stopped_query
+from arrowstate.log.commit_log import CommitLog, refuse_loss
+from arrowstate.log.entries import content_of
+from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.snapshot.subtasks import read_states, whole_operators
+from arrowstate.snapshot.writing import delete_quietly
+from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
+from arrowstate_formats.documents import LogEntryDocument
+
+__all__ = ["EditCommit", "new_files", "new_inline_bytes"]
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EditCommit:
+    """What commits edits to a store."""
+
+    storage: Storage
+    store_id: str
+    clock_ms: Callable[[], int]
+    new_id: Callable[[], str]
+    tag: Callable[[str, int], None]
+    "Keeps a checkpoint under a name."
+    untag: Callable[[str], None]
+    tags: Callable[[], Mapping[str, int]]
+
+    def __call__(
+        self,
+        overlay: Overlay,
+        base: LogEntryDocument,
+        content: int,
+        entry: LogEntryDocument,
+        *,
+        tag: str | None,
+        audit: dict[str, Any],
+        started_at_ms: int,
+    ) -> LogEntryDocument:
+        """Commit a checkpoint that was made of `base`.
+
+        Parameters
+        ----------
+        overlay
+            Where its new files are.
+        base
+            The checkpoint it was made of.
+        content
+            The number of the entry that the store held when the edit began.
+        entry
+            The checkpoint.
+        tag
+            The name under which `base` is kept; None for none.
+        audit
+            What the fence says of the edit.
+        started_at_ms
+            When it began.
+
+        Raises
+        ------
+        EditConflictError
+            If the store holds another checkpoint by now; nothing was committed.
+        FencedError, CollectedError, StorageError, StorageFullError
+            If another writer or a collection came in between, or the storage failed; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+        """
+        log = CommitLog(self.storage, on_loss=refuse_loss)
+        self._check_content(log, base, content)
+        operators = whole_operators(overlay, entry.operators)
+        files = set(ReferenceReader(overlay).files(operators))
+        written = sorted(path for path in files if overlay.own.exists(path))
+        try:
+            in_parallel(self.storage, lambda path: self._copy(overlay.own, path), written, name="uploads", writes=True)
+            if tag is not None and tag not in self.tags():
+                self.tag(tag, _id_of(base))
+            committer = Committer(
+                self.storage, self.store_id, clock_ms=self.clock_ms, new_id=self.new_id, properties=audit
+            )
+            self._check_fence(log, committer.newest_number, base, content)
+            return committer.commit(
+                operators,
+                properties=of_stopped_query(entry.properties, self.new_id),
+                watermark=entry.watermark,
+                started_at_ms=started_at_ms,
+                needs=Needs(files, set(written), content),
+            )
+        except CommitUnknownError:
+            raise
+        except Exception:
+            delete_quietly(self.storage, written)
+            if tag is not None:
+                self._untag_quietly(tag)
+            raise
+
+    def _copy(self, own: Storage, path: str) -> None:
+        with self.storage.write_file(path) as file:
+            data = own.open_buffer(path)
+            for start in range(0, data.size, _PIECE):
+                file.write(data[start : start + _PIECE])
+
+    def _check_content(self, log: CommitLog, base: LogEntryDocument, content: int) -> None:
+        held = content_of(log.latest())
+        if held is None or held.number != content:
+            raise self._conflict(log, base)
+
+    def _check_fence(self, log: CommitLog, number: int, base: LogEntryDocument, content: int) -> None:
+        held = content_of(log.read(number))
+        if held is None or held.number != content:
+            raise self._conflict(log, base)
+
+    def _conflict(self, log: CommitLog, base: LogEntryDocument) -> EditConflictError:
+        newest = log.latest_checkpoint()
+        return EditConflictError(_id_of(base), 0 if newest is None else _id_of(newest))
+
+    def _untag_quietly(self, tag: str) -> None:
+        # One that stays behind keeps a checkpoint, and nothing is lost.
+        with suppress(ArrowStateError, OSError):
+            self.untag(tag)
+
+
+def new_files(overlay: Overlay, entry: LogEntryDocument) -> dict[str, int]:
+    """Return the files of a checkpoint that the store does not have, with their sizes in bytes."""
+    files = ReferenceReader(overlay).files(whole_operators(overlay, entry.operators))
+    return {path: size for path, size in files.items() if overlay.own.exists(path)}
+
+
+def new_inline_bytes(overlay: Overlay, before: LogEntryDocument, entry: LogEntryDocument) -> int:
+    """Return the bytes of what an entry holds itself, of runs and operator state, and the one before it does not."""
+    return sum((_inline(overlay, entry) - _inline(overlay, before)).values())
+
+
+def _inline(overlay: Overlay, entry: LogEntryDocument) -> Counter[str]:
+    """Return what an entry holds itself, by its checksum: the bytes of each."""
+    found: Counter[str] = Counter()
+    for operator in whole_operators(overlay, entry.operators):
+        for part in (part for state in operator.operator_states for part in state.parts):
+            if part.inline is not None:
+                found[part.xxh3_128] = part.bytes
+        for subtask in operator.subtasks:
+            for state in read_states(overlay, subtask.manifest, operator.uid):
+                for item in (item for run in state.runs for item in (run, run.deletion_vector) if item is not None):
+                    if item.inline is not None:
+                        found[item.xxh3_128] = item.bytes
+    return found
+
+
+def _id_of(entry: LogEntryDocument) -> int:
+    assert entry.checkpoint_id is not None, "a fence is no checkpoint"
+    return entry.checkpoint_id

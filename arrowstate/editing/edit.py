@@ -1,0 +1,310 @@
+"""`store.edit()`: rows of a checkpoint are changed by statements, looked at as a plan, and committed as a new one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from arrowstate.editing.committing import EditCommit, new_files, new_inline_bytes
+from arrowstate.editing.overlay import Overlay
+from arrowstate.editing.plan import EditPlan
+from arrowstate.editing.purging import Holder, PurgeReport, rewrite_dead_rows
+from arrowstate.editing.staging import Staging
+from arrowstate.editing.statements import Statements
+from arrowstate.log.entries import CommittedEntry
+from arrowstate.maintenance.leases import held_while_read
+from arrowstate.query.difference import difference
+from arrowstate.snapshot.reading import subtask_runs
+from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.storage.base import Storage
+from arrowstate_formats.documents import LogEntryDocument, encode
+from arrowstate_formats.run_files import RunFormat
+
+__all__ = ["Edit", "EditSide"]
+
+S = TypeVar("S")
+_TEXT_CHARACTERS = 2_000
+"""How much of a statement the log keeps."""
+_MOST_STATEMENTS = 100
+"""How many statements the log keeps."""
+
+
+Collected: TypeAlias = tuple[int, int, Sequence[tuple[LogEntryDocument, tuple[str, ...]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class EditSide(Generic[S]):
+    """What an edit needs of the store."""
+
+    commit: EditCommit
+    snapshot_of: Callable[[LogEntryDocument], S]
+    savepoint_of: Callable[[Overlay, LogEntryDocument, str | Path], S]
+    "Writes a checkpoint as a savepoint."
+    collect: Callable[[], Collected]
+    "Collects all but the newest checkpoint; returns files and bytes deleted, and what is kept besides and why."
+    savepoints: Callable[[], tuple[str, ...]]
+    free_tag: Callable[[int, int], str]
+    "Returns the name of the tag for a checkpoint, given the id of the one that is made of it."
+
+
+class Edit(Statements, Generic[S]):
+    """Changes to a checkpoint, none of which reaches the store before `commit`. Use it in a `with` block.
+
+    Statements see what those before them did. A verb that raises has done nothing. What is written for the edit is in a
+    temporary folder: about as much as `plan().bytes`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://edit-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    >>> total.add_batch(["ann", "bob", "bot-1"], [10, 20, 30])
+    >>> with store.writer() as writer:
+    ...     _ = writer.checkpoint({"shop": [backend]}, properties={"offset": 17})
+    >>> with store.edit() as edit:
+    ...     _ = edit.update("shop.total", set={"total": "total * 2"}, where="user = 'ann'")
+    ...     _ = edit.delete("shop.total", where="user like 'bot-%'")
+    ...     edit.properties["offset"] = 16
+    ...     print(edit.plan())
+    ...     snapshot = edit.commit(comment="ticket 4711")
+    checkpoint 1, 0 bytes in 0 files would be written
+      update shop.total set total = total * 2 where user = 'ann' (1 rows)
+      delete from shop.total where user like 'bot-%' (1 rows)
+    shop.total: 0 inserted, 1 updated, 1 deleted
+    property 'offset': 17 becomes 16
+    >>> snapshot.to_arrow("shop.total").sort_by("user").to_pylist()
+    [{'user': 'ann', 'total': 20}, {'user': 'bob', 'total': 20}]
+    >>> store.rollback("before-edit-2").properties
+    {'offset': 17}
+    """
+
+    def __init__(
+        self,
+        side: EditSide[S],
+        base: LogEntryDocument,
+        newest: CommittedEntry,
+        content: int,
+        *,
+        format: RunFormat,
+        folder: str | Path | None,
+    ) -> None:
+        self._side = side
+        self._content = content
+        commit = side.commit
+        self._started_at_ms = commit.clock_ms()
+        self._held = ExitStack()
+        self._held.enter_context(
+            held_while_read(commit.storage, base, holder="an edit", clock_ms=commit.clock_ms, new_id=commit.new_id)
+        )
+        overlay = Overlay(commit.storage, folder)
+        self._held.callback(overlay.close)
+        staging = Staging(
+            overlay,
+            commit.store_id,
+            base,
+            newest,
+            format=format,
+            clock_ms=commit.clock_ms,
+            new_id=commit.new_id,
+        )
+        super().__init__(staging)
+        self.properties: dict[str, Any] = copy.deepcopy(base.properties)
+        """What the checkpoint will have as its properties, for instance source offsets: JSON values, to be changed."""
+
+    def __repr__(self) -> str:
+        return f"<Edit of checkpoint {self._base.checkpoint_id} of {self._side.commit.storage.url}>"
+
+    def __enter__(self) -> Edit[S]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up what is not committed."""
+        self._is_open = False
+        self._held.close()
+
+    def plan(self) -> EditPlan:
+        """Return what a commit would change.
+
+        Only rows are read that are live before and not after, or the other way round.
+
+        Returns
+        -------
+        EditPlan
+            The statements; by state how many rows would be inserted, updated and deleted; what would be written, in
+            bytes. `sample` has rows.
+        """
+        self._check_open()
+        entry = self._staging.entry
+        files = new_files(self._staging.overlay, entry)
+        return EditPlan(
+            checkpoint_id=self._base.checkpoint_id or 0,
+            statements=tuple(self._statements),
+            difference=difference(self._staging.overlay, self._base, entry),
+            operator_states=tuple(_changed_operator_states(self._base, entry)),
+            properties=_changed_properties(self._base.properties, self.properties),
+            bytes=sum(files.values()) + new_inline_bytes(self._staging.overlay, self._base, entry),
+            files=len(files),
+        )
+
+    def commit(self, *, comment: str | None = None, to: str | Path | None = None) -> S:
+        """Commit the checkpoint, as the newest of the store behind a fence; or write it as a savepoint.
+
+        Every writer opened before is fenced: stop the job first, and start it again from the new checkpoint. The
+        checkpoint that was edited gets the tag `before-edit-<id>` with the id of the new one, for `rollback`. The fence
+        keeps in its properties what was done. Where nothing has changed, nothing is committed.
+
+        Parameters
+        ----------
+        comment
+            Why, for those who look at the log.
+        to
+            The savepoint to write instead, as in `StateStore.savepoint`: then the store stays as it is, and nobody is
+            fenced.
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint or savepoint; the checkpoint that was edited where nothing has changed.
+
+        Raises
+        ------
+        EditConflictError
+            If somebody committed to the store meanwhile; nothing of the edit was committed.
+        InvalidInputError
+            If the properties are not JSON, or there is something at the place of the savepoint.
+        FencedError, CollectedError, StorageError, StorageFullError
+            If another writer or a collection came in between, or the storage failed; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+        """
+        entry = self._entry()
+        if to is not None:
+            return self._side.savepoint_of(self._staging.overlay, entry, to)
+        if entry is self._base:
+            return self._side.snapshot_of(entry)
+        tag = self._side.free_tag(self._base.checkpoint_id or 0, entry.checkpoint_id or 0)
+        return self._side.snapshot_of(self._commit(entry, tag, comment))
+
+    def purge(self, *, comment: str | None = None) -> PurgeReport:
+        """Commit as `commit` does, and leave no deleted row in a file.
+
+        Files with rows that are gone, by this edit or before, are written again without them; the checkpoints before
+        are collected, and there is no tag and no way back. The cost is that of the rows of these files.
+
+        Parameters
+        ----------
+        comment
+            Why, for those who look at the log.
+
+        Returns
+        -------
+        PurgeReport
+            What was written again and deleted; and what still holds such files, by tags, leases and savepoints.
+
+        Raises
+        ------
+        EditConflictError
+            As for `commit`, and so are the other errors.
+        """
+        self._check_open()
+        rewritten = rewrite_dead_rows(self._staging)
+        entry = self._entry()
+        if entry is not self._base:
+            entry = self._commit(entry, None, comment, purged=True)
+        # Its own lease would keep what is to go.
+        self.close()
+        deleted, size, kept = self._side.collect()
+        storage = self._side.commit.storage
+        own = _files_of(storage, entry)
+        holders = []
+        for document, reasons in kept:
+            others = _files_of(storage, document) - own
+            if others:
+                holders.append(Holder(document.checkpoint_id or 0, reasons, len(others)))
+        return PurgeReport(
+            checkpoint_id=entry.checkpoint_id or 0,
+            rewritten=len(rewritten),
+            deleted=deleted,
+            deleted_bytes=size,
+            held_by=tuple(holders),
+            savepoints=self._side.savepoints(),
+        )
+
+    def _entry(self) -> LogEntryDocument:
+        """Return the checkpoint to commit: the one that is edited itself where nothing has changed."""
+        self._check_open()
+        entry = self._staging.entry
+        if entry.operators == self._base.operators and self.properties == self._base.properties:
+            return self._base
+        if entry is self._base:
+            entry = self._staging.unchanged()
+        entry = msgspec.structs.replace(entry, properties=copy.deepcopy(self.properties))
+        # What no reader takes is refused before anything is written.
+        encode(entry)
+        return entry
+
+    def _commit(
+        self, entry: LogEntryDocument, tag: str | None, comment: str | None, *, purged: bool = False
+    ) -> LogEntryDocument:
+        said: dict[str, Any] = {
+            "edited_from": self._base.checkpoint_id,
+            "statements": [
+                {"text": item.text[:_TEXT_CHARACTERS], "rows": item.rows}
+                for item in self._statements[:_MOST_STATEMENTS]
+            ],
+        }
+        if len(self._statements) > _MOST_STATEMENTS:
+            said["further_statements"] = len(self._statements) - _MOST_STATEMENTS
+        said |= {} if comment is None else {"comment": comment}
+        said |= {"purged": True} if purged else {}
+        committed = self._side.commit(
+            self._staging.overlay,
+            self._base,
+            self._content,
+            entry,
+            tag=tag,
+            audit=said,
+            started_at_ms=self._started_at_ms,
+        )
+        self._is_open = False
+        return committed
+
+
+def _files_of(storage: Storage, entry: LogEntryDocument) -> set[str]:
+    """Return the names of the runs that a checkpoint refers to: files, and ids of those that are inline."""
+    return {
+        run.path or run.id
+        for operator in entry.operators
+        for subtask in subtasks_of(storage, operator)
+        for runs in subtask_runs(storage, operator, subtask).values()
+        for run in runs
+    }
+
+
+def _changed_operator_states(before: LogEntryDocument, after: LogEntryDocument) -> Iterator[str]:
+    was = {(item.uid, state.name): state for item in before.operators for state in item.operator_states}
+    now = {(item.uid, state.name): state for item in after.operators for state in item.operator_states}
+    for uid, name in {**was, **now}:
+        if was.get((uid, name)) != now.get((uid, name)):
+            yield f"{uid}.{name}"
+
+
+def _changed_properties(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name) or (name in before) != (name in after)
+    }

@@ -1,0 +1,238 @@
+"""What rows of a state look like to a statement, and back: from the types of SQL to those that are stored, exactly.
+
+SQL shows some types as others (`arrowstate.query.duckdb.sql_types`). What a statement makes is turned into the stored
+type or refused: an edit never changes the type of a column, and never rounds what does not fit it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError, NullKeyError, ValueTypeError
+from arrowstate.schema.conversion import with_elements, with_entries
+from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.table.columns import canonical_floats
+
+__all__ = ["SEQUENCE", "UPDATED_AT", "Rows", "RowsForm", "from_sql"]
+
+SEQUENCE = "_seq"
+UPDATED_AT = "_updated_at"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a state that are to be written, or removed."""
+
+    key: list[pa.Array]
+    entry: list[pa.Array]
+    "What tells the rows of a key apart: namespaces, the user key of a map, the timestamp of a timer."
+    sequence: pa.Array | None
+    "In a list which element of its key a row is; null for a new one."
+    values: dict[str, pa.Array]
+    "The value columns that are written; a row that is there keeps the others."
+    kept: dict[str, pa.BooleanArray]
+    "By value column where a row that is there keeps what it has."
+    updated_at: pa.Array | None = None
+    "The time of the last update, null for now; None where the state has no time to live."
+
+    def __len__(self) -> int:
+        return len(self.key[0])
+
+    def take(self, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Rows:
+        """Return some of the rows."""
+        chosen = pa.array(places)
+
+        def of(column: pa.Array | None) -> pa.Array | None:
+            return None if column is None else column.take(chosen)
+
+        return Rows(
+            [column.take(chosen) for column in self.key],
+            [column.take(chosen) for column in self.entry],
+            of(self.sequence),
+            {name: column.take(chosen) for name, column in self.values.items()},
+            {name: column.take(chosen) for name, column in self.kept.items()},
+            of(self.updated_at),
+        )
+
+
+class RowsForm:
+    """The columns of a state, by what they are for.
+
+    Parameters
+    ----------
+    name
+        `<operator uid>.<state>`, for messages.
+    layout
+        The columns.
+    """
+
+    def __init__(self, name: str, layout: StateLayout) -> None:
+        self.name = name
+        self.layout = layout
+        self.key = list(layout.key.names)
+        self.entry = [field.name for field in layout.entry_fields]
+        self.values = [field.name for field in layout.value_fields]
+        self.sequence = [SEQUENCE] if layout.is_list else []
+        self.updated_at = [UPDATED_AT] if layout.has_ttl else []
+        fields = [*layout.key, *layout.entry_fields, *layout.value_fields]
+        self._types = {field.name: field.type for field in fields} | dict.fromkeys([SEQUENCE, UPDATED_AT], pa.int64())
+
+    @property
+    def identity(self) -> list[str]:
+        """What tells a row apart from all others of the state."""
+        return [*self.key, *self.entry, *self.sequence]
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns that a statement may read and write."""
+        return [*self.identity, *self.values, *self.updated_at]
+
+    @property
+    def may_hold_nulls(self) -> bool:
+        """Whether a value may be null: in a map, and in fields of a struct."""
+        layout = self.layout
+        is_map = layout.user_key_type is not None and not layout.is_timer
+        return is_map or pa.types.is_struct(layout.value_type)
+
+    def check_columns(self, given: list[str], *, optional: list[str]) -> None:
+        """Refuse rows that lack a column, or have one that the state has not."""
+        unknown = [name for name in given if name not in self.columns]
+        missing = [name for name in self.columns if name not in given and name not in optional]
+        if unknown or missing or len(set(given)) < len(given):
+            raise InvalidInputError(
+                f"rows of {self.name} have the columns {', '.join(self.columns)}"
+                + (f" ({', '.join(optional)} may be left out)" if optional else "")
+                + f"; got {', '.join(given) or 'none'}"
+            )
+
+    def rows(
+        self, table: pa.Table, *, kept: dict[str, pa.BooleanArray] | None = None, identity_only: bool = False
+    ) -> Rows:
+        """Return rows that were given as a table of some columns, checked and in the stored types.
+
+        Of rows that are to be removed it is enough to know which they are.
+
+        Raises
+        ------
+        NullKeyError, ValueTypeError, InvalidInputError
+            If a value does not fit its column, or is null where none may be.
+        """
+        kept = kept or {}
+        names = self.identity if identity_only else self.columns
+        columns = {name: self._column(table, name) for name in names if name in table.column_names}
+        for name in (*self.key, *self.entry):
+            if columns[name].null_count:
+                raise NullKeyError(name, int(np.flatnonzero(columns[name].is_null().to_numpy(zero_copy_only=False))[0]))
+        for name in columns.keys() & set(self.values) if not self.may_hold_nulls else ():
+            null = columns[name].is_null()
+            if name in kept:
+                null = pc.and_not(null, kept[name])
+            if pc.any(null).as_py():
+                row = int(np.flatnonzero(null.to_numpy(zero_copy_only=False))[0])
+                raise InvalidInputError(
+                    f"a value of {self.name} must not be null, {name!r} of row {row} is; delete the row instead"
+                )
+        return Rows(
+            [canonical_floats(columns[name]) for name in self.key],
+            [canonical_floats(columns[name]) for name in self.entry],
+            columns.get(SEQUENCE, pa.nulls(table.num_rows, pa.int64())) if self.sequence else None,
+            {name: columns[name] for name in self.values if name in columns},
+            kept,
+            columns.get(UPDATED_AT, pa.nulls(table.num_rows, pa.int64())) if self.updated_at else None,
+        )
+
+    def _column(self, table: pa.Table, name: str) -> pa.Array:
+        column = table.column(name).combine_chunks()
+        column = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
+        kind = self._types[name]
+        try:
+            return from_sql(column, kind)
+        except CONVERSION_ERRORS as error:
+            raise ValueTypeError(f"{self.name}.{name}", str(kind), f"{column.type} ({error})") from None
+
+
+def from_sql(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values of the types that SQL shows in the type that is stored, each the same value.
+
+    Raises
+    ------
+    pa.ArrowException
+        If a value does not fit, or would be rounded.
+
+    Examples
+    --------
+    >>> from_sql(pa.array([1.5], pa.float32()), pa.float16()).to_pylist()
+    [1.5]
+    """
+    if array.type == kind:
+        return array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_struct(kind) and pa.types.is_struct(array.type) and array.type.num_fields == kind.num_fields:
+        children = [from_sql(array.field(number), field.type) for number, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(
+            children, fields=list(kind), mask=array.is_null() if array.null_count else None
+        )
+    if pa.types.is_map(kind) and pa.types.is_map(array.type):
+        return with_entries(
+            array,
+            kind,
+            lambda keys: from_sql(keys, kind.key_type),
+            lambda items: from_sql(items, kind.item_type),
+        )
+    if _is_list(kind) and _is_list(array.type):
+        return _list_from_sql(array, kind)
+    if pa.types.is_time(kind) and pa.types.is_string(array.type):
+        return _time_of_text(array, kind)
+    if pa.types.is_floating(kind) and (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
+        return _floats(array, kind)
+    return array.cast(kind)
+
+
+def _floats(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return numbers as floats; only floats may lose digits, as everywhere, but none becomes infinite."""
+    if pa.types.is_float16(array.type) or pa.types.is_float16(kind):
+        values = array.to_numpy(zero_copy_only=False).astype(np.float64)
+        # Arrow has no rounding cast from doubles to halves of every width.
+        out = pa.array(values.astype(kind.to_pandas_dtype()), kind)
+        mask = array.is_null()
+        narrowed = pc.if_else(mask, pa.scalar(None, kind), out) if array.null_count else out
+    else:
+        narrowed = array.cast(kind)
+    was = np.isfinite(array.to_numpy(zero_copy_only=False).astype(np.float64))
+    now = np.isfinite(narrowed.to_numpy(zero_copy_only=False).astype(np.float64))
+    if (was & ~now).any():
+        row = int(np.flatnonzero(was & ~now)[0])
+        raise pa.ArrowInvalid(f"{array[row]} in row {row} is too large for {kind}")
+    return narrowed
+
+
+def _time_of_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    parts = pc.extract_regex(array, r"^(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:\.(?P<f>\d{1,9}))?$")
+    if parts.null_count > array.null_count:
+        raise pa.ArrowInvalid(f"a time of day is given as 12:34:56.789, got {array.filter(parts.is_null())[0]}")
+    seconds = [parts.field(number).cast(pa.int64()) for number in range(3)]
+    fraction = pc.utf8_rpad(pc.fill_null(parts.field(3), "0"), width=9, padding="0").cast(pa.int64())
+    whole = pc.add(pc.add(pc.multiply(seconds[0], 3600), pc.multiply(seconds[1], 60)), seconds[2])
+    nanos = pc.add(pc.multiply(whole, 1_000_000_000), fraction)
+    return nanos.cast(pa.time64("ns")).cast(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def _list_from_sql(array: Any, kind: Any) -> pa.Array:
+    same_offsets = array.type.id == kind.id and getattr(array.type, "list_size", 0) == getattr(kind, "list_size", 0)
+    if same_offsets:
+        return with_elements(array, kind, lambda values: from_sql(values, kind.value_type))
+    element = pa.list_(kind.value_field)
+    plain = array.cast(pa.list_(array.type.value_field))
+    return with_elements(plain, element, lambda values: from_sql(values, kind.value_type)).cast(kind)

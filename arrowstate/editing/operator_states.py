@@ -1,0 +1,168 @@
+"""Edits of operator state: lists and broadcast maps, which are small and rewritten whole.
+
+An element of a list is known by its subtask and its place there; an entry of a broadcast map by its key, and every
+subtask has the same of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.editing.forms import from_sql
+from arrowstate.errors import InvalidInputError, NullKeyError, ValueTypeError
+from arrowstate.query.duckdb.sql_types import SqlForm
+from arrowstate.schema.operator_state import BroadcastStateDescriptor, operator_descriptor_of, operator_state_schema
+from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.snapshot.operator import FrozenOperatorState, read_part, write_operator_states
+from arrowstate.snapshot.output_tables import STATE
+from arrowstate.snapshot.subtasks import whole_operator
+from arrowstate.storage.base import Storage
+from arrowstate.table import kernels
+from arrowstate_formats.documents import OperatorDocument
+from arrowstate_formats.key_hash import hash_columns
+
+__all__ = ["PLACE", "SUBTASK", "OperatorRows"]
+
+SUBTASK = "_subtask"
+PLACE = "_place"
+"""Where an element is in the list of its subtask."""
+
+
+class OperatorRows:
+    """The elements of an operator state as a table that statements change.
+
+    Parameters
+    ----------
+    storage
+        Where its parts are.
+    operator
+        The operator.
+    name
+        The state.
+    """
+
+    def __init__(self, storage: Storage, operator: OperatorDocument, name: str) -> None:
+        self._storage = storage
+        self._operator = whole_operator(storage, operator)
+        self._document = next(state for state in self._operator.operator_states if state.name == name)
+        self._descriptor = operator_descriptor_of(self._document)
+        stored = operator_state_schema(self._descriptor)
+        kind = stored.field(-1).type
+        self.is_map = isinstance(self._descriptor, BroadcastStateDescriptor)
+        self._is_flat = pa.types.is_struct(kind) and not self.is_map
+        self.fields: list[pa.Field] = list(kind) if self._is_flat else list(stored)
+        self.name = f"{operator.uid}.{name}"
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that a statement may read and write."""
+        return [field.name for field in self.fields]
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it holds the rows that an operator emitted, whose numbers readers go on from."""
+        return not self._operator.key and self._document.name == STATE
+
+    def table(self) -> pa.Table:
+        """Return the elements as SQL shows them; those of a map once."""
+        parts = []
+        count = 1 if self.is_map else len(self._document.parts)
+        schema = pa.schema([pa.field(SUBTASK, pa.int64()), pa.field(PLACE, pa.int64()), *self.fields])
+        for number in range(count):
+            part = read_part(self._storage, self._document, number)
+            columns = part.column(0).flatten() if self._is_flat else part.columns
+            numbers = pa.array(np.full(part.num_rows, number, dtype=np.int64))
+            places = pa.array(np.arange(part.num_rows, dtype=np.int64))
+            parts.append(pa.RecordBatch.from_arrays([numbers, places, *columns], schema=_nullable(schema)))
+        form = SqlForm(_nullable(schema))
+        return pa.Table.from_batches([form(part) for part in parts], form.schema)
+
+    def stored(self, table: pa.Table) -> pa.Table:
+        """Return columns of `fields` that a statement made, in the stored types."""
+        out = {}
+        for field in self.fields:
+            if field.name not in table.column_names:
+                continue
+            column = table.column(field.name).combine_chunks()
+            column = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
+            try:
+                out[field.name] = from_sql(column, field.type)
+            except CONVERSION_ERRORS as error:
+                raise ValueTypeError(f"{self.name}.{field.name}", str(field.type), f"{column.type} ({error})") from None
+            required = not field.nullable or (len(self.fields) == 1 and not self._is_flat)
+            if required and out[field.name].null_count:
+                null = out[field.name].is_null().to_numpy(zero_copy_only=False)
+                raise NullKeyError(field.name, int(np.flatnonzero(null)[0]))
+        beside = {name: table.column(name).cast(pa.int64()) for name in (SUBTASK, PLACE) if name in table.column_names}
+        return pa.table({**beside, **out})
+
+    def written(self, rows: pa.Table, *, new_id: Callable[[], str]) -> OperatorDocument:
+        """Return the operator with these rows, in the columns of `table` and the stored types, in this state.
+
+        Rows without a subtask are those of the last one; rows of a subtask are in the order of their place, and those
+        without one behind them.
+
+        Raises
+        ------
+        InvalidInputError
+            If a subtask is not there, or two rows of a map have one key.
+        """
+        count = len(self._document.parts)
+        subtasks = pc.fill_null(rows.column(SUBTASK), count - 1).to_numpy()
+        if subtasks.size and (subtasks.min() < 0 or subtasks.max() >= count):
+            raise InvalidInputError(f"{self.name} is of subtasks 0 to {count - 1}, got {int(subtasks.max())}")
+        places = pc.fill_null(rows.column(PLACE), np.iinfo(np.int64).max).to_numpy()
+        parts = []
+        for number in range(count):
+            chosen = np.arange(rows.num_rows) if self.is_map else np.flatnonzero(subtasks == number)
+            chosen = chosen[np.argsort(places[chosen], kind="stable")]
+            parts.append(self._part(rows.take(pa.array(chosen))))
+        others = [
+            [self._untouched(state.name, number) for state in self._operator.operator_states] for number in range(count)
+        ]
+        frozen = [
+            [
+                FrozenOperatorState(self._descriptor, part) if item.descriptor.name == self._document.name else item
+                for item in of_subtask
+            ]
+            for part, of_subtask in zip(parts, others, strict=True)
+        ]
+        states = write_operator_states(
+            self._storage, self._operator.uid, frozen, new_id=new_id, paths=[], previous=self._operator
+        )
+        return msgspec.structs.replace(self._operator, operator_states=states)
+
+    def _part(self, rows: pa.Table) -> pa.RecordBatch:
+        schema = operator_state_schema(self._descriptor)
+        columns = [_whole(rows.column(field.name)) for field in self.fields]
+        if self._is_flat:
+            columns = [pa.StructArray.from_arrays(columns, fields=list(schema.field(0).type))]
+        if self.is_map:
+            hashes = hash_columns(columns[:1])
+            sorted_hashes, order = kernels.sort_by_hash(hashes)
+            columns = [column.take(pa.array(order)) for column in columns]
+            # Equal keys have equal hashes, so they are neighbours; few others are.
+            for place in np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]):
+                if columns[0][int(place)] == columns[0][int(place) + 1]:
+                    raise InvalidInputError(
+                        f"two rows of {self.name} have the key {columns[0][int(place)].as_py()!r}; a map has one"
+                    )
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _untouched(self, name: str, number: int) -> FrozenOperatorState:
+        document = next(state for state in self._operator.operator_states if state.name == name)
+        return FrozenOperatorState(operator_descriptor_of(document), read_part(self._storage, document, number))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
