@@ -16,7 +16,7 @@ from arrowstate.query.catalog import resolve
 from arrowstate.query.state import StateReader
 from arrowstate.store import Snapshot
 
-__all__ = ["history", "look_up"]
+__all__ = ["history", "keys_of", "look_up"]
 
 
 def look_up(options: argparse.Namespace) -> int:
@@ -42,7 +42,12 @@ def _print(table: pa.Table, options: argparse.Namespace) -> int:
 
 def _keys(snapshot: Snapshot, options: argparse.Namespace) -> pa.RecordBatch:
     schema = StateReader(snapshot.storage, snapshot.entry, *resolve(snapshot.entry, options.state)).layout.key
-    rows = [_key(text, schema) for text in options.keys]
+    return keys_of(options.keys, schema)
+
+
+def keys_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+    """Return keys that were given as texts, or as JSON where a key has several columns."""
+    rows = [_key(text, schema) for text in texts]
     columns = []
     for field in schema:
         values = [row[field.name] for row in rows]

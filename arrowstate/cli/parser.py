@@ -123,6 +123,37 @@ def _add_tags(commands: _Commands) -> None:
     returned.add_argument("to", metavar="CHECKPOINT", help="an id, a tag or a time")
     returned.add_argument("--comment", metavar="TEXT", help="why; kept in the log")
 
+    changed = _command(commands, "edit", "change a checkpoint with a script of SQL", "edit.edit")
+    changed.add_argument(
+        "script",
+        metavar="SCRIPT",
+        nargs="?",
+        help="a file with UPDATE, DELETE, INSERT and MERGE statements over OPERATOR.STATE; - reads standard input",
+    )
+    mode = changed.add_mutually_exclusive_group()
+    mode.add_argument("--plan", action="store_true", help="say what would change, which is what happens by default")
+    mode.add_argument("--apply", action="store_true", help="commit it as the newest checkpoint; writers are fenced")
+    mode.add_argument("--to", metavar="PLACE", help="write it as a savepoint instead: a name, a path or a URL")
+    changed.add_argument(
+        "--delete-key",
+        nargs=2,
+        action="append",
+        metavar=("OPERATOR", "KEY"),
+        help="first delete all that an operator holds of a key",
+    )
+    changed.add_argument(
+        "--set-property",
+        nargs=2,
+        action="append",
+        metavar=("NAME", "JSON"),
+        help="set a property of the checkpoint, such as a source offset",
+    )
+    changed.add_argument(
+        "--purge", action="store_true", help="with --apply: leave deleted rows in no file, and collect what had them"
+    )
+    changed.add_argument("--samples", type=_positive, default=5, metavar="N", help="rows to show of each state; 5")
+    changed.add_argument("--comment", metavar="TEXT", help="why; kept in the log")
+
 
 def _add_comparing(commands: _Commands) -> None:
     compared = _command(commands, "diff", "say what changed between two checkpoints", "diff.compare", checkpoint=False)

@@ -70,7 +70,7 @@ class EditPlan:
         pa.Table
             As `Difference.rows` returns them.
         """
-        return self.difference.rows(state).slice(0, rows)
+        return self.difference.rows(state, limit=rows)
 
     def to_arrow(self) -> pa.Table:
         """Return the counts, a row per state that changes: operator, state, inserted, updated, deleted, schema_change.

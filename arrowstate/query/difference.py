@@ -80,7 +80,9 @@ class Difference:
         rows = [{name: getattr(item, name) for name in _COUNTS.names} for item in self.states]
         return pa.Table.from_pylist(rows, schema=_COUNTS)
 
-    def rows(self, state: str | tuple[str, str], *, columns: Sequence[str] | None = None) -> pa.Table:
+    def rows(
+        self, state: str | tuple[str, str], *, columns: Sequence[str] | None = None, limit: int | None = None
+    ) -> pa.Table:
         """Return the rows of a state that changed; those that were updated as they were, then as they are.
 
         Parameters
@@ -89,6 +91,8 @@ class Difference:
             `<operator uid>.<state>`, or a tuple of both.
         columns
             Which columns, those of key, namespace, user key and value by default.
+        limit
+            At most so many rows, and no more files are read than they need; all by default.
 
         Returns
         -------
@@ -102,7 +106,7 @@ class Difference:
         IncompatibleStateError
             If its rows cannot be compared, because the key or the type is another one.
         """
-        return rows_between(self._storage, *self._entries, state, columns)
+        return rows_between(self._storage, *self._entries, state, columns, limit=limit)
 
     def _repr_html_(self) -> str:
         columns = ["state", "inserted", "updated", "deleted", "columns"]
@@ -139,8 +143,10 @@ def rows_between(
     after: LogEntryDocument,
     state: str | tuple[str, str],
     columns: Sequence[str] | None = None,
+    *,
+    limit: int | None = None,
 ) -> pa.Table:
-    """Return the changes of a state as a table."""
+    """Return the changes of a state as a table, of at most so many rows."""
     reader = reader_between(storage, before, after, state)
     names = reader.columns if columns is None else reader.check_columns(columns)
     names = [name for name in names if name in change_columns(reader)]
@@ -148,7 +154,14 @@ def rows_between(
         [*(reader.schema.field(name) for name in names), pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False)]
     )
     changes = StateChanges(storage, reader, before, after)
-    return pa.Table.from_batches(list(changes.batches(names, ALL_HASHES)), schema)
+    found: list[pa.RecordBatch] = []
+    left = limit
+    for batch in changes.batches(names, ALL_HASHES):
+        found.append(batch if left is None else batch.slice(0, left))
+        left = None if left is None else left - found[-1].num_rows
+        if left == 0:
+            break
+    return pa.Table.from_batches(found, schema)
 
 
 def _state_difference(

@@ -27,6 +27,10 @@ COMMANDS = {
     "tags": ["STORE"],
     "untag": ["STORE", "gold"],
     "rollback": ["STORE", "2"],
+    "edit": ["STORE", "SCRIPT", "--set-property", "note", "7"],
+    "edit --apply": ["OTHER", "SCRIPT", "--apply"],
+    "edit --to": ["STORE", "SCRIPT", "--to", "EDITED"],
+    "edit --purge": ["OTHER", "--delete-key", "counter", "u9", "--apply", "--purge"],
     "diff": ["STORE", "-1"],
     "diff --rows": ["STORE", "1", "2", "--state", "counter.clicks", "--rows"],
     "lookup": ["STORE", "counter.clicks", "u1"],
@@ -73,8 +77,10 @@ def places(tmp_path_factory):
     for path in list((folder / "store/data").rglob("*.arrow"))[:1]:
         path.with_name(f"{uuid.uuid4().hex}.arrow").write_bytes(b"of a writer that was killed")
     (folder / "file").with_suffix(".py").write_text(JOB)
-    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE")} | {
-        "FILE": str(folder / "file.py")
+    (folder / "script.sql").write_text("update counter.clicks set clicks = clicks + 1 where \"user\" = 'u7'")
+    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE", "EDITED")} | {
+        "FILE": str(folder / "file.py"),
+        "SCRIPT": str(folder / "script.sql"),
     }
 
 

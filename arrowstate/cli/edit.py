@@ -1,0 +1,145 @@
+"""`arrowstate edit`: a script of SQL changes a checkpoint; first as a plan, then for good."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from arrowstate.cli.keys import keys_of
+from arrowstate.cli.output import plain, print_json, print_narrow_table, print_table, say
+from arrowstate.editing.plan import EditPlan
+from arrowstate.editing.purging import PurgeReport
+from arrowstate.errors import InvalidInputError
+from arrowstate.schema.layout import key_schema_of
+from arrowstate.snapshot.reading import find_operator
+from arrowstate.store import Edit, Snapshot, open_store
+
+__all__ = ["edit"]
+
+
+def edit(options: argparse.Namespace) -> int:
+    """Run a script over a checkpoint; print what it would change, or what was committed."""
+    if options.script is None and not (options.delete_key or options.set_property):
+        raise InvalidInputError("nothing to do: name a script, or give --delete-key or --set-property")
+    if options.purge and not options.apply:
+        raise InvalidInputError("--purge rewrites files for good; give it with --apply")
+    script = None if options.script is None else _read(options.script)
+    with open_store(options.store).edit(options.checkpoint) as made:
+        for operator, key in options.delete_key or ():
+            schema = key_schema_of(find_operator(made.snapshot.entry, operator).key)
+            made.delete_key(operator, keys_of([key], schema))
+        if script is not None:
+            made.execute(script)
+        for name, value in options.set_property or ():
+            made.properties[name] = _json(name, value)
+        plan = made.plan()
+        told = _told(plan, options.samples)
+        done = _finish(made, options)
+    if options.json:
+        print_json({**told, **done})
+        return 0
+    _print(plan, told)
+    for name, value in done.items():
+        if value is not None:
+            say(_DONE[name].format(value))
+    if not done:
+        say("nothing was changed; --apply commits it, --to PLACE writes it as a savepoint")
+    return 0
+
+
+_DONE = {
+    "checkpoint_id": "checkpoint {} was committed",
+    "savepoint": "savepoint {} was written, and the store is as it was",
+    "before": "the checkpoint before is kept as {}: `arrowstate rollback` goes back to it",
+    "purged": "{}",
+}
+
+
+def _finish(made: Edit[Snapshot], options: argparse.Namespace) -> dict[str, Any]:
+    """Commit as asked; return what was done."""
+    if options.to is not None:
+        return {"savepoint": made.commit(comment=options.comment, to=options.to).storage.url}
+    if not options.apply:
+        return {}
+    if options.purge:
+        return {"purged": _purged(made.purge(comment=options.comment), as_json=options.json)}
+    before = set(open_store(options.store).tags())
+    snapshot = made.commit(comment=options.comment)
+    kept = sorted(set(open_store(options.store).tags()) - before)
+    return {"checkpoint_id": snapshot.checkpoint_id, "before": kept[0] if kept else None}
+
+
+def _purged(report: PurgeReport, *, as_json: bool) -> Any:
+    if not as_json:
+        return str(report)
+    return {
+        "checkpoint_id": report.checkpoint_id,
+        "rewritten": report.rewritten,
+        "deleted": report.deleted,
+        "deleted_bytes": report.deleted_bytes,
+        "held_by": [
+            {"checkpoint_id": item.checkpoint_id, "reasons": list(item.reasons), "files": item.files}
+            for item in report.held_by
+        ],
+        "savepoints": list(report.savepoints),
+    }
+
+
+def _told(plan: EditPlan, samples: int) -> dict[str, Any]:
+    """Return a plan as plain values."""
+    return {
+        "edited": plan.checkpoint_id,
+        "statements": [{"text": item.text, "rows": item.rows} for item in plan.statements],
+        "states": [plain(row) for row in plan.to_arrow().to_pylist()],
+        "operator_states": list(plan.operator_states),
+        "properties": [
+            {"name": name, "before": before, "after": after} for name, (before, after) in plan.properties.items()
+        ],
+        "bytes": plan.bytes,
+        "files": plan.files,
+        "samples": [{"state": state, "rows": [plain(row) for row in rows]} for state, rows in _samples(plan, samples)],
+    }
+
+
+def _samples(plan: EditPlan, count: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for item in plan.changed_states if count else ():
+        if item.inserted is not None:
+            yield f"{item.operator}.{item.state}", plan.sample((item.operator, item.state), count).to_pylist()
+
+
+def _print(plan: EditPlan, told: dict[str, Any]) -> None:
+    say(f"checkpoint {plan.checkpoint_id}: {plan.bytes} bytes in {plan.files} files")
+    if plan.is_empty:
+        say("nothing changes")
+        return
+    rows = [
+        (f"{item.operator}.{item.state}", item.inserted, item.updated, item.deleted, item.schema_change or "")
+        for item in plan.changed_states
+    ]
+    rows += [(name, None, None, None, "operator state") for name in plan.operator_states]
+    rows += [(f"property {item['name']}", None, None, None, json.dumps(item["after"])) for item in told["properties"]]
+    print_narrow_table(["state", "inserted", "updated", "deleted", "columns"], rows, split=4)
+    for sample in told["samples"]:
+        say(f"\n{sample['state']}")
+        columns = list(sample["rows"][0])
+        print_table(columns, [[row[name] for name in columns] for row in sample["rows"]])
+
+
+def _read(place: str) -> str:
+    if place == "-":
+        return sys.stdin.read()
+    try:
+        return Path(place).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"the script {place} cannot be read: {error}") from None
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"the property {name} takes a JSON value, such as 17 or '\"text\"': {error}") from None

@@ -1,0 +1,114 @@
+"""`arrowstate edit`: scripts, keys and properties; as a plan, for good, into a savepoint, and gone back from."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.cli.app import main
+
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+SCRIPT = """
+update shop.total set total = total * 2 where "user" = 'ann';
+delete from shop.total where "user" like 'bot-%';
+insert into shop.total values ('zoe', 3);
+"""
+
+
+@pytest.fixture
+def store(tmp_path):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    backend.state(TOTAL).add_batch(["ann", "bob", "bot-1"], [10, 20, 30])
+    backend.timers().register_batch(["ann", "bob"], [5, 6])
+    made = arrowstate.open_store(tmp_path / "store", create=True)
+    with made.writer() as writer:
+        writer.checkpoint({"shop": [backend]}, properties={"offset": 17})
+    (tmp_path / "fix.sql").write_text(SCRIPT)
+    return made
+
+
+def content(store):
+    return {row["user"]: row["total"] for row in store.latest().to_arrow("shop.total").to_pylist()}
+
+
+def test_a_plan_says_what_would_change_and_changes_nothing(store, tmp_path, capsys):
+    before = sorted(store.storage.list(""))
+
+    assert main(["edit", store.url, str(tmp_path / "fix.sql"), "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert told["states"] == [
+        {"operator": "shop", "state": "total", "inserted": 1, "updated": 1, "deleted": 1, "schema_change": None}
+    ]
+    assert {"user": "ann", "total": 20, "_change_type": "update_postimage"} in told["samples"][0]["rows"]
+    assert content(store) == {"ann": 10, "bob": 20, "bot-1": 30}
+    assert sorted(store.storage.list("data/")) == [path for path in before if path.startswith("data/")]
+    assert store.latest().checkpoint_id == 1
+
+
+def test_an_applied_edit_is_the_newest_checkpoint_and_is_gone_back_from(store, tmp_path, capsys):
+    arguments = ["edit", store.url, str(tmp_path / "fix.sql"), "--set-property", "offset", "16", "--apply"]
+    assert main([*arguments, "--comment", "ticket 4711"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "checkpoint 2 was committed" in printed
+    assert "before-edit-2" in printed
+    assert content(store) == {"ann": 20, "bob": 20, "zoe": 3}
+    assert store.latest().properties == {"offset": 16}
+    assert store.verify(deep=True).problems == []
+    assert main(["rollback", store.url, "before-edit-2"]) == 0
+    assert content(store) == {"ann": 10, "bob": 20, "bot-1": 30}
+
+
+def test_a_script_comes_from_a_pipe_and_goes_to_a_savepoint(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("delete from shop.timers_event_time where timestamp < 6"))
+
+    assert main(["edit", store.url, "-", "--to", str(tmp_path / "saved"), "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    saved = arrowstate.open_store(tmp_path / "saved").latest()
+    assert told["savepoint"] == str(tmp_path / "saved")
+    assert saved.to_arrow("shop.timers_event_time").to_pylist() == [{"user": "bob", "timestamp": 6}]
+    assert store.latest().to_arrow("shop.timers_event_time").num_rows == 2
+    assert store.tags() == {}
+
+
+def test_a_purged_key_is_in_no_file_and_what_holds_it_is_named(store, tmp_path, capsys):
+    store.tag("gold")
+    assert main(["edit", store.url, "--delete-key", "shop", "bot-1", "--apply", "--purge"]) == 0
+    assert "tag 'gold'" in capsys.readouterr().out
+    store.untag("gold")
+
+    assert main(["edit", store.url, "--delete-key", "shop", "bot-1", "--apply", "--purge", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["purged"]["held_by"] == []
+    files = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert files
+    assert not [data for data in files if b"bot-1" in data and b"delete 1 keys" not in data]
+    assert content(store) == {"ann": 10, "bob": 20}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to do: name a script"),
+        (["absent.sql"], "absent.sql cannot be read"),
+        (["fix.sql", "--purge"], "give it with --apply"),
+        (["--set-property", "offset", "{"], "takes a JSON value"),
+        (["--delete-key", "shop2", "ann"], "no operator"),
+        (["broken.sql"], "statement 2 of the script"),
+    ],
+)
+def test_what_does_not_fit_is_told_and_changes_nothing(store, tmp_path, capsys, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.sql").write_text("delete from shop.total; update shop.nothing set a = 1")
+
+    assert main(["edit", store.url, *arguments]) == 1
+
+    assert said in capsys.readouterr().err
+    assert store.latest().checkpoint_id == 1
+    assert content(store) == {"ann": 10, "bob": 20, "bot-1": 30}
