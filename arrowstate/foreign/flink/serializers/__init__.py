@@ -1,0 +1,1 @@
+"""How Flink wrote values: descriptions of its serializers, and their values as columns."""

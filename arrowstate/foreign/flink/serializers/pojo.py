@@ -1,0 +1,170 @@
+"""Objects of Java by the names of their fields, and those of their subclasses.
+
+A subclass is its declared class with more fields: a column has the fields of all classes that are known, null where an
+object has no such field, and `_class` says which class it is of. What nothing is known of stays bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from arrowstate.foreign.flink.serializers.base import Serializer
+from arrowstate.foreign.flink.serializers.columns import as_struct, masked
+from arrowstate.foreign.flink.serializers.composites import Optional, fields_of
+from arrowstate.foreign.flink.serializers.operations import CASE, POJO
+from arrowstate.foreign.flink.serializers.program import Column, Program, Slots
+
+__all__ = ["PojoOf", "Subclass"]
+
+
+class Subclass:
+    """A class that objects may be of beside the declared one.
+
+    Parameters
+    ----------
+    class_name : str
+        Its name.
+    tag : int
+        The number that stands for it, -1 if its name does.
+    serializer : Serializer or None
+        How it was written; None if nothing is known.
+    """
+
+    __slots__ = ("class_name", "serializer", "tag")
+
+    def __init__(self, class_name: str, tag: int, serializer: Serializer | None) -> None:
+        self.class_name, self.tag, self.serializer = class_name, tag, serializer
+
+
+class PojoOf(Serializer):
+    """An object, or null: a flag, then each field with a flag of its own.
+
+    Parameters
+    ----------
+    class_name : str
+        The declared class.
+    names : tuple of str
+        Its fields, in their order.
+    parts : tuple of Serializer
+        What they are.
+    subclasses : tuple of Subclass, default ()
+        The other classes.
+    """
+
+    __slots__ = ("class_name", "names", "parts", "subclasses")
+
+    def __init__(
+        self,
+        class_name: str,
+        names: tuple[str, ...],
+        parts: tuple[Serializer, ...],
+        subclasses: tuple[Subclass, ...] = (),
+    ) -> None:
+        self.class_name, self.names, self.parts, self.subclasses = class_name, names, parts, subclasses
+
+    @property
+    def fields(self) -> dict[str, pa.Field]:
+        """The fields of all classes, by name; those of one name and different types only of the first."""
+        found = {field.name: field for field in fields_of(self.names, self.parts)}
+        for each in self.known:
+            if isinstance(each.serializer, PojoOf):
+                for name, field in each.serializer.fields.items():
+                    if name in found and found[name].type != field.type:
+                        found.setdefault(f"{each.class_name}.{name}", field)
+                    found.setdefault(name, field)
+            elif each.serializer is not None:
+                found.setdefault(each.class_name, pa.field(each.class_name, each.serializer.arrow))
+        return found
+
+    @property
+    def known(self) -> list[Subclass]:
+        """The subclasses whose objects can be decoded."""
+        return [each for each in self.subclasses if each.serializer is not None]
+
+    @property
+    def arrow(self) -> pa.DataType:
+        kind = [pa.field("_class", pa.string())] if self.known else []
+        return pa.struct([*kind, *self.fields.values()])
+
+    @property
+    def opaque(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.opaque))
+
+    @property
+    def fallible(self) -> bool:
+        return True
+
+    def add_to(self, program: Program, last: bool = False, /) -> Column:
+        arrow, register = self.arrow, program.register()
+        slot = program.slots()
+        first_name = len(program.table) // 4
+        known = self.known
+        for number, each in enumerate(known, start=1):
+            program.name(each.class_name.encode(), number, each.tag)
+        after_names = len(program.table) // 4
+        whole = program.add(POJO, register, 0, program.next_slot, 0, first_name, after_names, slot=slot)
+        declared = program.add(CASE, register, 0, 0, program.next_slot, 0)
+        columns = []
+        for place, part in enumerate(self.parts):
+            columns.append(Optional(part, 1).add_to(program, last and place == len(self.parts) - 1))
+        program.patch(declared, 3)
+        program.patch(declared, 5, program.next_slot)
+        others = []
+        for number, each in enumerate(known, start=1):
+            assert each.serializer is not None
+            case = program.add(CASE, register, number, 0, program.next_slot, 0)
+            others.append(each.serializer.add_to(program, last))
+            program.patch(case, 3)
+            program.patch(case, 5, program.next_slot)
+        program.patch(whole, 2)
+        program.patch(whole, 4, program.next_slot)
+
+        def objects(slots: Slots) -> pa.Array:
+            chosen = slots[slot]
+            own = dict(zip(self.names, (column(slots) for column in columns), strict=True))
+            found = self._merged(chosen, own, [column(slots) for column in others])
+            if known:
+                names = pa.array([self.class_name, *(each.class_name for each in known)], pa.string())
+                found["_class"] = names.take(pa.array(np.maximum(chosen, 0)))
+            children = [found[field.name] for field in arrow]
+            return masked(as_struct(children, arrow, len(chosen)), chosen >= 0)
+
+        return objects
+
+    def _merged(self, chosen: np.ndarray, own: dict[str, pa.Array], others: list[pa.Array]) -> dict[str, pa.Array]:
+        """The columns of all classes: of each row those of its own class."""
+        found = {}
+        rows = len(chosen)
+        for name, field in self.fields.items():
+            sources = []
+            if name in own:
+                sources.append((0, own[name]))
+            for number, (each, column) in enumerate(zip(self.known, others, strict=True), start=1):
+                if isinstance(each.serializer, PojoOf):
+                    inner = name.removeprefix(f"{each.class_name}.")
+                    fields = each.serializer.fields
+                    if inner in fields and fields[inner].type == field.type:
+                        sources.append((number, column.field(inner).filter(pa.array(np.ones(rows, bool)))))
+                elif name == each.class_name:
+                    sources.append((number, column))
+            found[name] = _of_chosen(chosen, sources, field.type)
+        return found
+
+
+def _of_chosen(chosen: np.ndarray, sources: list[tuple[int, pa.Array]], kind: pa.DataType) -> pa.Array:
+    """Of each row the value of the class that it is of, null where that class has none."""
+    if len(sources) == 1:
+        number, column = sources[0]
+        return masked(column, chosen == number)
+    places = np.full(len(chosen), -1, dtype=np.int64)
+    before = 0
+    for number, column in sources:
+        rows = np.flatnonzero(chosen == number)
+        places[rows] = rows + before
+        before += len(column)
+    parts = pa.chunked_array([column for _, column in sources], kind)
+    whole = parts.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = whole.chunk(0)
+    return whole.take(pa.array(places, mask=places < 0))
