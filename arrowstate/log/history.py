@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -125,6 +125,38 @@ class History:
             entry = self.log.get(number)
             if entry is not None and entry.document.kind != "fence" and self.log.is_kept(entry):
                 yield entry
+
+    def up_to(self, is_later: Callable[[CommittedEntry], bool]) -> Iterator[CommittedEntry]:
+        """Yield what `checkpoints` does, but hardly any that is later than something; the caller passes over those.
+
+        Of n entries about log2 n are read to get there: what is asked, a time or an id, must rise with their numbers.
+        """
+        start = self.newest
+        if start is not None and is_later(start):
+            start = self._last_up_to(is_later, start)
+        yield from replace(self, newest=start).checkpoints()
+
+    def _last_up_to(self, is_later: Callable[[CommittedEntry], bool], newest: CommittedEntry) -> CommittedEntry:
+        """Return the last entry that is not later, the first one if all are; the newest one if that cannot be told."""
+        found, lowest = None, newest
+        low, high = max(self.boundary, FIRST), newest.document.number - 1
+        while low <= high:
+            middle = (low + high) // 2
+            try:
+                entry = self.log.get(middle)
+            except CorruptDataError:
+                return newest
+            if entry is None and (self.boundary or found is not None):
+                # Lost, or collected meanwhile, which the walk tells apart.
+                return newest
+            if entry is None:
+                # The log of a savepoint begins with a number of its own.
+                low = middle + 1
+            elif is_later(entry):
+                lowest, high = entry, middle - 1
+            else:
+                found, low = entry, middle + 1
+        return found or lowest
 
 
 class LogEntries:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pyarrow as pa
 import pytest
 
 import arrowstate
 from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate.query.kept_reads import forget_checkpoints
+from arrowstate.store import StateStore
+from arrowstate.testing.faults import FaultyStorage
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,81 @@ def test_tags_and_leases_are_those_of_the_store(store):
         assert store.sql("from arrowstate.tags").fetchall() == [("gold", 1)]
         holder, checkpoint, later = one(store, "select holder, checkpoint_id, and_later from arrowstate.leases")
     assert ("somebody" in holder, checkpoint, later) == (True, 2, False)
+
+
+def test_checkpoints_tell_what_keeps_them_and_how_far_event_time_was(tmp_path):
+    store = arrowstate.open_store(tmp_path / "kept", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
+    with store.writer() as writer:
+        for watermark in (None, 1_767_225_600_042, (1 << 63) - 1):
+            writer.checkpoint({"op": [backend]}, watermark=watermark)
+    query = "select checkpoint_id, tag, is_kept_by, watermark_at from arrowstate.checkpoints order by checkpoint_id"
+    at = datetime.datetime(2026, 1, 1, 0, 0, 0, 42_000)
+    store.tag("gold", 1)
+    store.tag("first", 1)
+
+    with store.lease(2, holder="somebody", and_later=True):
+        first, second, third = store.sql(query).fetchall()
+    assert first == (1, "first, gold", "tag 'first', tag 'gold'", None)
+    assert (second[:2], "somebody" in second[2], second[3]) == ((2, None), True, at)
+    assert (third[:3], third[3]) == ((3, None, second[2]), None)
+    assert store.sql("select tag from arrowstate.checkpoints where is_kept_by is null").fetchall() == [(None,)] * 2
+    assert store.sql("select checkpoint_id from arrowstate.checkpoints where tag = 'gold'").fetchall() == []
+    assert store.sql("select checkpoint_id from arrowstate.checkpoints where tag like '%gold'").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("query", "entries", "manifests"),
+    [
+        ("select count(*) from arrowstate.checkpoints where checkpoint_id = 30", 10, 0),
+        ("select count(*) from arrowstate.checkpoints where checkpoint_id in (39, 40)", 6, 0),
+        ("select count(*) from arrowstate.subtasks where checkpoint_id = 40", 5, 1),
+        ("select count(*) from arrowstate.subtasks where checkpoint_id > 39", 44, 1),
+        ("select rows from arrowstate.states where operator = 'small'", 2, 0),
+        ("select rows from arrowstate.states where state = 'v' and operator <> 'small'", 2, 128),
+        ("select rows from arrowstate.key_groups where operator = 'nobody'", 2, 0),
+        ("select count(*) from arrowstate.files where operator = 'wide' and rows > 1", 2, 128),
+        ("select states from arrowstate.operators where operator = 'small'", 2, 0),
+    ],
+)
+def test_of_what_a_filter_leaves_out_nothing_is_read(crowded, query, entries, manifests):
+    calls = []
+    storage = FaultyStorage(crowded.storage, lambda call: calls.append(call))
+    forget_checkpoints()
+
+    StateStore(storage, crowded.store_id).sql(query).fetchall()
+
+    read = [call.path for call in calls if call.verb == "read"]
+    assert sum(path.startswith("log/") for path in read) <= entries
+    assert sum(path.startswith("manifests/") for path in read) <= manifests + 2
+
+
+@pytest.fixture(scope="module")
+def crowded():
+    """40 checkpoints of an operator with 128 subtasks, which have manifests of their own, and one with one subtask."""
+    store = arrowstate.open_store("memory://about-crowded", create=True)
+    schema = pa.schema([("n", pa.int64())])
+    backends = {
+        uid: [
+            arrowstate.KeyedStateBackend(
+                key=schema,
+                max_parallelism=128,
+                key_groups=arrowstate.key_group_range(128, parallelism=parallelism, subtask=subtask),
+            )
+            for subtask in range(parallelism)
+        ]
+        for uid, parallelism in (("small", 1), ("wide", 128))
+    }
+    numbers = pa.array(range(40), pa.int64())
+    groups = arrowstate.key_groups(numbers, 128).to_numpy()
+    for own in backends.values():
+        for backend in own:
+            mine = numbers.filter(pa.array([group in backend.key_groups for group in groups]))
+            backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(mine, mine)
+    with store.writer() as writer:
+        for _ in range(40):
+            writer.checkpoint(backends)
+    return store
 
 
 def test_the_list_of_tables_is_of_states_and_history_alone(store):

@@ -7,15 +7,19 @@ store.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.pins import read_pins
 from arrowstate.query.describe import state_overview
+from arrowstate.query.duckdb.filters import Bounds, Node, may_match
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.storage_use import files_of, slices_by_state
@@ -30,8 +34,15 @@ __all__ = ["ABOUT_TABLES", "about"]
 Rows = Iterator[dict[str, Any]]
 
 
-def about(storage: Storage, entry: LogEntryDocument, name: str) -> pa.Table:
+def about(storage: Storage, entry: LogEntryDocument, name: str, passes: Node | None = None) -> pa.Table:
     """Return one of `ABOUT_TABLES` for a checkpoint.
+
+    Parameters
+    ----------
+    storage, entry, name
+        The store, the checkpoint, and the table.
+    passes
+        A filter; rows may be left out that do not pass. Of operators and states that it excludes nothing is read.
 
     Raises
     ------
@@ -39,8 +50,33 @@ def about(storage: Storage, entry: LogEntryDocument, name: str) -> pa.Table:
         If a manifest is missing or damaged, or was collected.
     """
     schema, rows_of = ABOUT_TABLES[name]
+    if passes is not None:
+        entry = replace(entry, operators=_passing(entry.operators, passes, whole=name == "operators"))
     with reading_checkpoint(storage, entry):
         return pa.Table.from_pylist(list(rows_of(storage, entry)), schema=schema)
+
+
+def _passing(operators: Sequence[OperatorDocument], passes: Node, *, whole: bool) -> list[OperatorDocument]:
+    """Return the operators that have something of which rows may pass, as a whole or with the states of these alone."""
+    if whole:
+        return list(compress(operators, _may_pass(passes, [(operator.uid, None) for operator in operators])))
+    found = []
+    for operator in operators:
+        states = list(compress(operator.states, _may_pass(passes, [(operator.uid, it.name) for it in operator.states])))
+        others = _may_pass(passes, [(operator.uid, state.name) for state in operator.operator_states])
+        if states or any(others):
+            found.append(replace(operator, states=states))
+    return found
+
+
+def _may_pass(passes: Node, names: Sequence[tuple[str, str | None]]) -> Iterable[bool]:
+    """Return for each operator and state, or operator alone, whether a row of it may pass."""
+    bounds = {}
+    for column, values in zip(("operator", "state"), zip(*names, strict=True), strict=False):
+        known = np.array(values, dtype=np.object_)
+        bounds[column] = Bounds(_TEXT, np.array([value is not None for value in values]), known, known)
+    found: list[bool] = may_match(passes, bounds, len(names)).tolist()
+    return found
 
 
 def _states(entry: LogEntryDocument) -> Iterator[tuple[OperatorDocument, StateDocument, dict[str, Any]]]:

@@ -6,23 +6,29 @@ that time, whichever checkpoint the query runs on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arrowstate.clock import now_ms
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import newest_id
+from arrowstate.log.pins import Pin, read_pins
 from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.duckdb.dataset import ScanStatistics, passing
+from arrowstate.query.duckdb.filters import Bounds, Node, columns_of, may_match, read_filter, values_of
+from arrowstate.query.expiry import time_or_null
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
 
 __all__ = ["HISTORY_TABLES", "HistorySource", "history_table"]
 
-Rows = Callable[[Storage, LogEntryDocument], Iterator[dict[str, Any]]]
+Rows = Callable[[Storage, LogEntryDocument, Sequence[Pin]], Iterator[dict[str, Any]]]
 
 _WRITTEN = [
     pa.field("sync_us", pa.int64()),
@@ -46,6 +52,9 @@ _CHECKPOINTS = pa.schema(
         pa.field("rows", pa.int64(), nullable=False),
         pa.field("watermark", pa.int64()),
         pa.field("properties", pa.string(), nullable=False),
+        pa.field("watermark_at", pa.timestamp("ms")),
+        pa.field("tag", pa.string()),
+        pa.field("is_kept_by", pa.string()),
     ]
 )
 
@@ -62,9 +71,17 @@ _SUBTASKS = pa.schema(
 )
 
 
-def _checkpoint(_: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+_ID = "checkpoint_id"
+_OF_PINS = ("tag", "is_kept_by")
+"""Columns for which tags and leases are read."""
+
+
+def _checkpoint(_: Storage, entry: LogEntryDocument, pins: Sequence[Pin]) -> Iterator[dict[str, Any]]:
     """A checkpoint: times of its slowest part, sizes of all together, null where nobody measured."""
     statistics = _statistics(entry)
+    own = [
+        pin for pin in pins if pin.entry.number == entry.number or (pin.and_later and pin.entry.number < entry.number)
+    ]
     yield {
         "checkpoint_id": entry.checkpoint_id,
         "kind": entry.kind,
@@ -78,6 +95,9 @@ def _checkpoint(_: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]
         "rows": sum(operator.live_rows(state.name) for operator in entry.operators for state in operator.states),
         "watermark": entry.watermark,
         "properties": msgspec.json.encode(entry.properties).decode(),
+        "watermark_at": time_or_null(entry.watermark),
+        "tag": ", ".join(pin.tag for pin in own if pin.tag is not None) or None,
+        "is_kept_by": ", ".join(pin.holder for pin in own) or None,
     }
 
 
@@ -90,7 +110,7 @@ def _statistics(entry: LogEntryDocument) -> list[SubtaskStatisticsDocument]:
     return [row for of_operator in entry.statistics for row in of_operator.rows()]
 
 
-def _subtasks(storage: Storage, entry: LogEntryDocument) -> Iterator[dict[str, Any]]:
+def _subtasks(storage: Storage, entry: LogEntryDocument, _: Sequence[Pin]) -> Iterator[dict[str, Any]]:
     """The subtasks of a checkpoint, and the operator state of an operator as one without a number."""
     written = {(item.operator, item.subtask): msgspec.structs.asdict(item) for item in _statistics(entry)}
     for operator in entry.operators:
@@ -114,11 +134,46 @@ HISTORY_TABLES: dict[str, tuple[pa.Schema, Rows]] = dict(
 """By name the columns of a table, and its rows for one log entry."""
 
 
-def history_table(storage: Storage, name: str) -> pa.Table:
-    """Return one of `HISTORY_TABLES`, oldest checkpoint first; all entries of the log are read."""
-    columns, rows_of = HISTORY_TABLES[name]
-    entries = [*CommitLog(storage).backwards()][::-1]
-    return pa.Table.from_pylist([row for entry in entries for row in rows_of(storage, entry)], schema=columns)
+def history_table(
+    storage: Storage, name: str, columns: Collection[str] | None = None, passes: Node | None = None
+) -> pa.Table:
+    """Return one of `HISTORY_TABLES`, oldest checkpoint first.
+
+    Parameters
+    ----------
+    storage, name
+        The store, and the table.
+    columns
+        Those that are needed; others may be null.
+    passes
+        A filter; rows may be left out that do not pass. Where it names checkpoints by their ids, other entries of the
+        log are hardly read.
+    """
+    schema, rows_of = HISTORY_TABLES[name]
+    entries = _entries(storage, passes)
+    if passes is not None and entries:
+        ids = np.array([entry.checkpoint_id for entry in entries], dtype=np.int64)
+        keep = may_match(passes, {_ID: Bounds(pa.int64(), np.ones(ids.size, dtype=np.bool_), ids, ids)}, ids.size)
+        entries = [entry for entry, kept in zip(entries, keep, strict=True) if kept]
+    is_about_pins = name == HISTORY_NAMES[0] and (columns is None or not set(_OF_PINS).isdisjoint(columns))
+    now = now_ms()
+    pins = [pin for pin in read_pins(storage) if pin.holds(now)] if is_about_pins else []
+    return pa.Table.from_pylist([row for entry in entries for row in rows_of(storage, entry, pins)], schema=schema)
+
+
+def _entries(storage: Storage, passes: Node | None) -> list[LogEntryDocument]:
+    """Return the checkpoints that a filter may keep, oldest first."""
+    log = CommitLog(storage)
+    ids = None if passes is None else values_of(passes, _ID, pa.int64())
+    if ids is None:
+        return [*log.backwards()][::-1]
+    low, high = (pc.min_max(ids)[end].as_py() for end in ("min", "max"))
+    found: list[LogEntryDocument] = []
+    for entry in () if low is None else log.history().up_to(lambda entry: newest_id(entry) > high):
+        if (entry.document.checkpoint_id or 0) < low:
+            break
+        found.append(entry.document)
+    return found[::-1]
 
 
 class HistorySource:
@@ -133,7 +188,9 @@ class HistorySource:
     def rows(
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
-        """Read the log."""
-        table = history_table(self._storage, self.name)
+        """Read what of the log the filter does not exclude."""
+        node = None if filter is None else read_filter(filter)
+        needed = None if filter is not None and node is None else {*columns, *(columns_of(node) if node else ())}
+        table = history_table(self._storage, self.name, needed, node)
         statistics.rows = statistics.rows_read = table.num_rows
         yield from passing(table, columns, filter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from arrowstate.query.changes import ALL_HASHES, CHANGE_TYPE_COLUMN, StateChange
 from arrowstate.query.difference import difference
 from arrowstate.query.duckdb.about import ABOUT_TABLES, about
 from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, Source, StateSource, passing
+from arrowstate.query.duckdb.filters import Node, columns_of, read_filter
 from arrowstate.query.duckdb.rewriting import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.expiry import Seen
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OtherTables"]
 
-Batches = Callable[[list[str]], Iterator[pa.RecordBatch]]
+Batches = Callable[[list[str], Node | None], Iterator[pa.RecordBatch]]
+"""Rows with some columns; those that a filter excludes may be left out."""
 
 
 class OtherTables:
@@ -94,8 +96,8 @@ class OtherTables:
     def _about(self, table: str, entry: LogEntryDocument) -> str:
         name, storage = f"{ABOUT_SCHEMA}.{table}", self._storage
 
-        def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-            yield from about(storage, entry, table).select(columns).to_batches()
+        def batches(columns: list[str], passes: Node | None) -> Iterator[pa.RecordBatch]:
+            yield from about(storage, entry, table, passes).select(columns).to_batches()
 
         return self._register(f"{name} at {entry.checkpoint_id}", _Made(name, ABOUT_TABLES[table][0], batches))
 
@@ -132,7 +134,7 @@ class OtherTables:
         names = [*reader.columns, *(name for name in (KEY_GROUP_COLUMN,) if name in available)]
         fields = [*(reader.schema.field(name) for name in names), pa.field(CHANGE_TYPE_COLUMN, pa.string())]
 
-        def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        def batches(columns: list[str], _: Node | None) -> Iterator[pa.RecordBatch]:
             # What is compared is always all of the value: a query that leaves a column out sees the same changes.
             asked = [name for name in columns if name != CHANGE_TYPE_COLUMN]
             for batch in changes.batches(asked, ALL_HASHES):
@@ -144,7 +146,7 @@ class OtherTables:
         before, after = self._span(text, start, end)
         found = difference(self._storage, before, after)
         table = found.to_arrow()
-        return _Made(f"arrowstate.{text}", table.schema, lambda columns: iter(table.select(columns).to_batches()))
+        return _Made(f"arrowstate.{text}", table.schema, lambda columns, _: iter(table.select(columns).to_batches()))
 
     def _history(self, text: str, state: Any, key: Any) -> Source:
         reader = StateReader(self._storage, self._entry, *resolve(self._entry, _reference(text, state)))
@@ -152,7 +154,7 @@ class OtherTables:
         # What is registered must not hold the connection: a circle through C++ is never let go.
         log = self._log
 
-        def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        def batches(columns: list[str], _: Node | None) -> Iterator[pa.RecordBatch]:
             for batch in history.batches([*log.backwards()][::-1]):
                 yield batch.select(columns)
 
@@ -202,8 +204,10 @@ class _Made:
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
         """Make the rows, and leave out those that do not pass."""
-        names = columns if filter is None else self.schema.names
-        for batch in self._stored.batches(list(names)):
+        node = None if filter is None else read_filter(filter)
+        tested: Collection[str] = self.schema.names if node is None else columns_of(node)
+        names = columns if filter is None else [name for name in self.schema.names if name in {*columns, *tested}]
+        for batch in self._stored.batches(names, node):
             statistics.rows += batch.num_rows
             statistics.rows_read += batch.num_rows
             yield from passing(pa.Table.from_batches([self._form(batch)]), columns, filter)

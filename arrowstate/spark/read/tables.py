@@ -160,6 +160,6 @@ class HistoryReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield the rows, oldest checkpoint first."""
         target = schema_for_spark(self.plan.schema)
-        table = history_table(self.plan.store.open(), self.plan.table)
+        table = history_table(self.plan.store.open(), self.plan.table, target.names)
         for batch in table.select(target.names).to_batches():
             yield batch_for_spark(batch, target, self.plan.table)
