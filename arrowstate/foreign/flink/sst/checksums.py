@@ -17,7 +17,7 @@ import xxhash
 
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["CHECKSUMS", "Checksum", "crc32c", "modifier", "of_whole"]
+__all__ = ["CHECKSUMS", "Checksum", "crc32c", "masked_crc32c", "modifier", "of_whole"]
 
 _MASK = 0xFFFFFFFF
 _POLYNOMIAL = 0x82F63B78
@@ -45,9 +45,18 @@ def of_whole(checksum: Checksum, data: bytes) -> int:
     return checksum(memoryview(data)[:-1], data[-1])
 
 
+def masked_crc32c(data: bytes | memoryview) -> int:
+    """Return the CRC-32C of bytes as it is stored."""
+    return _masked(crc32c(data))
+
+
 def _masked_crc32c(block: memoryview, last: int) -> int:
     crc = crc32c(block) ^ _MASK
     crc = (crc >> 8) ^ int(_tables()[(crc ^ last) & 255]) ^ _MASK
+    return _masked(crc)
+
+
+def _masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & _MASK
 
 

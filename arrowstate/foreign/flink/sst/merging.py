@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.foreign.flink.sst import kernels
-from arrowstate.foreign.flink.sst.files import RangeFile
 from arrowstate.foreign.flink.sst.range_deletions import Fragments
 from arrowstate.foreign.flink.sst.streams import SortedStream
 from arrowstate.foreign.flink.sst.table import Table
 
-__all__ = ["entries", "merged"]
+__all__ = ["Batch", "merged"]
 
 _BUFFER_BYTES, _LEAST_FILL_BYTES, _MOST_FILL_BYTES = 32 << 20, 64 << 10, 1 << 20
 _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
@@ -29,51 +28,27 @@ _APPENDING = ("StringAppendTESTOperator", "StringAppendOperator", "stringappendt
 Batch = tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]
 
 
-def entries(files: Sequence[RangeFile], *, key_groups: range, prefix_bytes: int) -> Iterator[Batch]:
-    """Yield the keys of a column family and what they hold, in the order of the keys.
-
-    Parameters
-    ----------
-    files
-        The live tables of the column family.
-    key_groups
-        Those that are given, without a step. Others may be in the tables after a change of the parallelism.
-    prefix_bytes
-        How many bytes of each key are its key group, 1 or 2.
-
-    Yields
-    ------
-    tuple of LargeBinaryArray
-        Keys as they are stored, and values without nulls. Operands of lists are joined by commas.
+def merged(tables: Sequence[Table], *, first: bytes = b"", end: bytes | None = None) -> Iterator[Batch]:
+    """Yield the live keys from `first` to before `end` of tables that were opened, and what they hold.
 
     Raises
     ------
     CorruptDataError
         If a file is damaged, before any entry of the damaged block is given.
     InvalidInputError
-        If a file has what only RocksDB itself can read: blob files, other orders, other merges.
+        If a table has what only RocksDB itself can read, or needs what the MANIFEST says.
     """
-    limit = 1 << 8 * prefix_bytes
-    if not key_groups:
-        return iter(())
-    first = key_groups.start.to_bytes(prefix_bytes, "big") if key_groups.start else b""
-    end = key_groups.stop.to_bytes(prefix_bytes, "big") if key_groups.stop < limit else None
-    return merged([Table(file) for file in files], first=first, end=end)
-
-
-def merged(tables: Sequence[Table], *, first: bytes = b"", end: bytes | None = None) -> Iterator[Batch]:
-    """Yield the live keys from `first` to before `end` of tables that were opened, and what they hold."""
     return _large_enough(_Merge(tables, first, end).batches())
 
 
 class _Merge:
     def __init__(self, tables: Sequence[Table], first: bytes, end: bytes | None) -> None:
         self._first, self._end = first, end
+        for table in tables:
+            self._check_place(table, len(tables))
         self._fragments = Fragments([deletion for table in tables for deletion in table.range_deletions])
         self._state = np.array([-1, 0], np.int64)
         self._active: list[SortedStream] = []
-        for table in tables:
-            _check_place(table, tables)
         self._pending = self._in_order(tables)
 
     def batches(self) -> Iterator[Batch]:
@@ -154,6 +129,19 @@ class _Merge:
             return None
         return _binary(live, key_offsets, keys), _binary(live, value_offsets, values)
 
+    def _check_place(self, table: Table, count: int) -> None:
+        """Refuse a table whose place among others nobody knows."""
+        deletes = any(
+            deletion.end > self._first and (self._end is None or deletion.start < self._end)
+            for deletion in table.range_deletions
+        )
+        if count > 1 and (table.is_unnumbered or (deletes and not table.is_whole)):
+            unknown = "how new it is" if table.is_unnumbered else "how far its deletions of ranges of keys go"
+            raise InvalidInputError(
+                f"{table.file.name} is one of {count} tables, and {unknown} is known to the MANIFEST alone, which "
+                "was not given"
+            )
+
     def _check_operator(self) -> None:
         for stream in self._active:
             operator = stream.table.merge_operator
@@ -162,14 +150,6 @@ class _Merge:
                     f"{stream.table.file.name} has operands for {operator!r}; those are joined that "
                     f"{_APPENDING[0]} of Flink's lists joins"
                 )
-
-
-def _check_place(table: Table, tables: Sequence[Table]) -> None:
-    if table.is_unnumbered and len(tables) > 1:
-        raise InvalidInputError(
-            f"{table.file.name} was written apart and taken in, and whether it is newer than the {len(tables) - 1} "
-            "other tables is known to the MANIFEST alone, which is not read; take a canonical savepoint"
-        )
 
 
 def _binary(rows: int, offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:

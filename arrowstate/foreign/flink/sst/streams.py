@@ -195,8 +195,8 @@ class SortedStream:
         self.table.blocks.fail(offset, f"has {_WRONG[status]}, at byte {place} of its content")
 
     def _check_count(self, rows: int) -> None:
-        expected = self.table.entry_count - len(self.table.range_deletions)
-        if self.table.entry_count and rows != expected:
+        expected = self.table.entry_count
+        if expected and rows != expected:
             raise CorruptDataError(
                 self.table.file.name, f"its index leads to {rows} entries, and it has {expected} by its properties"
             )

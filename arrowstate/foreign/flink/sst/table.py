@@ -14,6 +14,7 @@ from arrowstate.foreign.flink.sst.block_entries import entries_of, handle_of, ha
 from arrowstate.foreign.flink.sst.blocks import BlockReader
 from arrowstate.foreign.flink.sst.files import RangeFile, WithTail
 from arrowstate.foreign.flink.sst.footer import Handle, read_footer
+from arrowstate.foreign.flink.sst.manifest import LiveTable
 
 __all__ = ["RangeDeletion", "Table"]
 
@@ -48,6 +49,8 @@ class Table:
     ----------
     file
         The file; it is read by ranges.
+    facts
+        What the MANIFEST says of it, None if that is not known.
 
     Raises
     ------
@@ -57,9 +60,9 @@ class Table:
         If its keys are in an order other than that of their bytes.
     """
 
-    def __init__(self, file: RangeFile) -> None:
+    def __init__(self, file: RangeFile, facts: LiveTable | None = None) -> None:
         file = WithTail(file, _TAIL_BYTES)
-        self.file = file
+        self.file, self._facts = file, facts
         footer = read_footer(file)
         self.blocks = BlockReader(file, footer)
         about = dict(self._entries(footer.metaindex))
@@ -76,6 +79,7 @@ class Table:
         self._is_delta = self._number(b"rocksdb.index.value.is.delta.encoded", 0) == 1
         self._has_user_keys = self._number(b"rocksdb.index.key.is.user.key", 0) == 1
         self.blocks.has_dictionary = _DICTIONARY in about
+        self._range_deletion_count = 0
         deletions = self._handle(about, _RANGE_DELETIONS)
         self.range_deletions = [] if deletions is None else self._range_deletions(deletions)
 
@@ -91,18 +95,25 @@ class Table:
 
     @property
     def entry_count(self) -> int:
-        """How many entries the file says it has, deletions and operands included."""
-        return self._number(b"rocksdb.num.entries", 0)
+        """How many entries the file says it has, deletions and operands of merges included, those of ranges not."""
+        return max(0, self._number(b"rocksdb.num.entries", 0) - self._range_deletion_count)
 
     @property
     def global_number(self) -> int | None:
         """The sequence number of all entries of a file that was written apart and taken in, else None."""
-        return (self._number(_GLOBAL_NUMBER, 0, fixed=True) or None) if self._is_external else None
+        if not self._is_external:
+            return None
+        return self._number(_GLOBAL_NUMBER, 0, fixed=True) or (self._facts.largest_number if self._facts else None)
 
     @property
     def is_unnumbered(self) -> bool:
         """Whether it was written apart, and does not say the sequence number of its entries."""
         return self._is_external and self.global_number is None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is known how far its deletions of ranges go; what was cut in two stands whole in both."""
+        return self._facts is not None or not self.range_deletions
 
     @property
     def _is_external(self) -> bool:
@@ -198,6 +209,10 @@ class Table:
             tag = int.from_bytes(key[-TAG_BYTES:], "little")
             if len(key) < TAG_BYTES or tag & 255 != _RANGE_DELETION:
                 self.blocks.fail(handle.offset, f"has an entry of kind {tag & 255}, and deletions of ranges have 15")
-            if key[:-TAG_BYTES] < end:
-                found.append(RangeDeletion(key[:-TAG_BYTES], end, tag >> 8 if number is None else number))
+            self._range_deletion_count += 1
+            start = key[:-TAG_BYTES]
+            if self._facts is not None:
+                start, end = self._facts.clipped(start, end)
+            if start < end:
+                found.append(RangeDeletion(start, end, tag >> 8 if number is None else number))
         return found

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import rocksdict
 
-from arrowstate.errors import InvalidInputError
-from arrowstate.foreign.flink.sst import HeldFile, Table, entries, merged
+from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.foreign.flink.sst import Database, HeldFile, Table, merged
 from arrowstate.foreign.flink.sst.merging import Batch
 from long_form import short_or_long
 
@@ -80,8 +80,13 @@ def _contents(batches: Iterator[Batch]) -> Contents:
     return rows
 
 
+def _database(db: rocksdict.Rdict) -> Database:
+    manifest = max(Path(str(db.path())).glob("MANIFEST-*"))
+    return Database({file.name: file for file in _files(db)}, HeldFile(manifest.name, manifest.read_bytes()))
+
+
 def _read(db: rocksdict.Rdict) -> Contents:
-    return _contents(merged([Table(file) for file in _files(db)]))
+    return _contents(_database(db).entries("default", key_groups=range(256), prefix_bytes=1))
 
 
 def _value(random_: random.Random) -> bytes:
@@ -148,33 +153,72 @@ def test_foreign_key_groups_are_left_out(
             db[_key(random_, prefix_bytes=prefix_bytes)] = _value(random_)
         db.flush()
 
-    found = _contents(entries(_files(db), key_groups=groups, prefix_bytes=prefix_bytes))
+    found = _contents(_database(db).entries("default", key_groups=groups, prefix_bytes=prefix_bytes))
 
     assert found == [(key, value) for key, value in db.items() if int.from_bytes(key[:prefix_bytes], "big") in groups]
 
 
-def test_a_file_that_was_taken_in_is_read_alone_for_its_place_is_not_known(
+def test_files_that_were_taken_in_are_as_new_as_the_manifest_says(
     tmp_path: Path, database: Callable[..., rocksdict.Rdict]
 ) -> None:
     db = database()
-    writer = rocksdict.SstFileWriter(options=_options(compression="lz4"))
-    writer.open(str(tmp_path / "apart.sst"))
     for number in range(300):
-        writer[b"%04d" % number] = b"apart"
-    writer.finish()
-    db.ingest_external_file([str(tmp_path / "apart.sst")])
-    alone = _read(db)
-    db[b"0004"] = b"behind"
+        db[b"%04d" % number] = b"before"
+    db.flush()
+    for file in range(2):
+        writer = rocksdict.SstFileWriter(options=_options(compression="lz4"))
+        writer.open(str(tmp_path / f"{file}.sst"))
+        for number in range(file * 100, 300, 3):
+            writer[b"%04d" % number] = b"of file %d" % file
+        writer.finish()
+        db.ingest_external_file([str(tmp_path / f"{file}.sst")])
+    for number in range(0, 300, 5):
+        db[b"%04d" % number] = b"behind"
     db.flush()
 
-    assert alone == [(b"%04d" % number, b"apart") for number in range(300)]
-    with pytest.raises(InvalidInputError, match="whether it is newer than the 1 other tables is known to the MANIFEST"):
-        _read(db)
+    assert _read(db) == list(db.items())
+    with pytest.raises(InvalidInputError, match=r"is one of 4 tables, and how new it is is known to the MANIFEST"):
+        _contents(merged([Table(file) for file in _files(db)]))
+
+
+def test_deletions_of_ranges_need_the_manifest(database: Callable[..., rocksdict.Rdict]) -> None:
+    db = database()
+    db[b"\x05key"] = b"value"
+    db.flush()
+    db[b"\x07key"] = b"value"
+    db.delete_range(b"\x06", b"\x08")
+    db.flush()
+    without = Database({file.name: file for file in _files(db)})
+
+    assert _read(db) == list(db.items()) == [(b"\x05key", b"value")]
+    with pytest.raises(InvalidInputError, match="how far its deletions of ranges of keys go is known to the MANIFEST"):
+        _contents(without.entries("default", key_groups=range(7), prefix_bytes=1))
+    # What is deleted in other key groups matters to nobody.
+    assert _contents(without.entries("default", key_groups=range(6), prefix_bytes=1)) == [(b"\x05key", b"value")]
+
+
+def test_a_live_table_that_is_missing_is_named(database: Callable[..., rocksdict.Rdict]) -> None:
+    db = database()
+    for number in range(2):
+        db[b"%d" % number] = b"value"
+        db.flush()
+    manifest = max(Path(str(db.path())).glob("MANIFEST-*"))
+    tables = {file.name: file for file in _files(db)}
+    missing = min(tables)
+    del tables[missing]
+
+    with pytest.raises(CorruptDataError, match=f"names the table {missing}, which is not among the 1 given"):
+        Database(tables, HeldFile(manifest.name, manifest.read_bytes()))
 
 
 def test_a_table_that_is_named_twice_counts_once(database: Callable[..., rocksdict.Rdict]) -> None:
     db = database()
-    _random_history(db, random.Random(1), steps=20)
+    random_ = random.Random(1)
+    for _ in range(3):
+        for _ in range(300):
+            db[_key(random_, groups=2)] = _value(random_)
+            del db[_key(random_, groups=2)]
+        db.flush()
     files = _files(db)
 
     assert _contents(merged([Table(file) for file in files * 2])) == list(db.items())

@@ -1,0 +1,91 @@
+"""The files of one database: its tables by column family, with what its MANIFEST says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from arrowstate.errors import CorruptDataError
+from arrowstate.foreign.flink.sst.files import RangeFile
+from arrowstate.foreign.flink.sst.manifest import read_manifest
+from arrowstate.foreign.flink.sst.merging import Batch, merged
+from arrowstate.foreign.flink.sst.table import Table
+
+__all__ = ["Database"]
+
+_TABLE = re.compile(r"(\d+)\.sst")
+
+
+class Database:
+    """The live tables of a database, opened.
+
+    Parameters
+    ----------
+    tables
+        The tables by the names they have in the database, such as `000024.sst`.
+    manifest
+        The MANIFEST of the database, of the same moment. It is needed where ranges of keys were deleted, or tables
+        were written apart.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file is damaged, or a live table is missing.
+    InvalidInputError
+        If a table has keys in an order other than that of their bytes.
+    """
+
+    def __init__(self, tables: Mapping[str, RangeFile], manifest: RangeFile | None = None) -> None:
+        live = None if manifest is None else read_manifest(manifest)
+        numbers = {name: int(match[1]) for name in tables if (match := _TABLE.fullmatch(name))}
+        if manifest is not None and live is not None:
+            missing = sorted(live.keys() - numbers.values())
+            if missing:
+                raise CorruptDataError(
+                    manifest.name, f"it names the table {missing[0]:06}.sst, which is not among the {len(tables)} given"
+                )
+        self._tables: dict[str, list[Table]] = {}
+        for name, file in tables.items():
+            facts = None if live is None or name not in numbers else live.get(numbers[name])
+            if live is None or facts is not None:
+                table = Table(file, facts)
+                self._tables.setdefault(table.column_family or "default", []).append(table)
+
+    @property
+    def column_families(self) -> list[str]:
+        """The names of the column families that have tables; Flink names them after the states."""
+        return list(self._tables)
+
+    def row_bound(self, column_family: str) -> int:
+        """Return how many entries the tables of a column family have, of which not all need be live."""
+        return sum(table.entry_count for table in self._tables.get(column_family, []))
+
+    def entries(self, column_family: str, *, key_groups: range, prefix_bytes: int) -> Iterator[Batch]:
+        """Yield the live keys of a column family and what they hold, in the order of the keys; nothing if it has none.
+
+        Parameters
+        ----------
+        column_family
+            Its name.
+        key_groups
+            Those that are given, without a step. Others may be in the tables after a change of the parallelism.
+        prefix_bytes
+            How many bytes of each key are its key group, 1 or 2.
+
+        Yields
+        ------
+        tuple of LargeBinaryArray
+            Keys as they are stored, and values without nulls. Operands of lists are joined by commas.
+
+        Raises
+        ------
+        CorruptDataError
+            If a file is damaged, before any entry of the damaged block is given.
+        InvalidInputError
+            If a table has what only RocksDB itself can read: blob files, other merges.
+        """
+        if not key_groups:
+            return iter(())
+        first = key_groups.start.to_bytes(prefix_bytes, "big") if key_groups.start else b""
+        end = key_groups.stop.to_bytes(prefix_bytes, "big") if key_groups.stop < 1 << 8 * prefix_bytes else None
+        return merged(self._tables.get(column_family, []), first=first, end=end)
