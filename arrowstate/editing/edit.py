@@ -249,8 +249,6 @@ class Edit(Statements, Generic[S]):
         entry = self._staging.entry
         if entry.operators == self._base.operators and self.properties == self._base.properties:
             return self._base
-        if entry is self._base:
-            entry = self._staging.unchanged()
         entry = msgspec.structs.replace(entry, properties=copy.deepcopy(self.properties))
         # What no reader takes is refused before anything is written.
         encode(entry)

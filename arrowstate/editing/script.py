@@ -32,6 +32,7 @@ _TOKEN = re.compile(
     r"""|"(?:[^"]|"")+"|[^\W\d][\w$~]*""",
     re.DOTALL,
 )
+_AT = re.compile(r"\s*\bat\s*\((?:[^()']|'(?:[^']|'')*'|\((?:[^()']|'(?:[^']|'')*')*\))*\)", re.IGNORECASE)
 _SHOWN_CHARACTERS = 200
 
 
@@ -43,6 +44,7 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
     try:
         connection.execute(f"set temp_directory = {_text(str(verbs.staging.overlay.folder))}")
         connection.execute("set python_enable_replacements = false")
+        script = _as_of(verbs, connection, script)
         named = _named(script, sql_names(verbs.staging.entry))
         copied = [_copied(verbs, connection, name) for name in named]
         for name, table in tables.items():
@@ -74,6 +76,24 @@ def _statements(connection: duckdb.DuckDBPyConnection, script: str) -> Iterator[
                 f"a script is one transaction, which commits with the edit; leave out {statement.query.strip()!r}"
             )
         yield statement
+
+
+def _as_of(verbs: Verbs, connection: duckdb.DuckDBPyConnection, script: str) -> str:
+    """Return the script with a table of its own for each state that it reads as it was at another checkpoint."""
+    parts: list[str] = []
+    start = 0
+    for found in _TOKEN.finditer(script):
+        at = _AT.match(script, found.end()) if found["schema"] and found.start() >= start else None
+        if at is None:
+            continue
+        name = f"_as_of_{len(parts)}"
+        rows = verbs.snapshot.sql(f"select * from {found[0]} {at[0]}").to_arrow_reader()  # noqa: S608
+        connection.register("_rows_as_of", rows)
+        connection.execute(f"create temp table {name} as select * from _rows_as_of")  # noqa: S608
+        connection.unregister("_rows_as_of")
+        parts += [script[start : found.start()], name]
+        start = at.end()
+    return "".join([*parts, script[start:]])
 
 
 def _named(script: str, names: list[SqlName]) -> list[SqlName]:

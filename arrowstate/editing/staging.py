@@ -103,7 +103,8 @@ class Staging:
         self.clock_ms = clock_ms
         self.new_id = new_id
         self.entry = base
-        "The checkpoint as it is now."
+        "The checkpoint as it is now; from the start it has the id that it is to have."
+        self._commit(base.operators)
 
     # Rows
 
@@ -284,11 +285,6 @@ class Staging:
 
     def _replace(self, changed: Mapping[str, OperatorDocument]) -> None:
         self._commit([changed.get(item.uid, item) for item in self.entry.operators])
-
-    def unchanged(self) -> LogEntryDocument:
-        """Return a checkpoint with the same operators."""
-        self._commit(self.entry.operators)
-        return self.entry
 
     def _commit(self, operators: Sequence[OperatorDocument]) -> None:
         now = self.clock_ms()

@@ -112,3 +112,17 @@ def test_what_does_not_fit_is_told_and_changes_nothing(store, tmp_path, capsys, 
     assert said in capsys.readouterr().err
     assert store.latest().checkpoint_id == 1
     assert content(store) == {"ann": 10, "bob": 20, "bot-1": 30}
+
+
+def test_a_script_reads_a_state_as_it_was(store, tmp_path):
+    (tmp_path / "back.sql").write_text(
+        "update shop.total set total = o.total from (from shop.total at (version => 'good')) o\n"
+        """where o."user" = shop.total."user" and o.total <> shop.total.total; -- at (version => 9)\n"""
+    )
+    store.tag("good")
+    assert main(["edit", store.url, str(tmp_path / "fix.sql"), "--apply"]) == 0
+    assert content(store) == {"ann": 20, "bob": 20, "zoe": 3}
+
+    assert main(["edit", store.url, str(tmp_path / "back.sql"), "--apply"]) == 0
+
+    assert content(store) == {"ann": 10, "bob": 20, "zoe": 3}
