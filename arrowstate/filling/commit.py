@@ -23,9 +23,9 @@ from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import PartRecord, recorded
-from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument
 
-__all__ = ["FilledOperator", "commit_fill", "commit_filled", "of_stopped_query"]
+__all__ = ["FilledOperator", "FilledStates", "commit_fill", "commit_filled", "of_stopped_query"]
 
 _RECORD = "spark"
 """The property of a checkpoint in which a query of Spark says which run of it has committed what."""
@@ -39,11 +39,21 @@ class FilledOperator:
     subtasks: Sequence[SubtaskHandle]
 
 
+@dataclass(frozen=True, slots=True)
+class FilledStates:
+    """The operator states of an operator, written; they take the place of all that it had."""
+
+    uid: str
+    states: Sequence[OperatorStateDocument]
+    paths: Sequence[str]
+
+
 def commit_filled(
     storage: Storage,
     fill: Callable[[], Sequence[FilledOperator]],
     properties: Callable[[Sequence[FilledOperator]], Mapping[str, Any]],
     *,
+    operator_states: Callable[[], Sequence[FilledStates]] = tuple,
     abandon: Callable[[], None],
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
@@ -51,18 +61,26 @@ def commit_filled(
     """Fill operators and commit them as one checkpoint, as an operation that is told of; errors as of `commit_fill`.
 
     `properties` is asked when all is written, and `abandon` deletes what was written where there is no commit to try.
+    `operator_states` writes what operators have of it.
     """
     started_at_ms = clock_ms()
     with recorded("import", storage.url, started_at_ms) as recording:
         try:
             filled = fill()
+            beside = operator_states()
             kept = properties(filled)
         except BaseException:
             abandon()
             raise
         with recording.committing():
             entry = commit_fill(
-                storage, filled, properties=kept, started_at_ms=started_at_ms, new_id=new_id, clock_ms=clock_ms
+                storage,
+                filled,
+                beside,
+                properties=kept,
+                started_at_ms=started_at_ms,
+                new_id=new_id,
+                clock_ms=clock_ms,
             )
         recording.checkpoint_id = entry.checkpoint_id
         recording.parts.extend(
@@ -76,6 +94,7 @@ def commit_filled(
 def commit_fill(
     storage: Storage,
     operators: Sequence[FilledOperator],
+    operator_states: Sequence[FilledStates] = (),
     *,
     properties: Mapping[str, Any],
     started_at_ms: int,
@@ -96,6 +115,7 @@ def commit_fill(
         If it cannot be told whether it was committed; what was written stays.
     """
     paths = [path for operator in operators for item in operator.subtasks for path in item.paths]
+    paths += [path for item in operator_states for path in item.paths]
     try:
         log = CommitLog(storage, on_loss=refuse_loss)
         history = log.history()
@@ -111,6 +131,9 @@ def commit_fill(
             uid = operator.plan.uid
             own = () if uid not in kept else kept[uid].operator_states
             kept[uid] = replace(operator_of_handles(uid, operator.subtasks), operator_states=list(own))
+        for states in operator_states:
+            alone = OperatorDocument(uid=states.uid, key=[], max_parallelism=1, states=[], subtasks=[])
+            kept[states.uid] = replace(kept.get(states.uid, alone), operator_states=list(states.states))
         content = whole_operators(storage, kept.values())
     except BaseException:
         delete_quietly(storage, paths)

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow as pa
 from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.errors import InvalidInputError, KeyTypeError
 from arrowstate.filling.arrow_columns import ArrowColumns, plain_batch
-from arrowstate.filling.commit import FilledOperator, commit_filled
+from arrowstate.filling.commit import FilledOperator, FilledStates, commit_filled
 from arrowstate.filling.opening import AskedOperator
 from arrowstate.filling.plan import FillPlan, LocalMemory
 from arrowstate.filling.planning import AskedStates, plan_of
@@ -25,6 +26,7 @@ from arrowstate.filling.routing import Routing, sorted_by
 from arrowstate.filling.subtask import PIECE_BYTES, SubtaskFill, pieces_of
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.keys import described
+from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
@@ -138,6 +140,7 @@ def fill_operators(
     store_id: str,
     fills: Sequence[TableFill],
     *,
+    operator_states: Mapping[str, Sequence[Sequence[FrozenOperatorState]]] = MappingProxyType({}),
     properties: Mapping[str, Any],
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
@@ -146,6 +149,7 @@ def fill_operators(
 
     Several tables may fill one operator, each with states of its own; then all plans have the same key, parallelism and
     max parallelism, and what one holds in memory is that of the first. Tables are read one after the other, once.
+    `operator_states` has the operator states of the subtasks of operators, as many as the operator has, by uid.
 
     Raises
     ------
@@ -171,10 +175,20 @@ def fill_operators(
     def fill() -> list[FilledOperator]:
         return [_filled(storage, store_id, group, written, new_id, clock_ms) for group in operators.values()]
 
+    def fill_states() -> list[FilledStates]:
+        found = []
+        for uid, subtasks in operator_states.items():
+            paths: list[str] = []
+            states = write_operator_states(storage, uid, subtasks, new_id=new_id, paths=paths)
+            written.extend(paths)
+            found.append(FilledStates(uid, states, paths))
+        return found
+
     entry, _ = commit_filled(
         storage,
         fill,
         lambda _: properties,
+        operator_states=fill_states,
         abandon=lambda: delete_quietly(storage, written),
         new_id=new_id,
         clock_ms=clock_ms,
