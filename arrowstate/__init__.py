@@ -59,6 +59,7 @@ from arrowstate.schema.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    TimerStateDescriptor,
     TimeToLive,
     ValueStateDescriptor,
 )
@@ -181,6 +182,7 @@ __all__ = [
     "TimeToLive",
     "Timer",
     "TimerService",
+    "TimerStateDescriptor",
     "TopK",
     "UnsupportedStorageError",
     "ValueOverflowError",

@@ -37,12 +37,19 @@ def open_stream(table: Any) -> RowStream:
         return RowStream(table.schema, lambda _: iter([table]))
     if isinstance(table, pa.Table):
         return RowStream(table.schema, lambda _: iter(table.to_batches()))
+    if isinstance(table, pa.RecordBatchReader):
+        # Through the protocol, what it raises would not be what its own source has raised.
+        return RowStream(table.schema, lambda _: iter(table))
     if hasattr(table, "scanner") and isinstance(getattr(table, "schema", None), pa.Schema):
         # A dataset of PyArrow reads so many batches ahead, each of them of many rows.
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
         return RowStream(table.schema, lambda columns: iter(table.scanner(columns=list(columns), **ahead).to_reader()))
     if hasattr(table, "__arrow_c_stream__"):
-        reader = pa.RecordBatchReader.from_stream(table)
+        try:
+            reader = pa.RecordBatchReader.from_stream(table)
+        except pa.ArrowInvalid:
+            # A series, for one, is no table.
+            raise _refused(table) from None
         return RowStream(reader.schema, lambda _: iter(reader))
     if hasattr(table, "__arrow_c_array__"):
         return open_stream(pa.record_batch(table))

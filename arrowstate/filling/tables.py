@@ -29,6 +29,7 @@ from arrowstate.schema.keys import described
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
+from arrowstate_formats.document_base import plain_json
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat, check_format
@@ -163,6 +164,7 @@ def fill_operators(
     After any of them, and after what a table itself raises, nothing is committed. No file is left, but where it cannot
     be told whether it was committed.
     """
+    kept = plain_json("properties", dict(properties))
     if not fills:
         raise InvalidInputError("a fill needs at least one table, got none")
     operators: dict[str, list[TableFill]] = {}
@@ -187,7 +189,7 @@ def fill_operators(
     entry, _ = commit_filled(
         storage,
         fill,
-        lambda _: properties,
+        lambda _: kept,
         operator_states=fill_states,
         abandon=lambda: delete_quietly(storage, written),
         new_id=new_id,

@@ -404,12 +404,25 @@ class MapStateDescriptor(_Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class TimerStateDescriptor(_Descriptor):
-    """The timers of one time domain: any number of timestamps per key, each once; made by `backend.timers`.
+    """The timers of one clock: any number of timestamps per key, each once.
+
+    `backend.timers(name)` makes those of both clocks, the states `<name>_event_time` and `<name>_processing_time`. The
+    descriptor is for those who read and write them as states, `StateStore.bootstrap` for one.
 
     Parameters
     ----------
     clock
         `event_time`: timers fire by the watermark; or `processing_time`: by the clock of the machine.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://timer-descriptor-example", create=True)
+    >>> due = pa.table({"user": ["ann", "bob"], "timestamp": [1000, 2000]})
+    >>> timers = arrowstate.TimerStateDescriptor("timers_event_time", clock="event_time")
+    >>> backend = store.bootstrap("reminders", ["user"], [timers], due).restore("reminders")
+    >>> backend.timers().pop_due(1500).to_pylist()
+    [{'timestamp': 1000, 'user': 'ann'}]
     """
 
     clock: Literal["event_time", "processing_time"]
