@@ -1,0 +1,121 @@
+"""State without keys: lists that are split or whole for every subtask, and broadcast maps.
+
+An element of a list, and the whole of a map, begins at an offset of the stream. A compressed stream is one of Snappy,
+whose every element begins with a chunk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from arrowstate.errors import CorruptDataError
+from arrowstate.foreign.flink.handles import OperatorStatePlace
+from arrowstate.foreign.flink.keyed_header import StateInfo
+from arrowstate.foreign.flink.layout import is_always_opaque
+from arrowstate.foreign.flink.places import Stream
+from arrowstate.foreign.flink.serializers.base import Opaque, Serializer, bytes_of, compiled
+from arrowstate.foreign.flink.serializers.columns import masked
+from arrowstate.foreign.flink.serializers.composites import ListOf, StructOf
+from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape
+from arrowstate.foreign.flink.snappy import decompressed
+
+__all__ = ["operator_batch", "operator_schema"]
+
+
+def operator_schema(info: StateInfo) -> pa.Schema:
+    """Return the columns of a state: `value`, or `key` and `value` of a map, perhaps `_raw`, and `_subtask`."""
+    value = info.serializer("VALUE_SERIALIZER")
+    fields = []
+    fallible = value.fallible
+    if info.backend_kind == "broadcast":
+        key = info.serializer("KEY_SERIALIZER")
+        fields.append(pa.field("key", key.arrow))
+        fallible = fallible or key.fallible
+    opaque = is_always_opaque(value)
+    metadata = {"flink.class": ", ".join(value.opaque)} if value.opaque else None
+    fields.append(pa.field("value", pa.binary() if opaque else value.arrow, metadata=metadata))
+    if fallible and (info.backend_kind == "broadcast" or not opaque):
+        fields.append(pa.field("_raw", pa.binary()))
+    return pa.schema([*fields, pa.field("_subtask", pa.int32())])
+
+
+def operator_batch(
+    stream: Stream,
+    place: OperatorStatePlace,
+    all_offsets: list[int],
+    compressed: bool,
+    info: StateInfo,
+    subtask: int,
+) -> pa.RecordBatch:
+    """Return a state of one subtask: the elements of a list, or the entries of a map.
+
+    Parameters
+    ----------
+    stream : Stream
+        What the subtask wrote.
+    place : OperatorStatePlace
+        The state in it.
+    all_offsets : list of int
+        Where anything begins in it, in order.
+    compressed : bool
+        Whether it is compressed.
+    info : StateInfo
+        How the state was written.
+    subtask : int
+        The subtask.
+
+    Raises
+    ------
+    CorruptDataError
+        If bytes are no such state.
+    """
+    value, schema = info.serializer("VALUE_SERIALIZER"), operator_schema(info)
+    data, starts, ends = _parts(stream, place, all_offsets, compressed)
+    if info.backend_kind == "broadcast":
+        serializer: Serializer = ListOf(StructOf(("key", "value"), (info.serializer("KEY_SERIALIZER"), value)))
+    else:
+        serializer = Opaque("", "") if is_always_opaque(value) else value
+    code, column = compiled(serializer, last=True)
+    tape = Tape(code, data, stream.name, len(starts))
+    stops, unknown = tape.values(starts, ends)
+    wrong = stops != ends
+    if wrong.any():
+        raise CorruptDataError(stream.name, f"at byte {stops[wrong.argmax()]}: {info.name!r} ends too early")
+    found = column(tape.slots)
+    if info.backend_kind == "broadcast":
+        columns = _entries(found, bytes_of(data, starts, ends, unknown), "_raw" in schema.names)
+    else:
+        columns = [masked(found, ~unknown)]
+        if "_raw" in schema.names:
+            columns.append(bytes_of(data, starts, ends, unknown))
+    columns.append(pa.array(np.full(len(columns[0]), subtask, dtype=np.int32)))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _entries(maps: pa.Array, raw: pa.Array, with_raw: bool) -> list[pa.Array]:
+    """Keys and values of maps; a map that could not be decoded is a row of its bytes."""
+    key, value = maps.values.flatten()
+    if not with_raw:
+        return [key, value]
+    unknown = raw.drop_null()
+    key, value = (pa.concat_arrays([each, pa.nulls(len(unknown), each.type)]) for each in (key, value))
+    return [key, value, pa.concat_arrays([pa.nulls(len(key) - len(unknown), pa.binary()), unknown])]
+
+
+def _parts(
+    stream: Stream, place: OperatorStatePlace, all_offsets: list[int], compressed: bool
+) -> tuple[Bytes, Ints, Ints]:
+    """The bytes that elements lie in, where each begins, and where the next one does."""
+    size = len(stream.data)
+    ends = dict(zip(all_offsets, [*all_offsets[1:], size], strict=True))
+    for offset in place.offsets:
+        if offset >= size:
+            raise CorruptDataError(stream.name, f"{place.name!r} has something at byte {offset} of {size}")
+    starts = np.array(place.offsets, dtype=np.int64)
+    if not compressed:
+        return stream.data, starts, np.array([ends[each] for each in place.offsets], dtype=np.int64)
+    parts = [decompressed(stream.view, offset, ends[offset], stream.name, whole=False) for offset in place.offsets]
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    stops = np.cumsum(lengths)
+    return np.frombuffer(b"".join(parts), np.uint8), stops - lengths, stops

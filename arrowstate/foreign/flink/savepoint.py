@@ -1,0 +1,199 @@
+"""A savepoint or checkpoint of Flink, opened: its operators, their states, and what each of them holds."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from arrowstate.errors import StateNotFoundError
+from arrowstate.foreign.flink.byte_reader import ByteReader
+from arrowstate.foreign.flink.handles import KeyGroupsHandle, Metadata, Operator, Subtask
+from arrowstate.foreign.flink.keyed_header import read_operator_header
+from arrowstate.foreign.flink.metadata import read_metadata
+from arrowstate.foreign.flink.opening import open_keyed
+from arrowstate.foreign.flink.places import Places
+from arrowstate.foreign.flink.sources import KeyedSource
+from arrowstate.foreign.flink.states import FlinkState, KeyedPart, OperatorPart, StatePart
+from arrowstate.foreign.flink.timers import RawTimersSource
+
+__all__ = ["FlinkOperator", "FlinkSavepoint", "open_flink_savepoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlinkOperator:
+    """An operator of a savepoint."""
+
+    label: str
+    "What it is called: by its uid, else its name, else its id."
+    id: str
+    "32 hexadecimal digits."
+    name: str | None
+    uid: str | None
+    parallelism: int
+    max_parallelism: int
+    states: tuple[FlinkState, ...]
+    left_out: tuple[str, ...]
+    "What of it is not read, and why."
+
+
+class FlinkSavepoint:
+    """A savepoint or checkpoint of Flink.
+
+    Open one with `open_flink_savepoint`. Nothing but the metadata is read before it is asked for.
+    """
+
+    def __init__(self, places: Places, metadata: Metadata) -> None:
+        self._places, self.metadata = places, metadata
+
+    def __repr__(self) -> str:
+        return f"<FlinkSavepoint {self.url}>"
+
+    @property
+    def url(self) -> str:
+        """Where it lies."""
+        return self._places.url
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The number that Flink gave it."""
+        return self.metadata.checkpoint_id
+
+    @cached_property
+    def operators(self) -> dict[str, FlinkOperator]:
+        """The operators, by uid, else name, else id; where two have one name, by id."""
+        known = Counter(operator.label for operator in self.metadata.operators)
+        found = {}
+        for operator in self.metadata.operators:
+            label = operator.label if known[operator.label] == 1 else operator.id
+            found[label] = _opened(self._places, operator, label)
+        return found
+
+    @cached_property
+    def states(self) -> dict[str, FlinkState]:
+        """The states, by operator and name: `operator.state`."""
+        return {
+            f"{label}.{state.name}": state for label, operator in self.operators.items() for state in operator.states
+        }
+
+    def __getitem__(self, name: str) -> FlinkState:
+        """Return a state by `operator.state`.
+
+        Raises
+        ------
+        StateNotFoundError
+            If there is none.
+        """
+        found = self.states.get(name)
+        if found is None:
+            raise StateNotFoundError(name, sorted(self.states), None, self.checkpoint_id)
+        return found
+
+
+def open_flink_savepoint(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> FlinkSavepoint:
+    """Open a savepoint or checkpoint of Flink; no JVM and no class of the job is needed.
+
+    Parameters
+    ----------
+    url : str or PathLike
+        The folder that holds `_metadata`, or the file itself: a local path, or a URL of S3, Google Cloud Storage or
+        Azure. The folder of a job's checkpoints means its last complete one.
+    storage_options : mapping, optional
+        For the storage, see `arrowstate.open_store`.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If there is no `_metadata`.
+    CorruptDataError
+        If it is damaged.
+    FormatVersionError
+        If a newer Flink wrote it.
+    """
+    places = Places(url, storage_options)
+    return FlinkSavepoint(places, read_metadata(places.metadata.view, places.metadata.name))
+
+
+def _opened(places: Places, operator: Operator, label: str) -> FlinkOperator:
+    left_out = []
+    if operator.finished:
+        left_out.append("all of its subtasks were finished")
+    keyed: dict[str, list[KeyedPart]] = {}
+    for subtask in operator.subtasks:
+        for source in _sources(places, operator, subtask):
+            for name, layout in source.layouts.items():
+                keyed.setdefault(name, []).append(KeyedPart(source, layout))
+            if source.unknown:
+                left_out.append(f"states described after an unknown {source.unknown}")
+        left_out += _not_read(subtask)
+    states = []
+    for name, parts in sorted(keyed.items()):
+        opaque = tuple(dict.fromkeys(each for part in parts for each in part.layout.opaque))
+        states.append(FlinkState(label, name, parts[0].layout.kind, parts, opaque))
+    states += _operator_states(places, operator, label, {state.name for state in states}, left_out)
+    return FlinkOperator(
+        label,
+        operator.id,
+        operator.name,
+        operator.uid,
+        operator.parallelism,
+        operator.max_parallelism,
+        tuple(states),
+        tuple(dict.fromkeys(left_out)),
+    )
+
+
+def _sources(places: Places, operator: Operator, subtask: Subtask) -> Iterator[KeyedSource]:
+    if subtask.keyed_state is not None:
+        yield from open_keyed(places, subtask.keyed_state, operator.max_parallelism)
+    raw = subtask.raw_keyed_state
+    if isinstance(raw, KeyGroupsHandle) and raw.stream is not None:
+        yield RawTimersSource(places, raw)
+
+
+def _not_read(subtask: Subtask) -> list[str]:
+    found = []
+    if subtask.finished:
+        found.append("subtasks that were finished")
+    if subtask.channels:
+        size = sum(channel.size for channel in subtask.channels)
+        found.append(f"records under way in {len(subtask.channels)} channels of subtask {subtask.index}, {size} bytes")
+    if subtask.raw_operator_state is not None:
+        found.append("operator state that a user function wrote raw")
+    return found
+
+
+def _operator_states(
+    places: Places, operator: Operator, label: str, taken: set[str], left_out: list[str]
+) -> list[FlinkState]:
+    parts: dict[str, list[OperatorPart]] = {}
+    modes: dict[str, str] = {}
+    for subtask in operator.subtasks:
+        handle = subtask.operator_state
+        if handle is None or handle.stream is None:
+            continue
+        stream = places.open(handle.stream)
+        header = read_operator_header(ByteReader(stream.view, stream.name))
+        all_offsets = sorted({offset for place in handle.states for offset in place.offsets})
+        for place in handle.states:
+            if place.name not in header.states:
+                left_out.append(f"the state {place.name!r}, described after an unknown {header.unknown}")
+                continue
+            modes[place.name] = place.mode
+            part = OperatorPart(stream, header, place, all_offsets, subtask.index)
+            parts.setdefault(place.name, []).append(part)
+    found = []
+    for name, each in sorted(parts.items()):
+        serializers = [serializer for part in each for serializer in part.info.serializers.values()]
+        opaque = tuple(dict.fromkeys(name for serializer in serializers for name in serializer.opaque))
+        shown = name if name not in taken else f"{name} (operator)"
+        several: list[StatePart] = list(each)
+        found.append(FlinkState(label, shown, modes[name], several, opaque))
+    return found

@@ -1,0 +1,139 @@
+"""One state of an operator over all its subtasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import pyarrow as pa
+
+from arrowstate.foreign.flink.conforming import coalesced, conformed, merged_schema
+from arrowstate.foreign.flink.handles import OperatorStatePlace
+from arrowstate.foreign.flink.keyed_header import OperatorHeader
+from arrowstate.foreign.flink.layout import StateLayout
+from arrowstate.foreign.flink.operator_state import operator_batch, operator_schema
+from arrowstate.foreign.flink.places import Stream
+from arrowstate.foreign.flink.sources import KeyedSource
+
+__all__ = ["FlinkState", "KeyedPart", "OperatorPart", "StatePart"]
+
+
+class StatePart(Protocol):
+    """What one handle holds of a state."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield its rows."""
+        ...
+
+
+class KeyedPart:
+    """A keyed state in one handle.
+
+    Parameters
+    ----------
+    source : KeyedSource
+        The handle.
+    layout : StateLayout
+        The state.
+    """
+
+    def __init__(self, source: KeyedSource, layout: StateLayout) -> None:
+        self.source, self.layout = source, layout
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return self.layout.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield its rows."""
+        return self.source.batches(self.layout)
+
+
+class OperatorPart:
+    """A state without keys of one subtask.
+
+    Parameters
+    ----------
+    stream : Stream
+        What the subtask wrote.
+    header : OperatorHeader
+        The head of the stream.
+    place : OperatorStatePlace
+        The state in it.
+    all_offsets : list of int
+        Where anything begins in the stream, in order.
+    subtask : int
+        The subtask.
+    """
+
+    def __init__(
+        self, stream: Stream, header: OperatorHeader, place: OperatorStatePlace, all_offsets: list[int], subtask: int
+    ) -> None:
+        self._stream, self._header, self._place = stream, header, place
+        self._all_offsets, self._subtask = all_offsets, subtask
+        self.info = header.states[place.name]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return operator_schema(self.info)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield its rows."""
+        compressed = self._header.compressed
+        yield operator_batch(self._stream, self._place, self._all_offsets, compressed, self.info, self._subtask)
+
+
+class FlinkState:
+    """A state of an operator, as rows.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    operator : str
+        The operator, by its label.
+    kind : str
+        `value`, `list`, `map`, `reducing`, `aggregating` or `timers` of keyed state; `split`, `union` or `broadcast`
+        of state without keys.
+    opaque : tuple of str
+        Classes that only the job's own code can read; their values are bytes.
+    """
+
+    def __init__(
+        self, operator: str, name: str, kind: str, parts: Sequence[StatePart], opaque: tuple[str, ...] = ()
+    ) -> None:
+        self.operator, self.name, self.kind, self.opaque = operator, name, kind, opaque
+        self._parts = parts
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} state {self.name!r} of {self.operator!r}>"
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns; see `arrowstate.foreign.flink.layout` for what they mean."""
+        return merged_schema(part.schema for part in self._parts)
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, in batches of about 65,536, in no order that is promised.
+
+        Raises
+        ------
+        CorruptDataError
+            If bytes are damaged; the message names the file and the place.
+        MissingFileError
+            If a file is gone.
+        """
+        schema = self.schema
+        return coalesced(conformed(batch, schema) for part in self._parts for batch in part.batches())
+
+    def to_arrow(self) -> pa.Table:
+        """Return all rows; see `to_batches`."""
+        return pa.Table.from_batches(self.to_batches(), self.schema)

@@ -1,0 +1,25 @@
+"""Savepoints that Flink wrote, with what its jobs said of their state."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def savepoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a fixture by its name: `savepoint`, and `truth.json` beside it."""
+    root = tmp_path_factory.mktemp("flink")
+
+    def folder(name: str) -> Path:
+        if not (root / name).exists():
+            with tarfile.open(FIXTURES / f"{name}.tar.xz") as archive:
+                archive.extractall(root, filter="data")
+        return root / name
+
+    return folder
