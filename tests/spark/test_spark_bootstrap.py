@@ -67,6 +67,11 @@ def test_a_table_becomes_the_state_that_a_job_restores_at_another_parallelism(sp
     assert arrowstate.open_store(tmp_path / "store").verify(deep=True).problems == []
 
 
+def contents(snapshot: Any, state: str) -> list[dict[str, Any]]:
+    """The rows of a state in an order that does not depend on where they are."""
+    return sorted(snapshot.to_arrow(f"op.{state}").to_pylist(), key=repr)
+
+
 def test_every_kind_of_state_is_made_of_rows(spark: Any, tmp_path: Path) -> None:
     rows = [
         ("a", 1, 10, "x", 1.0, 100, [1, 2], {"m": 1, "n": None}),
@@ -100,6 +105,13 @@ def test_every_kind_of_state_is_made_of_rows(spark: Any, tmp_path: Path) -> None
     assert dict(backend.state(states[4]).entries_batch(both).to_pylist()[0]) == {"m": 1, "n": None, "o": 5}
     assert dict(backend.state(states[5]).entries_batch(both).to_pylist()[0]) == {"x": 1, "y": 2}
     assert dict(backend.state(states[5]).entries_batch(both).to_pylist()[1]) == {"x": 1}
+    # The same table without Spark.
+    local = arrowstate.open_store(tmp_path / "local", create=True).bootstrap(
+        "op", ["k"], states, frame.toArrow(), parallelism=2, order_by=["at"]
+    )
+    for state in states:
+        assert contents(local, state.name) == contents(made, state.name)
+    assert local.entry.operators[0].states == made.entry.operators[0].states
 
 
 def spark_column(name: str) -> Any:
