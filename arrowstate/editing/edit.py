@@ -116,8 +116,6 @@ class Edit(Statements, Generic[S]):
             new_id=commit.new_id,
         )
         super().__init__(staging)
-        self.properties: dict[str, Any] = copy.deepcopy(base.properties)
-        """What the checkpoint will have as its properties, for instance source offsets: JSON values, to be changed."""
 
     def __repr__(self) -> str:
         return f"<Edit of checkpoint {self._base.checkpoint_id} of {self._side.commit.storage.url}>"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from arrowstate.editing.notes import check_no_rows_kept, with_uid
 from arrowstate.editing.plan import Statement
 from arrowstate.editing.script import run_script
 from arrowstate.editing.staging import Staging
@@ -14,6 +16,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import key_schema_of
+from arrowstate.snapshot.output_tables import BATCH_SUFFIX
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.documents import LogEntryDocument
@@ -34,6 +37,8 @@ class Statements:
         self._staging = staging
         self._statements: list[Statement] = []
         self._is_open = True
+        self.properties: dict[str, Any] = copy.deepcopy(staging.base.properties)
+        """What the checkpoint will have as its properties, for instance source offsets: JSON values, to be changed."""
 
     @property
     def _base(self) -> LogEntryDocument:
@@ -262,15 +267,26 @@ class Statements:
         self._done(Statement(f"drop operator {operator}", None))
 
     def rename_operator(self, operator: str, new: str) -> None:
-        """Give an operator another uid. No row is written again.
+        """Give an operator another uid, and what it emitted in the last micro-batch with it. No row is written again.
 
         Raises
         ------
         OperatorNotFoundError, InvalidInputError
-            If there is no such operator, or the uid is taken or none.
+            If there is no such operator, the uid is taken or none, or a job keeps rows under it for a sink.
         """
         self._check_open()
-        self._staging.rename_operator(operator, new)
+        check_no_rows_kept(self.properties, operator)
+        before, properties = self._staging.entry, self.properties
+        beside = [item.uid for item in before.operators if item.uid == f"{operator}{BATCH_SUFFIX}"]
+        try:
+            for uid in (operator, *beside):
+                renamed = new + uid.removeprefix(operator)
+                self._staging.rename_operator(uid, renamed)
+                properties = with_uid(properties, uid, renamed)
+        except BaseException:
+            self._staging.entry = before
+            raise
+        self.properties = properties
         self._done(Statement(f"rename operator {operator} to {new}", None))
 
     def change_max_parallelism(self, operator: str, max_parallelism: int) -> None:

@@ -352,10 +352,12 @@ def recorded_splits(
     """Return the splits of a source in a checkpoint, and what of them stays recorded.
 
     A checkpoint of before splits were recorded, or with positions of another type, has none that do: all are state of
-    the slots.
+    the slots. So they are where an edit says of one that it is not read to its end after all.
     """
     whole, count = _splits(storage, entry, node.uid), _recorded_parts(entry, node.uid)
-    if whole is None or not count or whole.value_type != type_to_json(split_type(node.source.position_type)):
+    goes_on = any(split.recorded and not split.finished for split in splits)
+    kind = type_to_json(split_type(node.source.position_type))
+    if whole is None or not count or whole.value_type != kind or goes_on:
         return [dataclasses.replace(split, recorded=False) for split in splits], Recorded()
     return list(splits), Recorded(tuple(whole.parts[-count:]), {split.id for split in splits if split.recorded})
 
