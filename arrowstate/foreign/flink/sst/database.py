@@ -30,7 +30,7 @@ class Database:
     Raises
     ------
     CorruptDataError
-        If a file is damaged, or a live table is missing.
+        If a file is damaged, or those that the MANIFEST names are not the same.
     InvalidInputError
         If a table has keys in an order other than that of their bytes.
     """
@@ -39,17 +39,16 @@ class Database:
         live = None if manifest is None else read_manifest(manifest)
         numbers = {name: int(match[1]) for name in tables if (match := _TABLE.fullmatch(name))}
         if manifest is not None and live is not None:
-            missing = sorted(live.keys() - numbers.values())
-            if missing:
+            for number in sorted(live.keys() - numbers.values()):
                 raise CorruptDataError(
-                    manifest.name, f"it names the table {missing[0]:06}.sst, which is not among the {len(tables)} given"
+                    manifest.name, f"it names the table {number:06}.sst, which is not among the {len(tables)} given"
                 )
+            for name in sorted(name for name in tables if numbers.get(name) not in live):
+                raise CorruptDataError(manifest.name, f"it does not name the table {name}, which was given")
         self._tables: dict[str, list[Table]] = {}
         for name, file in tables.items():
-            facts = None if live is None or name not in numbers else live.get(numbers[name])
-            if live is None or facts is not None:
-                table = Table(file, facts)
-                self._tables.setdefault(table.column_family or "default", []).append(table)
+            table = Table(file, None if live is None else live[numbers[name]])
+            self._tables.setdefault(table.column_family or "default", []).append(table)
 
     @property
     def column_families(self) -> list[str]:

@@ -24,7 +24,8 @@ Ints = npt.NDArray[np.int64]
 
 _GAP_BYTES = 1 << 16
 """What lies between two blocks and is not asked for is read with them, up to so many bytes."""
-_MAX_KEY_BYTES = 1 << 30
+_MAX_KEY_BYTES = 1 << 28
+"""Of the blocks that are taken at a time: what keys share with those before them takes no room in a file."""
 _KINDS = {0x11: "a value in a blob file", 0x16: "a wide column", 0x18: "a value with a time"}
 _WRONG = {
     kernels.OUT_OF_BLOCK: "an entry that does not fit the block",
@@ -145,6 +146,7 @@ class SortedStream:
 
     def _decode(self, starts: Ints, ends: Ints, offsets: list[int]) -> None:
         progress = np.array([0, -1, self.rows, self.rows, 0, 0], np.int64)
+        most = int(self._offsets[self.rows]) + _MAX_KEY_BYTES
         starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
         while True:
             status = kernels.decode_blocks(
@@ -164,17 +166,17 @@ class SortedStream:
             if status == kernels.DONE:
                 return
             if status == kernels.KEYS_FULL:
-                self._more_keys(offsets[int(progress[0])], int(ends[-1] - starts[0]))
+                if self._offsets[self.rows] > most:
+                    self.table.blocks.fail(offsets[int(progress[0])], f"has keys of more than {_MAX_KEY_BYTES} bytes")
+                self._more_keys(int(ends[-1] - starts[0]))
             elif status == kernels.ROWS_FULL:
                 self._more_rows()
             else:
                 block = int(progress[0])
                 self._wrong(status, offsets[block], int(progress[1] - starts[block]), int(progress[5]))
 
-    def _more_keys(self, offset: int, content_bytes: int) -> None:
+    def _more_keys(self, content_bytes: int) -> None:
         used = int(self._offsets[self.rows])
-        if used > _MAX_KEY_BYTES:
-            self.table.blocks.fail(offset, f"has keys of more than {_MAX_KEY_BYTES} bytes")
         self._keys = _grown(self._keys, used, max(2 * self._keys.size, content_bytes) + (1 << 12))
 
     def _more_rows(self) -> None:

@@ -103,7 +103,16 @@ class Table:
         """The sequence number of all entries of a file that was written apart and taken in, else None."""
         if not self._is_external:
             return None
-        return self._number(_GLOBAL_NUMBER, 0, fixed=True) or (self._facts.largest_number if self._facts else None)
+        number = self._number(_GLOBAL_NUMBER, 0, fixed=True) or None
+        if self._facts is None:
+            return number
+        # No checksum is over the number, which was written into the file later.
+        if number not in (None, self._facts.largest_number):
+            raise CorruptDataError(
+                self.file.name,
+                f"it was taken in with the number {number}, by the MANIFEST with {self._facts.largest_number}",
+            )
+        return self._facts.largest_number
 
     @property
     def is_unnumbered(self) -> bool:
