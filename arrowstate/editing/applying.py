@@ -26,6 +26,9 @@ from arrowstate.table.table import Table, gather
 
 __all__ = ["Rule", "put_rows", "remove_rows"]
 
+_PLACES = 1 << 62
+"""Elements of a list have places below it, so that others find room behind them."""
+
 Ints = npt.NDArray[np.int64]
 Rule = Literal["update", "insert", "upsert"]
 """Whether the rows must be there, must not be there, or may."""
@@ -57,7 +60,8 @@ def put_rows(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | None)
         return
     keys = state.grouped(rows.key, rows.entry)
     _refuse_twice(state, keys, rows)
-    found = state.table.find(keys)
+    # Nobody sees a row that has expired; one that a statement found may have expired since.
+    found = state.find_unexpired(keys) if rule == "insert" else state.table.find(keys)
     there = np.ones(len(keys), dtype=np.bool_)
     there[found.absent] = False
     order = keys.order
@@ -175,6 +179,9 @@ def _put_elements(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | 
     """Write elements in their places, and append those that have none, in the order given."""
     assert rows.sequence is not None
     known = np.flatnonzero(rows.sequence.is_valid().to_numpy(zero_copy_only=False))
+    places = rows.sequence.drop_null().to_numpy()
+    if ((places < 0) | (places >= _PLACES)).any():
+        raise InvalidInputError(f"the _seq of an element of {state.descriptor.name!r} is 0 to 2^62 - 1, or null")
     old = rows.take(known)
     assert old.sequence is not None
     there = np.zeros(len(old), dtype=np.bool_)

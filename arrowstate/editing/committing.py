@@ -14,7 +14,7 @@ from typing import Any
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.editing.overlay import Overlay
-from arrowstate.errors import ArrowStateError, CommitUnknownError, EditConflictError
+from arrowstate.errors import ArrowStateError, CommitUnknownError, EditConflictError, FencedError
 from arrowstate.filling.commit import of_stopped_query
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import content_of
@@ -87,14 +87,16 @@ class EditCommit:
         operators = whole_operators(overlay, entry.operators)
         files = set(ReferenceReader(overlay).files(operators))
         written = sorted(path for path in files if overlay.own.exists(path))
+        tagged = False
         try:
             in_parallel(self.storage, lambda path: self._copy(overlay.own, path), written, name="uploads", writes=True)
-            if tag is not None and tag not in self.tags():
-                self.tag(tag, _id_of(base))
             committer = Committer(
                 self.storage, self.store_id, clock_ms=self.clock_ms, new_id=self.new_id, properties=audit
             )
             self._check_fence(log, committer.newest_number, base, content)
+            if tag is not None and tag not in self.tags():
+                self.tag(tag, _id_of(base))
+                tagged = True
             return committer.commit(
                 operators,
                 properties=of_stopped_query(entry.properties, self.new_id),
@@ -104,9 +106,10 @@ class EditCommit:
             )
         except CommitUnknownError:
             raise
-        except Exception:
+        except Exception as error:
             delete_quietly(self.storage, written)
-            if tag is not None:
+            # Whoever fenced this edit may be another one of the same checkpoint, which found the tag there.
+            if tag is not None and tagged and not isinstance(error, FencedError):
                 self._untag_quietly(tag)
             raise
 

@@ -73,9 +73,9 @@ class Edit(Statements, Generic[S]):
     ...     _ = edit.update("shop.total", set={"total": "total * 2"}, where="user = 'ann'")
     ...     _ = edit.delete("shop.total", where="user like 'bot-%'")
     ...     edit.properties["offset"] = 16
-    ...     print(edit.plan())
+    ...     print(edit.plan())  # doctest: +ELLIPSIS
     ...     snapshot = edit.commit(comment="ticket 4711")
-    checkpoint 1, 0 bytes in 0 files would be written
+    checkpoint 1, ... bytes in 0 files would be written
       update shop.total set total = total * 2 where user = 'ann' (1 rows)
       delete from shop.total where user like 'bot-%' (1 rows)
     shop.total: 0 inserted, 1 updated, 1 deleted
@@ -100,12 +100,13 @@ class Edit(Statements, Generic[S]):
         self._content = content
         commit = side.commit
         self._started_at_ms = commit.clock_ms()
-        self._held = ExitStack()
-        self._held.enter_context(
-            held_while_read(commit.storage, base, holder="an edit", clock_ms=commit.clock_ms, new_id=commit.new_id)
-        )
-        overlay = Overlay(commit.storage, folder)
-        self._held.callback(overlay.close)
+        with ExitStack() as held:
+            held.enter_context(
+                held_while_read(commit.storage, base, holder="an edit", clock_ms=commit.clock_ms, new_id=commit.new_id)
+            )
+            overlay = Overlay(commit.storage, folder)
+            held.callback(overlay.close)
+            self._held = held.pop_all()
         staging = Staging(
             overlay,
             commit.store_id,

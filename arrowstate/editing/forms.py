@@ -190,6 +190,8 @@ def from_sql(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _list_from_sql(array, kind)
     if pa.types.is_time(kind) and pa.types.is_string(array.type):
         return _time_of_text(array, kind)
+    if pa.types.is_duration(kind) and array.type == pa.month_day_nano_interval():
+        return _duration_of_interval(array, kind)
     if pa.types.is_floating(kind) and (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
         return _floats(array, kind)
     return array.cast(kind)
@@ -222,6 +224,29 @@ def _time_of_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
     whole = pc.add(pc.add(pc.multiply(seconds[0], 3600), pc.multiply(seconds[1], 60)), seconds[2])
     nanos = pc.add(pc.multiply(whole, 1_000_000_000), fraction)
     return nanos.cast(pa.time64("ns")).cast(kind)
+
+
+_INTERVAL = np.dtype([("months", np.int32), ("days", np.int32), ("nanos", np.int64)])
+_NANOS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+_SECONDS_OF_DAY = 86_400
+
+
+def _duration_of_interval(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return durations of what SQL shows them as; a day has 24 hours, and a month no length."""
+    # Nulls may have anything in their places.
+    known = array.is_valid().to_numpy(zero_copy_only=False)
+    view = np.frombuffer(array.buffers()[1] or b"", dtype=_INTERVAL)[array.offset :][: len(array)]
+    parts = np.where(known, view, np.zeros((), dtype=_INTERVAL))
+    whole, left = np.divmod(parts["nanos"], _NANOS[kind.unit])
+    per_day = _SECONDS_OF_DAY * (_NANOS["s"] // _NANOS[kind.unit])
+    total = parts["days"].astype(np.int64) * per_day + whole
+    # In floats only to see where the sum of integers went round.
+    far = abs(parts["days"].astype(np.float64) * per_day + whole) > np.iinfo(np.int64).max / 2
+    bad = (parts["months"] != 0) | (left != 0) | far
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise pa.ArrowInvalid(f"{array[row]} in row {row} is not a whole number of {kind.unit}; months have no length")
+    return pa.array(total, mask=~known).view(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:

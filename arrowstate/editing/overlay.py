@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.local import LocalStorage
+from arrowstate.storage.posix import storage_errors
 
 __all__ = ["Overlay"]
 
@@ -32,7 +33,8 @@ class Overlay:
     """
 
     def __init__(self, base: Storage, folder: str | Path | None = None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="arrowstate-edit-", dir=folder)
+        with storage_errors(f"a temporary folder in {folder or tempfile.gettempdir()}"):
+            self._folder = tempfile.TemporaryDirectory(prefix="arrowstate-edit-", dir=folder)
         self._base = base
         self._own = LocalStorage(self.folder / "files", create=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["run_script"]
 
+_IDENTIFIER = r"""(?:"(?:[^"]|"")+"|[^\W\d][\w$~]*)"""
 _TOKEN = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$"""
-    r"""|(?P<schema>"(?:[^"]|"")+"|[^\W\d][\w$~]*)\s*\.\s*(?P<table>"(?:[^"]|"")+"|[^\W\d][\w$~]*)"""
-    r"""|"(?:[^"]|"")+"|[^\W\d][\w$~]*""",
+    r"""--[^\n]*|/\*.*?\*/|[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$"""
+    rf"""|(?P<name>{_IDENTIFIER}(?:\s*\.\s*{_IDENTIFIER})*)""",
     re.DOTALL,
 )
+_PART = re.compile(_IDENTIFIER)
 _AT = re.compile(r"\s*\bat\s*\((?:[^()']|'(?:[^']|'')*'|\((?:[^()']|'(?:[^']|'')*')*\))*\)", re.IGNORECASE)
 _SHOWN_CHARACTERS = 200
 
@@ -83,7 +85,8 @@ def _as_of(verbs: Verbs, connection: duckdb.DuckDBPyConnection, script: str) -> 
     parts: list[str] = []
     start = 0
     for found in _TOKEN.finditer(script):
-        at = _AT.match(script, found.end()) if found["schema"] and found.start() >= start else None
+        is_table = found.start() >= start and len(_PART.findall(found["name"] or "")) > 1
+        at = _AT.match(script, found.end()) if is_table else None
         if at is None:
             continue
         name = f"_as_of_{len(parts)}"
@@ -98,9 +101,10 @@ def _as_of(verbs: Verbs, connection: duckdb.DuckDBPyConnection, script: str) -> 
 
 def _named(script: str, names: list[SqlName]) -> list[SqlName]:
     """Return the states that a script names."""
-    mentioned = {
-        (_plain(found["schema"]), _plain(found["table"])) for found in _TOKEN.finditer(script) if found["schema"]
-    }
+    mentioned: set[tuple[str, str]] = set()
+    for found in _TOKEN.finditer(script):
+        # A column may follow the name of a table, and the name of the database come before it.
+        mentioned.update(pairwise(map(_plain, _PART.findall(found["name"] or ""))))
     return [name for name in names if (name.schema.lower(), name.view.lower()) in mentioned]
 
 
@@ -139,7 +143,7 @@ class _Keyed:
         given = [f"n.{quoted(column)} as {quoted(f'_n_{n}')}" for n, column in enumerate(form.columns)]
         changed = connection.sql(
             f"select {', '.join([*given, *flags])} from {self._table} n left join {self._before} o on {same} "  # noqa: S608
-            f"where {differs} order by n.rowid"
+            f"where {differs} {self._in_order()}"
         ).to_arrow_table()
         gone = connection.sql(
             f"select {', '.join(f'o.{quoted(name)}' for name in form.identity)} from {self._before} o "  # noqa: S608
@@ -157,6 +161,11 @@ class _Keyed:
         removed = form.rows(gone, identity_only=True)
         verbs.staging.exchange(self._name.uid, self._name.state, removed, rows, "upsert")
         return len(rows) + len(removed)
+
+    def _in_order(self) -> str:
+        """Return what has new elements of a list follow as they were made."""
+        hidden = any(column.lower() == "rowid" for column in self._form.columns)
+        return "order by n.rowid" if self._form.sequence and not hidden else ""
 
     def _refuse_twice(self, connection: duckdb.DuckDBPyConnection) -> None:
         known = [name for name in self._form.identity if name not in self._form.sequence]

@@ -7,13 +7,15 @@ the rows by key and entry; columns that are not set stay as they are stored, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from arrowstate.editing.forms import UPDATED_AT, RowsForm
+from arrowstate.editing.forms import UPDATED_AT, Rows, RowsForm
 from arrowstate.editing.operator_states import PLACE, SUBTASK, OperatorRows
 from arrowstate.editing.plan import Statement
 from arrowstate.editing.staging import Staging
@@ -23,7 +25,8 @@ from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
 from arrowstate.schema.types import as_arrow
-from arrowstate.snapshot.reading import find_operator, find_state
+from arrowstate.snapshot.reading import find_operator, find_state, states_of
+from arrowstate.table.columns import columns_equal
 
 __all__ = ["Given", "Params", "Verbs"]
 
@@ -53,11 +56,21 @@ class Verbs:
     def target(self, reference: str | tuple[str, str]) -> tuple[str, str, bool]:
         """Return uid and name of a state, and whether it is operator state."""
         entry = self.staging.entry
+
+        def fits(uid: str, name: str) -> bool:
+            return reference in ((uid, name), f"{uid}.{name}")
+
         names = [(item.uid, state.name) for item in entry.operators for state in item.operator_states]
-        found = [name for name in names if reference in {name, f"{name[0]}.{name[1]}"}]
-        if len(found) == 1:
-            return *found[0], True
-        return *resolve(entry, reference), False
+        found = [name for name in names if fits(*name)]
+        if not found:
+            return *resolve(entry, reference), False
+        found += [name for name in states_of(entry) if fits(*name)]
+        if len(found) > 1:
+            raise InvalidInputError(
+                f"{reference!r} fits {' and '.join(map(repr, found))}, one of them operator state; a script knows them "
+                f"as {' and '.join(item.relation for item in sql_names(entry) if fits(item.uid, item.state))}"
+            )
+        return *found[0], True
 
     def form(self, uid: str, name: str) -> RowsForm:
         """Return the columns of a keyed state."""
@@ -83,6 +96,8 @@ class Verbs:
         if not isinstance(set, Mapping) or not set:
             raise InvalidInputError(f"set names at least one column and what it becomes, got {set!r}")
         assigned = {column: _expression(column, value) for column, value in set.items()}
+        if where is not None:
+            _check_expression("where", where)
         said = ", ".join(f"{column} = {value}" for column, value in assigned.items())
         text = f"update {uid}.{name} set {said}"  # noqa: S608 (for people)
         text += "" if where is None else f" where {where}"
@@ -95,7 +110,7 @@ class Verbs:
         # A row that moves is written whole.
         beside = [column for column in form.values if moves and column not in assigned]
         read = [*form.identity, *beside, *(form.updated_at if UPDATED_AT not in assigned else [])]
-        made = [f"({value}) as {quoted(f'_set_{number}')}" for number, value in enumerate(assigned.values())]
+        made = [f"({value}\n) as {quoted(f'_set_{number}')}" for number, value in enumerate(assigned.values())]
         kept = [f"{quoted(column)} as {quoted(f'_was_{number}')}" for number, column in enumerate(read)]
         # The values come first, so that parameters are counted from them.
         table = self._select(uid, name, [*made, *kept], where, params)
@@ -106,7 +121,7 @@ class Verbs:
         rows = form.rows(pa.table({**was, **given}))
         if moves:
             gone = form.rows(pa.table({column: was[column] for column in form.identity}), identity_only=True)
-            self.staging.exchange(uid, name, gone, rows, "insert")
+            self.staging.exchange(uid, name, gone, _at_the_end(gone, rows), "insert")
         else:
             self.staging.put(uid, name, rows, "update")
         return Statement(text, table.num_rows)
@@ -114,6 +129,7 @@ class Verbs:
     def delete(self, reference: str | tuple[str, str], where: str, params: Params) -> Statement:
         """Delete the rows that a condition holds for."""
         uid, name, is_operator_state = self.target(reference)
+        _check_expression("where", where)
         text = f"delete from {uid}.{name} where {where}"  # noqa: S608 (for people)
         if is_operator_state:
             return Statement(text, self._delete_elements(uid, name, where, params))
@@ -160,7 +176,7 @@ class Verbs:
             item.relation for item in sql_names(self.staging.entry) if (item.uid, item.state) == (uid, name)
         )
         query = f"select {', '.join(columns)} from {quoted(relation)} as {quoted(name)}"  # noqa: S608
-        query += "" if where is None else f" where ({where})"
+        query += _where(where)
         return self.snapshot.sql(query, params=params).to_arrow_table()
 
     def _check_no_sketch(self, uid: str, name: str, assigned: Mapping[str, str]) -> None:
@@ -185,7 +201,7 @@ class Verbs:
         """Return all elements, and what a query makes of those that a condition holds for."""
         table = rows.table()
         query = f"select {', '.join(columns)} from {_ROWS} as {quoted(rows.name.rpartition('.')[2])}"  # noqa: S608
-        query += "" if where is None else f" where ({where})"
+        query += _where(where)
         return table, self.snapshot.sql(query, params=params, tables={_ROWS: table}).to_arrow_table()
 
     def _update_elements(
@@ -193,7 +209,7 @@ class Verbs:
     ) -> int:
         rows = self.operator_rows(uid, name)
         _check_known(rows.name, assigned, rows.columns)
-        made = [f"({value}) as {quoted(column)}" for column, value in assigned.items()]
+        made = [f"({value}\n) as {quoted(column)}" for column, value in assigned.items()]
         table, chosen = self._elements(rows, [*made, SUBTASK, PLACE], where, params)
         stored, given = rows.stored(table), rows.stored(chosen)
         every, changed = _positions(stored), _positions(given)
@@ -243,13 +259,46 @@ class Verbs:
 def _expression(column: str, value: Any) -> str:
     """Return what a column is set to as a text of SQL."""
     if isinstance(value, str):
+        _check_expression(f"what {column!r} is set to", value)
         return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return f"'{value}'::double"
     if value is None or isinstance(value, bool | int | float):
         return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     raise InvalidInputError(
         f"{column!r} is set to an expression in SQL, such as 'total * 2', or to a number; got {value!r}: name it '?' "
         "and give other values as params=[...]"
     )
+
+
+def _check_expression(what: str, text: Any) -> None:
+    """Refuse what is not one expression, before it becomes part of a query."""
+    import duckdb
+
+    if not isinstance(text, str):
+        raise InvalidInputError(f"{what} is an expression in SQL, such as 'total > 2', got {text!r}")
+    try:
+        duckdb.SQLExpression(text)
+    except duckdb.Error as error:
+        raise InvalidInputError(f"{what} is one expression in SQL, got {text!r}: {error}") from error
+
+
+def _where(where: str | None) -> str:
+    # A comment at its end must not take the bracket along.
+    return "" if where is None else f" where ({where}\n)"
+
+
+def _at_the_end(gone: Rows, rows: Rows) -> Rows:
+    """Return rows that replace others, elements of a list that come to another one in their order behind all of it."""
+    if rows.sequence is None:
+        return rows
+    pairs = zip([*gone.key, *gone.entry], [*rows.key, *rows.entry], strict=True)
+    stay = np.logical_and.reduce([columns_equal(before, after) for before, after in pairs])
+    sequence = pc.if_else(pa.array(stay), rows.sequence, pa.scalar(None, pa.int64()))
+    order = np.argsort(rows.sequence.to_numpy(), kind="stable")
+    return replace(rows, sequence=sequence).take(order)
 
 
 def _check_known(name: str, assigned: Mapping[str, str], columns: Sequence[str]) -> None:

@@ -47,6 +47,7 @@ class KeyedState(Shown, Generic[D]):
             "adopt",
             "begin_merge",
             "clear_keys",
+            "find_unexpired",
             "flush",
             "freeze",
             "grouped",
@@ -249,6 +250,10 @@ class KeyedState(Shown, Generic[D]):
     def grouped(self, key: Sequence[pa.Array], entry: Sequence[pa.Array]) -> KeyBatch:
         """Return what tells rows apart, given as checked columns: keys, and namespaces, user keys or timestamps."""
         return self._context.group(key, entry)
+
+    def find_unexpired(self, keys: KeyBatch) -> Found:
+        """Find the rows of keys in the table; those that have expired count as absent, and are removed."""
+        return self._expiry.find(keys)
 
     def hashes_of(self, key: Sequence[pa.Array]) -> Ints:
         """Return the hashes of keys, given as columns that are checked."""
