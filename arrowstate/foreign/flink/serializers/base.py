@@ -43,6 +43,11 @@ class Serializer:
         return ()
 
     @property
+    def hashed(self) -> bool:
+        """Whether the hash of a value in Java is known: see `key_hash`."""
+        return False
+
+    @property
     def fallible(self) -> bool:
         """Whether there may be values that cannot be decoded, though their neighbours can."""
         return bool(self.opaque)

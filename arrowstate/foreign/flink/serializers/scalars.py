@@ -29,12 +29,18 @@ class Number(Serializer):
     ----------
     arrow : pyarrow.DataType
         An integer, a float or a boolean.
+    hashed : bool, default False
+        Whether its hash in Java is that of a `Long` or an `Integer`.
     """
 
-    __slots__ = ("_arrow",)
+    __slots__ = ("_arrow", "_hashed")
 
-    def __init__(self, arrow: pa.DataType) -> None:
-        self._arrow = arrow
+    def __init__(self, arrow: pa.DataType, hashed: bool = False) -> None:
+        self._arrow, self._hashed = arrow, hashed
+
+    @property
+    def hashed(self) -> bool:
+        return self._hashed
 
     @property
     def arrow(self) -> pa.DataType:
@@ -113,6 +119,10 @@ class Text(Serializer):
         self.nullable = nullable
 
     @property
+    def hashed(self) -> bool:
+        return self.nullable
+
+    @property
     def arrow(self) -> pa.DataType:
         return pa.string()
 
@@ -123,12 +133,12 @@ class Text(Serializer):
 
 
 class Nothing(Serializer):
-    """A value without content, of so many bytes.
+    """A value without content, of so many zeros.
 
     Parameters
     ----------
     width : int
-        Its bytes.
+        Their number, 0 or 1.
     """
 
     __slots__ = ("width",)
@@ -150,7 +160,7 @@ class Nothing(Serializer):
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot = program.slots()
-        program.add(RANGE, self.width, -(1 << 63), (1 << 63) - 1, DAMAGED, 0, -1, slot=slot)
+        program.add(RANGE, self.width, 0, 0, DAMAGED, 0, -1, slot=slot)
         return lambda slots: pa.nulls(len(slots[slot]))
 
 

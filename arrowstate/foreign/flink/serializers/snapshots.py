@@ -62,7 +62,7 @@ def _numbers() -> dict[str, Serializer]:
     }
     found: dict[str, Serializer] = {}
     for name, kind in kinds.items():
-        found[name] = found[f"{name}Value"] = Number(kind)
+        found[name], found[f"{name}Value"] = Number(kind, hashed=name in ("Int", "Long")), Number(kind)
         found[f"{name}PrimitiveArray"] = ListOf(Number(kind))
     return found
 
