@@ -28,7 +28,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument, pack, unpack
-from arrowstate_formats.key_groups import key_group_range
+from arrowstate_formats.key_groups import MAX_PARALLELISM, key_group_range
 
 __all__ = ["ChangesSource", "OutputSource"]
 
@@ -226,7 +226,7 @@ class ChangesSource(_StoreSource):
         was collected, of which all rows come as inserted, as a start; `latest` for the newest there is when the job
         starts for the first time. By default all rows of that one come as inserted, and then what changes.
     splits : int, default 1
-        How many splits there are, each of which is read by one subtask and has a range of the key groups.
+        How many splits there are, each of which is read by one subtask and has a range of the hashes of keys.
     discovery_ms : int, default 1_000
         How often it looks for a new checkpoint, in milliseconds.
     storage_options : mapping, optional
@@ -416,9 +416,11 @@ class _ChangesSplit(ChunkedSplit):
         state = source.state_reader(storage)
         with reading_checkpoint(storage, after):
             changes = StateChanges(storage, state, None if before is None else log.read(before).document, after)
-        groups = key_group_range(state.max_parallelism, parallelism=source.splits, subtask=self._number)
+        # Not by the key groups of the state, which may be others at the next step, or where the job starts again: a key
+        # stays in its split.
+        groups = key_group_range(MAX_PARALLELISM, parallelism=source.splits, subtask=self._number)
         last = pa.RecordBatch.from_pylist([], schema=source.schema)
-        for rows in changes.batches(source.columns, groups.hash_bounds(state.max_parallelism)):
+        for rows in changes.batches(source.columns, groups.hash_bounds(MAX_PARALLELISM)):
             if last.num_rows:
                 yield last
             ids = pa.repeat(pa.scalar(after.checkpoint_id, pa.int64()), rows.num_rows)
