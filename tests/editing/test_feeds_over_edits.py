@@ -1,4 +1,4 @@
-"""Whoever follows a store reads an edit as the changes of its checkpoint: feeds of a state, and rows of output tables."""
+"""Whoever follows a store reads an edit as the changes of its checkpoint, and rows of output tables once each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import arrowstate
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime import Batch, ChangesSource, Reader, Source, Split
 from other_stores import Counts, Output, State
@@ -80,7 +79,9 @@ EDITS: dict[str, Edited] = {
         lambda rows: {**rows, 5: 1, 90: 7},
     ),
     "script": (
-        lambda edit: edit.execute('delete from "my.counter".counts where k < 9; update "my.counter".counts set counts = 5'),
+        lambda edit: edit.execute(
+            'delete from "my.counter".counts where k < 9; update "my.counter".counts set counts = 5'
+        ),
         lambda rows: {k: 5 for k in rows if k >= 9},
     ),
     "properties": (lambda edit: edit.properties.update(offset=3), dict),
@@ -135,7 +136,9 @@ def test_a_feed_of_a_state_that_is_no_more_has_all_its_rows_deleted(counts: Coun
     rows, _ = read(reader)
 
     assert counted(rows) == counted(counts.changes(2, 3))
-    with pytest.raises(InvalidInputError, match=f"no state 'my.counter.counts' in checkpoint 3; it has {new or 'none'}"):
+    with pytest.raises(
+        InvalidInputError, match=f"no state 'my.counter.counts' in checkpoint 3; it has {new or 'none'}"
+    ):
         counts.source()
     if new is not None:
         renamed = ChangesSource(counts.store, new, starting=2, discovery_ms=0)
