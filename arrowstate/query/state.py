@@ -171,6 +171,7 @@ class StateReader:
             parts,
             np.array([part.min_hash for part in parts], dtype=np.int64),
             np.array([part.max_hash for part in parts], dtype=np.int64),
+            sum(part.rows for part in parts),
         )
 
     @cached_property
@@ -344,8 +345,10 @@ class StateReader:
             exists = np.ones(len(batch), dtype=np.bool_)
             exists[found.absent] = False
             numbers = batch.groups()
-            rows = pa.array(numbers[exists[numbers]])
-            arrays = [found.column(number, kind).take(rows) for number, kind in fields]
+            arrays = [found.column(number, kind) for number, kind in fields]
+            if found.absent.size or numbers.size > 1:
+                rows = pa.array(numbers[exists[numbers]])
+                arrays = [array.take(rows) for array in arrays]
         else:
             all_found = [(run, *run.find_all(batch)) for run in runs]
             rows = pa.array(_rows_of_groups(all_found, batch.groups(), len(batch)))
@@ -393,6 +396,8 @@ class Parts:
     parts: list[Part]
     min_hash: Ints
     max_hash: Ints
+    rows: int
+    "Of all, dead ones included."
 
     def holding(self, hashes: Ints) -> list[Part]:
         """Return the parts whose range holds at least one of the hashes, which ascend."""

@@ -28,7 +28,7 @@ from arrowstate.query.expiry import EXPIRES_COLUMN, Seen
 from arrowstate.query.files import Part
 from arrowstate.query.state import KEY_GROUP_COLUMN, Condition, StateReader
 
-__all__ = ["MOST_KEYS", "Narrowed", "ScanStatistics", "ScannedDataset", "Source", "StateSource", "passing"]
+__all__ = ["MOST_KEYS", "Narrowed", "ScanStatistics", "ScannedDataset", "Source", "StateSource", "passing", "scanned"]
 
 MOST_KEYS = 65_536
 """A filter that leaves more keys than this is worked through by a scan."""
@@ -93,9 +93,16 @@ class ScannedDataset(Scannable):
 
     def scan(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         """Return these columns of the rows that pass the filter."""
-        statistics = ScanStatistics(self._source.name, tuple(columns), None if filter is None else str(filter))
-        self._on_scan(statistics)
-        return _watched(lambda: self._source.rows(columns, filter, statistics), statistics)
+        return scanned(self._source, self._on_scan, columns, filter)
+
+
+def scanned(
+    source: Source, on_scan: Callable[[ScanStatistics], None], columns: list[str], filter: pc.Expression | None
+) -> Iterator[pa.RecordBatch]:
+    """Return columns of the rows of a source that pass a filter; `on_scan` is given the statistics of the scan."""
+    statistics = ScanStatistics(source.name, tuple(columns), None if filter is None else str(filter))
+    on_scan(statistics)
+    return _watched(lambda: source.rows(columns, filter, statistics), statistics)
 
 
 class Narrowed:
@@ -138,23 +145,26 @@ class StateSource:
         self, columns: list[str], filter: pc.Expression | None, statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
         """Look the keys up that the filter leaves, or read the parts that it does not exclude."""
-        parts = self._state.parts.parts
-        statistics.batches = len(parts)
-        statistics.rows = sum(part.rows for part in parts)
+        parts = self._state.parts
+        statistics.batches, statistics.rows = len(parts.parts), parts.rows
         node = None if filter is None else read_filter(filter)
         keys = None if node is None else _keys(node, self._state.layout.key)
-        if filter is None or keys is None:
+        if filter is None or node is None or keys is None:
             return self._read(node, filter, columns, statistics)
         statistics.keys = keys.num_rows
-        return self._look_up(keys, filter, columns, statistics)
+        return self._look_up(keys, node, filter, columns, statistics)
 
     def _look_up(
-        self, keys: pa.RecordBatch, filter: pc.Expression, columns: list[str], statistics: ScanStatistics
+        self, keys: pa.RecordBatch, node: Node, filter: pc.Expression, columns: list[str], statistics: ScanStatistics
     ) -> Iterator[pa.RecordBatch]:
-        hidden = self._state.expired_up_to(self._seen)
-        table, statistics.batches_read, statistics.rows_read = self._state.lookup(keys, expired_up_to=hidden)
-        batches = [self._form(batch) for batch in table.to_batches()]
-        yield from passing(pa.Table.from_batches(batches, self.schema), columns, filter)
+        state = self._state
+        needed = [*columns, *sorted(columns_of(node).difference(columns))]
+        hidden = state.expired_up_to(self._seen)
+        table, statistics.batches_read, statistics.rows_read = state.lookup(keys, needed, expired_up_to=hidden)
+        passes = _test(node, filter)
+        for batch in map(self._form, table.to_batches()):
+            kept = passes(batch)
+            yield (batch if kept.true_count == batch.num_rows else batch.filter(kept)).select(columns)
 
     def _read(
         self, node: Node | None, filter: pc.Expression | None, columns: list[str], statistics: ScanStatistics
@@ -222,6 +232,8 @@ def _keys(node: Node, key: pa.Schema) -> pa.RecordBatch | None:
         count *= len(values)
         if count > MOST_KEYS:
             return None
+    if len(columns) == 1:
+        return pa.RecordBatch.from_arrays(columns, schema=key)
     repeated = []
     before, after = 1, count
     for values in columns:

@@ -2,29 +2,85 @@
 
 Making a DuckDB database takes about 20 ms, so the process keeps one for each of the checkpoints it queried
 last. A query runs on a connection of its own to it, which holds its own datasets; so queries of several
-threads do not meet, and what a result needs lives as long as the result.
+threads do not meet, and what a result needs lives as long as the result. A connection whose result is gone serves the
+next query: to tell it of a dataset takes as long as a query that looks a key up.
 """
 
 from __future__ import annotations
 
+import atexit
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from arrowstate.query.catalog import SqlName, quoted
-from arrowstate.query.duckdb.dataset import ScannedDataset, ScanStatistics, Source, StateSource
+from arrowstate.query.duckdb.dataset import ScannedDataset, ScanStatistics, Source, StateSource, scanned
+from arrowstate.query.duckdb.duckdb_internals import Scannable
 from arrowstate.query.expiry import Seen
 from arrowstate.query.kept_reads import Recent
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Database", "databases"]
+__all__ = ["Database", "Held", "Session", "databases"]
 
-
+_IDLE_SESSIONS = 4
 _ASKS_FOR_NAMES = re.compile(r"\b(show|describe|desc|information_schema|sqlite_|pragma|pg_|duckdb_)", re.IGNORECASE)
 """Says that a query may be about the tables that there are."""
+
+
+@dataclass(slots=True)
+class _Query:
+    """Whose scans those of a connection are; it must not hold the connection, a circle through C++ is never let go."""
+
+    seen: Seen
+    on_scan: Callable[[ScanStatistics], None]
+
+
+class _OfQuery(Scannable):
+    """A source as the query sees it that a connection serves."""
+
+    def __init__(self, source: Source, query: _Query) -> None:
+        super().__init__(source.schema)
+        self._source = source
+        self._query = query
+
+    def scan(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        """Return these columns of the rows that pass the filter."""
+        return scanned(_seen(self._source, self._query.seen), self._query.on_scan, columns, filter)
+
+
+@dataclass(slots=True)
+class Session:
+    """A connection that serves one query at a time; whoever has a result of the query holds it."""
+
+    connection: duckdb.DuckDBPyConnection
+    serves: _Query
+    idle: deque[Session]
+    "Where it goes when nobody holds it any more."
+    known: set[SqlName] = field(default_factory=set)
+    may_serve_again: bool = False
+
+
+class Held:
+    """Holds a session; gives it back when it is let go, for another query."""
+
+    __slots__ = ("session",)
+    is_of_use = True
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __del__(self) -> None:
+        if self.session.may_serve_again and self.is_of_use:
+            self.session.serves.on_scan = _nobody
+            self.session.idle.append(self.session)
 
 
 class Database:
@@ -34,11 +90,30 @@ class Database:
         self.sources = sources
         self._lock = threading.Lock()
         self._root: duckdb.DuckDBPyConnection | None = None
+        # Appended to by whatever thread lets a result go, so there is no lock.
+        self._idle: deque[Session] = deque(maxlen=_IDLE_SESSIONS)
 
-    def cursor(
-        self, on_scan: Callable[[ScanStatistics], None], seen: Seen, query: str | None = None
-    ) -> duckdb.DuckDBPyConnection:
-        """Return a new connection to the database, with what a query mentions, or with all."""
+    def hold(self, on_scan: Callable[[ScanStatistics], None], seen: Seen, query: str) -> Held:
+        """Return a connection to the database, which knows what a query mentions."""
+        try:
+            session = self._idle.pop()
+        except IndexError:
+            session = Session(self._cursor(on_scan, seen), _Query(seen, on_scan), self._idle)
+        else:
+            session.serves.seen, session.serves.on_scan = seen, on_scan
+        session.may_serve_again = False
+        self.tell(session, query)
+        return Held(session)
+
+    def tell(self, session: Session, query: str | None = None) -> None:
+        """Have a connection know the sources that a query mentions, or all."""
+        text = None if query is None or _ASKS_FOR_NAMES.search(query) else query.lower()
+        for name, source in self.sources.items():
+            if name not in session.known and (text is None or quoted(name.view.lower())[1:-1] in text):
+                session.connection.register(name.relation, _OfQuery(source, session.serves))
+                session.known.add(name)
+
+    def _cursor(self, on_scan: Callable[[ScanStatistics], None], seen: Seen) -> duckdb.DuckDBPyConnection:
         with self._lock:
             if self._root is None:
                 self._root = self.connect(on_scan, seen)
@@ -46,17 +121,15 @@ class Database:
                     self._root.unregister(name.relation)
                 # Otherwise a misspelt state could be taken for a Python variable of that name.
                 self._root.execute("set global python_enable_replacements = false")
-            cursor = self._root.cursor()
-        self.register(cursor, on_scan, seen, query)
-        return cursor
+            return self._root.cursor()
 
     def connect(self, on_scan: Callable[[ScanStatistics], None], seen: Seen) -> duckdb.DuckDBPyConnection:
         """Return a connection to a new database with the same views."""
         import duckdb
 
         connection = duckdb.connect()
-        self.register(connection, on_scan, seen)
         for name, source in self.sources.items():
+            connection.register(name.relation, ScannedDataset(_seen(source, seen), on_scan))
             connection.execute(f"create schema if not exists {quoted(name.schema)}")
             columns = ", ".join(quoted(column) for column in source.shown)
             view = f"{quoted(name.schema)}.{quoted(name.view)}"
@@ -64,20 +137,20 @@ class Database:
             connection.execute(f"create view {view} as {query}")
         return connection
 
-    def register(
-        self,
-        connection: duckdb.DuckDBPyConnection,
-        on_scan: Callable[[ScanStatistics], None],
-        seen: Seen,
-        query: str | None = None,
-    ) -> None:
-        """Have a connection know the sources that a query mentions, or all."""
-        # Each takes about 0.3 ms, and a query is of few.
-        text = None if query is None or _ASKS_FOR_NAMES.search(query) else query.lower()
-        for name, source in self.sources.items():
-            if text is None or quoted(name.view.lower())[1:-1] in text:
-                own = source.at(seen) if isinstance(source, StateSource) else source
-                connection.register(name.relation, ScannedDataset(own, on_scan))
+
+def _seen(source: Source, seen: Seen) -> Source:
+    return source.at(seen) if isinstance(source, StateSource) else source
+
+
+def _nobody(_: ScanStatistics) -> None:
+    """Nobody asks for a scan that nothing is read of."""
 
 
 databases: Recent[Database] = Recent(4)
+
+
+@atexit.register
+def _end() -> None:
+    """Let go of all connections while the interpreter is whole: what they know of Python must go before it."""
+    Held.is_of_use = False
+    databases.clear()

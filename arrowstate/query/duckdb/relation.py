@@ -17,10 +17,13 @@ import pyarrow as pa
 
 from arrowstate.errors import ArrowStateError
 from arrowstate.query.duckdb.dataset import ScanStatistics
+from arrowstate.query.duckdb.engine import Held
 
 __all__ = ["Relation", "Watch"]
 
 _SCANS_OF_A_QUERY = 64
+_DONE_WHEN_RETURNED = ("fetchall", "fetchnumpy", "df", "to_df", "to_arrow_table", "filter", "project", "order", "limit")
+"""Methods of whose result nothing reads on with the connection, but for what is covered."""
 
 
 class Watch:
@@ -60,11 +63,12 @@ class Watch:
 class Relation:
     """A `duckdb.DuckDBPyRelation` under cover: it, and all relations and readers made from it."""
 
-    __slots__ = ("__wrapped__", "_watch")
+    __slots__ = ("__wrapped__", "_held", "_watch")
 
-    def __init__(self, relation: duckdb.DuckDBPyRelation, watch: Watch) -> None:
+    def __init__(self, relation: duckdb.DuckDBPyRelation, watch: Watch, held: Held) -> None:
         self.__wrapped__ = relation
         self._watch = watch
+        self._held = held
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -74,6 +78,8 @@ class Relation:
     def __getattr__(self, name: str) -> Any:
         with self._watch.raising():
             found = getattr(self.__wrapped__, name)
+        if callable(found) and name not in _DONE_WHEN_RETURNED:
+            self._held.session.may_serve_again = False
         return self._passed_on(found) if callable(found) else self._covered(found)
 
     def __getitem__(self, name: str) -> Any:
@@ -101,14 +107,18 @@ class Relation:
         def call(*arguments: Any, **options: Any) -> Any:
             given = [_uncovered(argument) for argument in arguments]
             named = {name: _uncovered(argument) for name, argument in options.items()}
-            with self._watch.raising():
-                return self._covered(method(*given, **named))
+            try:
+                with self._watch.raising():
+                    return self._covered(method(*given, **named))
+            except BaseException:
+                self._held.session.may_serve_again = False
+                raise
 
         return call
 
     def _covered(self, result: Any) -> Any:
         if type(result) is duckdb.DuckDBPyRelation:
-            return Relation(result, self._watch)
+            return Relation(result, self._watch, self._held)
         if isinstance(result, pa.RecordBatchReader):
             return pa.RecordBatchReader.from_batches(result.schema, self._batches(result))
         return result
@@ -119,4 +129,7 @@ class Relation:
 
 
 def _uncovered(argument: Any) -> Any:
-    return argument.__wrapped__ if type(argument) is Relation else argument
+    if type(argument) is not Relation:
+        return argument
+    argument._held.session.may_serve_again = False  # noqa: SLF001 (of its own class)
+    return argument.__wrapped__

@@ -61,7 +61,9 @@ def select(
         Makes what offers the tables of other checkpoints to the query; None where there are none.
     """
     watch = Watch(on_scan)
-    cursor = database.cursor(watch, seen, query)
+    held = database.hold(watch, seen, query)
+    cursor = held.session.connection
+    asked = query
     try:
         for name, table in tables.items():
             cursor.register(name, table)
@@ -76,11 +78,14 @@ def select(
             relation = cursor.sql(query, params=params)
         except duckdb.CatalogException:
             # A name may be made by the query, as `query_table` has it.
-            database.register(cursor, watch, seen)
+            database.tell(held.session)
             relation = cursor.sql(query, params=params)
     except duckdb.Error as error:
         raise watch.failure() or _refused(error, names, checkpoint_id) from error
-    return cast("duckdb.DuckDBPyRelation", Relation(relation, watch))
+    # Frames and other checkpoints' tables are registered for this query alone.
+    is_plain = query is asked and not tables and statements[0].type is duckdb.StatementType.SELECT
+    held.session.may_serve_again = is_plain
+    return cast("duckdb.DuckDBPyRelation", Relation(relation, watch, held))
 
 
 def _refused(error: duckdb.Error, names: Callable[[], Sequence[SqlName]], checkpoint_id: int | None) -> Exception:
