@@ -25,6 +25,7 @@ from arrowstate.schema.descriptors import (
     TimerStateDescriptor,
     ValueStateDescriptor,
 )
+from arrowstate.schema.evolution import names_fields
 from arrowstate.schema.layout import (
     StateLayout,
     check_same_state,
@@ -244,8 +245,7 @@ class KeyedStateBackend(Shown, Iteration):
 
     def _check_evolution(self, descriptor: StateDescriptor) -> None:
         """Refuse a new state that says how stored rows become its own: it would start empty beside them."""
-        change = descriptor.evolution
-        if self._stored and change is not None and (change.renamed or change.defaults or change.dropped):
+        if self._stored and names_fields(descriptor.evolution):
             raise InvalidInputError(
                 f"no stored state is named {descriptor.name!r}, so its evolution has no rows to apply to; stored are "
                 f"{', '.join(map(repr, self._stored))}. An evolution renames fields of a state; the state itself is "

@@ -10,6 +10,7 @@ import pyarrow as pa
 from arrowstate.backend.broadcast import restored_broadcast
 from arrowstate.backend.names import check_new_name
 from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate.schema.evolution import names_fields
 from arrowstate.schema.operator_state import (
     BroadcastStateDescriptor,
     OperatorListStateDescriptor,
@@ -54,6 +55,8 @@ class OperatorStateBackend(Shown):
         self._states: dict[str, OperatorListState | BroadcastState] = {}
         self._untouched: set[str] = set()
         "Restored states that no descriptor has taken up."
+        self._stored: list[str] = []
+        "The states that were restored."
         self.was_stored = False
         "Whether it was restored, or frozen for a checkpoint."
         self.restored_bytes = 0
@@ -87,7 +90,8 @@ class OperatorStateBackend(Shown):
         if not isinstance(descriptor, OperatorStateDescriptor):
             raise InvalidInputError(f"expected a descriptor of operator state, got {type(descriptor).__name__}")
         have = self._states.get(descriptor.name)
-        if have is not None and descriptor.name in self._untouched and have.descriptor != descriptor:
+        changes = descriptor.evolution is not None or (have is not None and have.descriptor != descriptor)
+        if have is not None and descriptor.name in self._untouched and changes:
             part = converted(have.descriptor, descriptor, have.freeze())
             have = self._add(descriptor)
             have.take_up(part)
@@ -96,7 +100,16 @@ class OperatorStateBackend(Shown):
             check_same_operator_state(have.descriptor, descriptor)
             return have
         check_new_name(descriptor.name, self._states, self._untouched)
+        self._check_evolution(descriptor)
         return self._add(descriptor)
+
+    def _check_evolution(self, descriptor: OperatorStateDescriptor) -> None:
+        """Refuse a new state that says how stored values become its own: it would start empty beside them."""
+        if self._stored and names_fields(descriptor.evolution):
+            raise InvalidInputError(
+                f"no stored operator state is named {descriptor.name!r}, so its evolution has no values to apply to; "
+                f"stored are {', '.join(map(repr, self._stored))}. For a new state leave it out"
+            )
 
     def _add(self, descriptor: OperatorStateDescriptor) -> OperatorListState | BroadcastState:
         state: OperatorListState | BroadcastState
@@ -112,12 +125,16 @@ class OperatorStateBackend(Shown):
         state = self._add(descriptor)
         for part in parts:
             state.take_up(part)
-        self._untouched.add(descriptor.name)
+        self._restored(descriptor.name)
 
     def hold(self, state: BroadcastState) -> None:
         """Hold a broadcast state that was restored as `take_up` does."""
         self._states[state.descriptor.name] = state
-        self._untouched.add(state.descriptor.name)
+        self._restored(state.descriptor.name)
+
+    def _restored(self, name: str) -> None:
+        self._untouched.add(name)
+        self._stored.append(name)
 
     def existing(self, name: str) -> OperatorListState | BroadcastState:
         """Return a state it holds, declared as it is.

@@ -138,6 +138,8 @@ def import_checkpoint(
         )
     if claim_mode is ClaimMode.CLAIM:
         _check_claimable(source, clock_ms())
+    if isinstance(operators, str):
+        raise InvalidInputError(f"operators is a collection of uids, got the text {operators!r}")
     if operators is not None:
         chosen = [find_operator(entry, uid) for uid in dict.fromkeys(operators)]
         if not chosen:

@@ -19,7 +19,7 @@ from arrowstate.schema.conversion import converter
 from arrowstate.schema.fields import Field, fresh_field, inner_fields
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 
-__all__ = ["SchemaEvolution", "evolve", "widens"]
+__all__ = ["SchemaEvolution", "evolve", "names_fields", "widens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,11 @@ def evolve(stored: Field, declared: pa.DataType, evolution: SchemaEvolution, ids
             f"are {', '.join(sorted(known)) or 'none'}"
         )
     return result
+
+
+def names_fields(evolution: SchemaEvolution | None) -> bool:
+    """Whether something is said of any field."""
+    return evolution is not None and bool(evolution.renamed or evolution.defaults or evolution.dropped)
 
 
 def widens(stored: pa.DataType, declared: pa.DataType) -> bool:

@@ -170,6 +170,11 @@ def converted(stored: OperatorStateDescriptor, given: OperatorStateDescriptor, p
     """
     if _described(stored, types=False) != _described(given, types=False):
         check_same_operator_state(stored, given)
+    if given.evolution is not None and given.evolution.merge:
+        raise InvalidInputError(
+            f"operator state {stored.name!r} has no keys that could become equal, so there is nothing to merge; leave "
+            "merge out"
+        )
     ids = itertools.count(1)
     schema = operator_state_schema(given)
     before = fresh_field(pa.field(stored.name, stored.type), ids)

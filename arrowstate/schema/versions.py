@@ -149,6 +149,7 @@ def evolve_key(
     """
     declared = check_key_schema(declared)
     states = list(states)
+    _check_names_of_key(stored, declared, evolution, states)
     used = [schema for state in states for schema in (*_all_columns(state), *_earlier_columns(state))]
     ids = unused_ids(stored, *used, last=max((state.last_field_id for state in states), default=0))
     columns = fields_of(stored, ids)
@@ -157,6 +158,23 @@ def evolve_key(
     if after == root:
         return list(stored), list(stored)
     return documents_of(columns), documents_of(after.children)
+
+
+def _check_names_of_key(
+    stored: Sequence[FieldDocument], declared: pa.Schema, evolution: SchemaEvolution, states: Sequence[StateDocument]
+) -> None:
+    """Refuse to drop what is a state, or a field of one, where columns of the key are meant: nothing would happen."""
+    earlier = {item.name for state in states for schema in state.earlier_schemas for item in schema.key}
+    columns = earlier.union((item.name for item in stored), declared.names)
+    names = {state.name for state in states}
+    for path in evolution.dropped:
+        first = path.partition(".")[0]
+        if first in names - columns:
+            raise InvalidInputError(
+                f"dropped names {path!r}, and an evolution given to restore is one of the key, which has the columns "
+                f"{', '.join(item.name for item in stored)}; {first!r} is a state: drop it by restore(..., "
+                f"drop=[{first!r}]), or a field of it in the evolution of its descriptor"
+            )
 
 
 def with_key(stored: StateDocument, before: Sequence[FieldDocument], after: Sequence[FieldDocument]) -> StateDocument:

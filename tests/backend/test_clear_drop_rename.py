@@ -108,6 +108,39 @@ def test_a_rename_of_a_field_that_becomes_none_of_the_declared_is_refused():
         restored.state(arrowstate.ValueStateDescriptor("point", KINDS["point"].type, evolution=change))
 
 
+def test_an_evolution_of_the_key_that_drops_a_state_or_a_field_of_one_is_refused():
+    store = arrowstate.open_store("memory://drop-in-key", create=True)
+    snapshot = store.writer().checkpoint({"op": [filled()[0]]})
+
+    for path in ("city", "point.x"):
+        with pytest.raises(InvalidInputError, match=f"'{path}'.*columns user;.*is a state: drop it by restore"):
+            snapshot.restore("op", key=KEY, evolution=arrowstate.SchemaEvolution(dropped=[path]))
+
+    # What was a column of the key, or may have been one, is passed over.
+    change = arrowstate.SchemaEvolution(renamed={"user": "city_of"}, dropped=["device"])
+    assert snapshot.restore("op", key=pa.schema([("city_of", pa.string())]), evolution=change).state_names
+
+
+def test_an_evolution_that_no_stored_operator_state_has_use_for_is_refused():
+    def offsets(name, **hints):
+        return arrowstate.OperatorListStateDescriptor(name, pa.int64(), evolution=arrowstate.SchemaEvolution(**hints))
+
+    store = arrowstate.open_store("memory://operator-evolution-of-nothing", create=True)
+    backend = arrowstate.OperatorStateBackend()
+    backend.state(offsets("offsets", dropped=["a"])).add_all([1])
+    snapshot = store.writer().checkpoint({}, operator_states={"op": [backend]})
+    restored = snapshot.restore_operator_state("op")
+
+    with pytest.raises(InvalidInputError, match="no stored operator state is named 'ofsets'.*stored are 'offsets'"):
+        restored.state(offsets("ofsets", dropped=["a"]))
+    with pytest.raises(InvalidInputError, match="no field 'b' to have a default"):
+        restored.state(offsets("offsets", defaults={"b": 1}))
+    with pytest.raises(InvalidInputError, match="'offsets' has no keys that could become equal"):
+        restored.state(offsets("offsets", merge={"offsets": "sum"}))
+    assert restored.state_names == ("offsets",)
+    assert restored.state(offsets("offsets", dropped=["a"])).get() == [1]
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_state_of_any_kind_is_renamed_with_its_rows_and_checkpointed_without_a_word(name):
     import dataclasses

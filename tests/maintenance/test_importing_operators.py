@@ -34,7 +34,12 @@ def test_the_operators_that_are_named_come_and_no_other(stores):
 
 
 @pytest.mark.parametrize(
-    ("operators", "error"), [([], arrowstate.InvalidInputError), (["vists"], arrowstate.OperatorNotFoundError)]
+    ("operators", "error"),
+    [
+        ([], arrowstate.InvalidInputError),
+        (["vists"], arrowstate.OperatorNotFoundError),
+        ("visits", arrowstate.InvalidInputError),
+    ],
 )
 def test_operators_that_are_not_there_are_refused_and_nobody_is_fenced(stores, operators, error):
     old, new = stores
