@@ -1,4 +1,4 @@
-"""Connections that serve one query after the other: no result is that of another one, whoever holds it, however long."""
+"""Connections that serve one query after the other: no result is that of another one, whoever holds it."""
 
 from __future__ import annotations
 
