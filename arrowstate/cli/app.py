@@ -12,7 +12,8 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from arrowstate.cli.messages import tell_error, tell_warning
@@ -29,9 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments is not None:
             return _run(given, as_json)
-        # What was imported stays to the end of the process: nobody looks through it for garbage again and again.
-        gc.freeze()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _imports_kept():
             warnings.showwarning = partial(_show_warning, as_json)
             return _run(given, as_json)
     except SystemExit as stop:
@@ -46,6 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+@contextmanager
+def _imports_kept() -> Iterator[None]:
+    """Look for garbage in a block without looking through all that was imported again and again."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        # What is let go at exit is found then.
+        gc.unfreeze()
 
 
 def _run(given: Sequence[str], as_json: bool) -> int:

@@ -7,6 +7,7 @@ import re
 from typing import NoReturn, TypeAlias, get_args
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.cli.formats import FORMATS
 from arrowstate.cli.messages import tell_error
 from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
 from arrowstate.snapshot.validation import Validation
@@ -65,9 +66,21 @@ def _add_reading(commands: _Commands) -> None:
     shown.add_argument("--state", metavar="OPERATOR.STATE", help="show one state: its columns and its runs")
 
     queried = _command(commands, "sql", "query a checkpoint with DuckDB", "sql.run")
-    queried.add_argument("query", metavar="QUERY", help="one SELECT; a table is called OPERATOR.STATE")
+    queried.add_argument(
+        "query",
+        metavar="QUERY",
+        nargs="?",
+        help="one SELECT; a table is called OPERATOR.STATE; by default what a pipe brings",
+    )
+    queried.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, or several")
     queried.add_argument("--csv", action="store_true", help="print the result as CSV")
     queried.add_argument("--expired", action="store_true", help=_EXPIRED)
+    queried.add_argument(
+        "--format", choices=["table", *FORMATS], help="how the result is printed or written (default: table)"
+    )
+    queried.add_argument(
+        "-o", "--output", metavar="FILE", help="write the result to a file; the format is that of its extension"
+    )
     queried.add_argument(
         "--lease", action="store_true", help="keep the checkpoint from being collected meanwhile; writes to the store"
     )
@@ -163,6 +176,14 @@ def _add_comparing(commands: _Commands) -> None:
     compared.add_argument("after", metavar="AFTER", nargs="?", help="the later one; the newest by default")
     compared.add_argument("--state", metavar="OPERATOR.STATE", help="of this state alone")
     compared.add_argument("--rows", action="store_true", help="show the rows that changed; needs --state")
+
+    exported = _command(commands, "export", "write a state to a file, or some of it", "export.export")
+    exported.add_argument("state", metavar="OPERATOR.STATE", help="the state")
+    exported.add_argument("-o", "--output", metavar="FILE", required=True, help="the file, which is replaced")
+    exported.add_argument("--format", choices=FORMATS, help="by default that of the file's extension")
+    exported.add_argument("--columns", metavar="COLUMN", nargs="+", help="these columns alone, in this order")
+    exported.add_argument("--where", metavar="CONDITION", help="only rows for which this is true, in SQL")
+    exported.add_argument("--expired", action="store_true", help=_EXPIRED)
 
     for name, help, printed in (
         ("lookup", "show what a key is", "keys.look_up"),

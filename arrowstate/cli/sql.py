@@ -1,25 +1,27 @@
-"""`arrowstate sql`: a query over a checkpoint, as a table, JSON or CSV."""
+"""`arrowstate sql`: queries over a checkpoint, from an argument, a file, a pipe or the shell."""
 
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
-import json
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import IO, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from arrowstate.cli.formats import Format, format_of
 from arrowstate.cli.listing import open_checkpoint
-from arrowstate.cli.output import plain, print_table, say
+from arrowstate.cli.output import print_table, say
+from arrowstate.cli.results import as_text, new_file, rows_of, write_binary, write_text
+from arrowstate.cli.running_queries import interruptible
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.duckdb.sql_types import recast
 from arrowstate.store import Snapshot, open_store
 
-__all__ = ["run"]
+__all__ = ["run", "show", "statements_of"]
 
 _MOST_ROWS = 1000
 """A table for people to read is cut here."""
@@ -28,69 +30,110 @@ _BATCH_ROWS = 10_000
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the query and print its result."""
-    if options.json and options.csv:
-        raise InvalidInputError("--json and --csv exclude each other; choose one")
+    """Run the queries and print their results."""
+    format = _format(options)
+    queries = _queries(options)
+    if options.output is not None and len(queries) > 1:
+        raise InvalidInputError(f"--output has room for the result of one query, got {len(queries)}")
+    if format in ("parquet", "arrow") and options.output is None and sys.stdout.isatty():
+        raise InvalidInputError(f"{format} is no text for a terminal; give --output FILE, or a pipe")
+    with _opened(options) as snapshot:
+        for query in queries:
+            interruptible(partial(show, snapshot, query, format, options.output, expired=options.expired))
+    return 0
+
+
+@contextmanager
+def _opened(options: argparse.Namespace) -> Iterator[Snapshot]:
+    """Give the checkpoint that the options name, held by a lease if that is asked for."""
     if not options.lease:
-        return _print(open_checkpoint(options, options.validate), options)
-    with open_store(options.store, validate=options.validate).lease(
-        options.checkpoint, holder="arrowstate sql"
-    ) as lease:
-        return _print(lease.snapshot, options)
+        yield open_checkpoint(options, options.validate)
+        return
+    store = open_store(options.store, validate=options.validate)
+    with store.lease(options.checkpoint, holder="arrowstate sql") as lease:
+        yield lease.snapshot
 
 
-def _print(snapshot: Snapshot, options: argparse.Namespace) -> int:
+def _format(options: argparse.Namespace) -> Format | None:
+    """Return the format of what is printed, None for tables."""
+    given = [name for name in ("json", "csv") if getattr(options, name)]
+    given += [options.format] if options.format is not None else []
+    if len(set(given)) > 1:
+        named = [f"--{name}" if getattr(options, name, False) is True else f"--format {name}" for name in given]
+        raise InvalidInputError(f"{' and '.join(named)} exclude each other; choose one")
+    if given:
+        return None if given[0] == "table" else cast("Format", given[0])
+    return None if options.output is None else format_of(options.output, None)
+
+
+def _queries(options: argparse.Namespace) -> list[str]:
+    """Return the queries that the options give, or those of the pipe."""
+    if options.query is not None and options.file is not None:
+        raise InvalidInputError("a query and --file exclude each other; choose one")
+    if options.query is not None:
+        return [options.query]
+    if options.file is None or options.file == "-":
+        text, place = sys.stdin.read(), "the pipe"
+    else:
+        place = options.file
+        try:
+            text = Path(place).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInputError(f"{place} cannot be read: {error}") from error
+    queries = statements_of(text)
+    if not queries:
+        raise InvalidInputError(f"there is no query in {place}; give one, or --file FILE")
+    return queries
+
+
+def statements_of(text: str) -> list[str]:
+    """Return the statements of a text.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is no SQL.
+    """
     import duckdb
 
     try:
-        reader = snapshot.sql(options.query, expired=options.expired).to_arrow_reader(_BATCH_ROWS)
-        names = reader.schema.names
-        rows = _rows(reader)
-        if options.json:
-            _print_json(names, rows)
-        elif options.csv:
-            writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(names)
-            writer.writerows(tuple(_csv_cell(value) for value in row) for row in rows)
+        return [statement.query for statement in duckdb.connect().extract_statements(text)]
+    except duckdb.Error as error:
+        raise InvalidInputError(str(error)) from error
+
+
+def show(snapshot: Snapshot, query: str, format: Format | None, output: str | None, *, expired: bool = False) -> None:
+    """Run a query, and print its result or write it to a file; as a table where no format is given."""
+    import duckdb
+
+    try:
+        reader = snapshot.sql(query, expired=expired).to_arrow_reader(_BATCH_ROWS)
+        if output is not None:
+            with new_file(output) as file:
+                _write(reader, format, file)
+        elif format is None:
+            _print_rows(reader)
+        elif format in ("parquet", "arrow"):
+            write_binary(reader, format, sys.stdout.buffer)
         else:
-            shown = list(itertools.islice(rows, _MOST_ROWS))
-            print_table(names, shown)
-            if next(rows, None) is not None:
-                say(f"the first {_MOST_ROWS} rows; --csv or --json print all")
+            write_text(reader, format, sys.stdout)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
         raise InvalidInputError(str(error)) from error
-    return 0
 
 
-def _rows(reader: pa.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
-    for batch in reader:
-        yield from zip(*(_values(column) for column in batch.columns), strict=True)
+def _write(reader: pa.RecordBatchReader, format: Format | None, file: IO[bytes]) -> None:
+    if format is not None:
+        write_binary(reader, format, file)
+        return
+    with as_text(file) as text, redirect_stdout(text):
+        _print_rows(reader)
 
 
-def _values(column: pa.Array) -> list[Any]:
-    _, convert = recast(column.type, _as_text)
-    return (column if convert is None else convert(column)).to_pylist()
-
-
-def _as_text(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]] | None:
-    """Turn nanoseconds into text: Python's own types end at microseconds."""
-    del is_map_key
-    if (pa.types.is_timestamp(kind) or pa.types.is_time(kind)) and kind.unit == "ns":
-        return pa.string(), lambda array: pc.cast(array, pa.string())
-    return None
-
-
-def _print_json(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
-    """Print an array with one object per line."""
-    print("[", end="")
-    for number, row in enumerate(rows):
-        text = json.dumps({name: plain(value) for name, value in zip(names, row, strict=True)}, ensure_ascii=False)
-        print(",\n" if number else "\n", text, sep="", end="")
-    print("\n]")
-
-
-def _csv_cell(value: Any) -> Any:
-    value = plain(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, bool)) else value
+def _print_rows(reader: pa.RecordBatchReader) -> None:
+    rows = rows_of(reader)
+    shown = list(itertools.islice(rows, _MOST_ROWS))
+    print_table(reader.schema.names, shown)
+    if next(rows, None) is not None:
+        say(f"the first {_MOST_ROWS} rows; --csv or --json print all")

@@ -33,6 +33,7 @@ COMMANDS = {
     "edit --purge": ["OTHER", "--delete-key", "counter", "u9", "--apply", "--purge"],
     "diff": ["STORE", "-1"],
     "diff --rows": ["STORE", "1", "2", "--state", "counter.clicks", "--rows"],
+    "export": ["STORE", "counter.clicks", "-o", "EXPORTED"],
     "lookup": ["STORE", "counter.clicks", "u1"],
     "history": ["STORE", "counter.clicks", "u1", "u2"],
     "restore-check": ["STORE"],
@@ -81,6 +82,7 @@ def places(tmp_path_factory):
     return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE", "EDITED")} | {
         "FILE": str(folder / "file.py"),
         "SCRIPT": str(folder / "script.sql"),
+        "EXPORTED": str(folder / "clicks.csv"),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -17,7 +18,12 @@ from arrowstate.query.duckdb.relation import Relation, Watch
 from arrowstate.query.duckdb.rewriting import Tables, rewrite
 from arrowstate.query.expiry import Seen
 
-__all__ = ["select"]
+__all__ = ["select", "told_of_connection"]
+
+told_of_connection: ContextVar[Callable[[duckdb.DuckDBPyConnection], None] | None] = ContextVar(
+    "told_of_connection", default=None
+)
+"""Called with the connection of each query of this context before it runs: whoever may want to interrupt it sets it."""
 
 _WITH_A_RESULT = (
     duckdb.StatementType.SELECT,
@@ -64,6 +70,9 @@ def select(
     held = database.hold(watch, seen, query)
     cursor = held.session.connection
     asked = query
+    told = told_of_connection.get()
+    if told is not None:
+        told(cursor)
     try:
         for name, table in tables.items():
             cursor.register(name, table)

@@ -1,0 +1,101 @@
+"""`arrowstate export`: a state, or some of its rows and columns, as a file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from arrowstate.cli.formats import Format, format_of
+from arrowstate.cli.listing import open_checkpoint
+from arrowstate.cli.output import bytes_text, print_json, say
+from arrowstate.cli.results import new_file, write_binary
+from arrowstate.cli.running_queries import interruptible
+from arrowstate.clock import new_id, now_ms
+from arrowstate.errors import InvalidInputError
+from arrowstate.maintenance.leases import held_while_read
+from arrowstate.query.catalog import quoted, sql_names
+from arrowstate.query.state import StateReader
+from arrowstate.store import Snapshot
+
+__all__ = ["export"]
+
+_BATCH_ROWS = 65_536
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write a state to a file and print what it holds."""
+    format = format_of(options.output, options.format)
+    snapshot = open_checkpoint(options)
+    with held_while_read(snapshot.storage, snapshot.entry, holder="arrowstate export", clock_ms=now_ms, new_id=new_id):
+        rows = interruptible(partial(_write, snapshot, options, format))
+    size = Path(options.output).stat().st_size
+    if options.json:
+        print_json(
+            {
+                "path": options.output,
+                "format": format,
+                "checkpoint_id": snapshot.checkpoint_id,
+                "rows": rows,
+                "bytes": size,
+            }
+        )
+        return 0
+    say(f"{rows} rows of {options.state} at checkpoint {snapshot.checkpoint_id} are in {options.output}")
+    say(f"  {format}, {bytes_text(size)}")
+    return 0
+
+
+def _write(snapshot: Snapshot, options: argparse.Namespace, format: Format) -> int:
+    # Before the file is made: what is asked for may not be there.
+    batches = _batches(snapshot, options)
+    try:
+        with new_file(options.output) as file:
+            return write_binary(batches, format, file)
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"{options.state} cannot be written as {format}: {error}") from error
+
+
+def _batches(snapshot: Snapshot, options: argparse.Namespace) -> pa.RecordBatchReader:
+    """Return the rows that are asked for, in the types that the state has."""
+    name = next((item for item in sql_names(snapshot.entry) if options.state == f"{item.uid}.{item.state}"), None)
+    if name is not None and name.is_operator_state:
+        elements = snapshot.operator_state(name.uid, name.state)
+        schema = _fields(elements.schema, options.columns or elements.schema.names, options.state)
+        if options.where is None:
+            return elements.select(schema.names).to_reader()
+        return _selected(snapshot, "elements", schema, options, {"elements": elements})
+    state = snapshot[options.state]
+    if options.expired:
+        state = state.with_expired()
+    reader = StateReader(snapshot.storage, snapshot.entry, state.operator, state.state)
+    schema = _fields(reader.schema, options.columns or state.schema.names, options.state)
+    if options.where is None:
+        return pa.RecordBatchReader.from_batches(schema, state.to_batches(columns=schema.names))
+    assert name is not None
+    return _selected(snapshot, quoted(name.relation), schema, options, {})
+
+
+def _fields(available: pa.Schema, names: Sequence[str], state: str) -> pa.Schema:
+    for name in names:
+        if name not in available.names:
+            raise InvalidInputError(f"state {state} has no column {name!r}; it has {', '.join(available.names)}")
+    return pa.schema([available.field(name) for name in names])
+
+
+def _selected(
+    snapshot: Snapshot, table: str, schema: pa.Schema, options: argparse.Namespace, tables: Mapping[str, pa.Table]
+) -> pa.RecordBatchReader:
+    """Return the rows of a table for which a condition is true, as SQL finds them, in the types of a schema."""
+    columns = ", ".join(map(quoted, schema.names))
+    # The condition may end with a comment.
+    query = f"select {columns} from {table} where (\n{options.where}\n)"  # noqa: S608 (it is the user's own query)
+    try:
+        found = snapshot.sql(query, tables=tables, expired=options.expired).to_arrow_reader(_BATCH_ROWS)
+    except duckdb.Error as error:
+        raise InvalidInputError(f"--where {options.where}: {error}") from error
+    return pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in found))

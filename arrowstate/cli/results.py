@@ -1,0 +1,187 @@
+"""Rows as they are printed or written to a file: CSV, JSON, Markdown, Parquet, Arrow.
+
+Rows come as a stream and go as they come, so a result may be larger than memory. A file has its name once it is whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.cli.formats import Format
+from arrowstate.cli.output import plain
+from arrowstate.clock import new_id
+from arrowstate.errors import InvalidInputError
+from arrowstate.query.duckdb.sql_types import recast
+
+__all__ = ["as_text", "new_file", "rows_of", "write_binary", "write_text"]
+
+_GROUP_ROWS = 122_880
+_GROUP_BYTES = 32 << 20
+"""How much of a binary file is written at a time, and is in memory."""
+
+
+@contextmanager
+def new_file(path: str) -> Iterator[IO[bytes]]:
+    """Give a file to write, which replaces what is at the path when the block ends well, and else is gone.
+
+    Raises
+    ------
+    InvalidInputError
+        If it cannot be written.
+    """
+    final = Path(path)
+    beside = final.with_name(f".{final.name}.{new_id()}.part")
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(final)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(beside)):
+            raise InvalidInputError(f"{path} cannot be written: {error.strerror}; nothing was changed") from error
+        raise
+
+
+@contextmanager
+def as_text(file: IO[bytes]) -> Iterator[IO[str]]:
+    """Give a file to write text to, which stays open."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        yield text
+        text.flush()
+    finally:
+        text.detach()
+
+
+def write_text(batches: pa.RecordBatchReader, format: Format, file: IO[str]) -> None:
+    """Write rows as text."""
+    _WRITERS[format](batches.schema.names, rows_of(batches), file)
+
+
+def write_binary(batches: pa.RecordBatchReader, format: Format, file: IO[bytes]) -> int:
+    """Write rows to a file of any format; return how many there were."""
+    if format not in ("parquet", "arrow"):
+        counted = _Counted(batches)
+        with as_text(file) as text:
+            write_text(pa.RecordBatchReader.from_batches(batches.schema, counted), format, text)
+        return counted.rows
+    rows = 0
+    with _binary_writer(format, file, batches.schema) as writer:
+        for table in _groups(batches):
+            writer.write_table(table)
+            rows += table.num_rows
+    return rows
+
+
+def _binary_writer(format: Format, file: IO[bytes], schema: pa.Schema) -> Any:
+    if format == "arrow":
+        return pa.ipc.new_file(file, schema)
+    import pyarrow.parquet as pq
+
+    return pq.ParquetWriter(file, schema, compression="zstd")
+
+
+class _Counted:
+    """Batches, counted as they go by."""
+
+    def __init__(self, batches: pa.RecordBatchReader) -> None:
+        self._batches = batches
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _groups(batches: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    """Yield the rows in tables of a size that is good to read; batches may be small."""
+    found: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        found.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield pa.Table.from_batches(found, batches.schema).combine_chunks()
+            found, rows, size = [], 0, 0
+    if found:
+        yield pa.Table.from_batches(found, batches.schema).combine_chunks()
+
+
+def rows_of(batches: pa.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows as tuples of Python's values."""
+    for batch in batches:
+        yield from zip(*(_values(column) for column in batch.columns), strict=True)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    _, convert = recast(column.type, _as_text)
+    return (column if convert is None else convert(column)).to_pylist()
+
+
+def _as_text(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]] | None:
+    """Turn nanoseconds into text, those of durations into their number: Python's own types end at microseconds."""
+    del is_map_key
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return pa.int64(), lambda array: pc.cast(array, pa.int64())
+    if (pa.types.is_timestamp(kind) or pa.types.is_time(kind)) and kind.unit == "ns":
+        return pa.string(), lambda array: pc.cast(array, pa.string())
+    return None
+
+
+def _write_csv(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(tuple(_csv_cell(value) for value in row) for row in rows)
+
+
+def _csv_cell(value: Any) -> Any:
+    value = plain(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, bool)) else value
+
+
+def _write_json(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
+    """Write an array with one object per line."""
+    file.write("[")
+    for number, row in enumerate(rows):
+        file.write(f"{',' if number else ''}\n{_object(names, row)}")
+    file.write("\n]\n")
+
+
+def _write_json_lines(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
+    file.writelines(f"{_object(names, row)}\n" for row in rows)
+
+
+def _object(names: Sequence[str], row: Sequence[Any]) -> str:
+    return json.dumps({name: plain(value) for name, value in zip(names, row, strict=True)}, ensure_ascii=False)
+
+
+def _write_markdown(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
+    file.write(_markdown_line(names))
+    file.write(_markdown_line(["---"] * len(names)))
+    file.writelines(_markdown_line(row) for row in rows)
+
+
+def _markdown_line(row: Sequence[Any]) -> str:
+    cells = (_csv_cell(value) for value in row)
+    texts = ("" if cell is None else str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in cells)
+    return f"| {' | '.join(texts)} |\n"
+
+
+_WRITERS = cast(
+    "dict[Format, Callable[[Sequence[str], Iterator[tuple[Any, ...]], IO[str]], None]]",
+    {"csv": _write_csv, "json": _write_json, "jsonl": _write_json_lines, "markdown": _write_markdown},
+)

@@ -1,0 +1,218 @@
+"""Where queries come from, where their results go, and that Ctrl-C ends them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import arrowstate
+from arrowstate.cli import main, results
+from arrowstate.cli.formats import FORMATS
+from arrowstate.cli.running_queries import interruptible
+
+FOREVER = "select count(*) from range(1000000000) a cross join range(1000000) b where a.range + b.range = 7"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with three rows, of types that formats write in different ways."""
+    folder = tmp_path_factory.mktemp("results") / "store"
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    visit = pa.struct([("page", pa.string()), ("took", pa.float16())])
+    backend.state(arrowstate.ValueStateDescriptor("visit", visit)).update_batch(
+        ["ann", "bob", "c|d"],
+        [{"page": "a,b", "took": 1.5}, {"page": 'say "no"', "took": None}, {"page": "two\nlines", "took": -0.25}],
+    )
+    source = arrowstate.OperatorStateBackend()
+    source.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add_all([17, 4])
+    with arrowstate.open_store(folder, create=True).writer() as writer:
+        writer.checkpoint({"op": [backend]}, operator_states={"source": [source]})
+    return str(folder)
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "arrowstate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=60, **options)
+
+
+def test_queries_are_read_from_a_file_and_from_a_pipe(store, tmp_path, capsys):
+    script = tmp_path / "fix.sql"
+    script.write_text("-- two of them;\nselect 'a;b' as text;\nselect count(*) as n from op.visit -- and no more\n")
+
+    of_file = run(capsys, "sql", store, "--file", script, "--csv")
+    of_pipe = process("sql", store, "--csv", input=script.read_bytes())
+
+    assert of_file == (0, "text\na;b\nn\n3\n", "")
+    assert (of_pipe.returncode, of_pipe.stdout, of_pipe.stderr) == (0, of_file[1].encode(), b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--file", "/nowhere.sql"], "/nowhere.sql cannot be read"),
+        (["select 1", "--file", "x.sql"], "a query and --file exclude each other"),
+        (["--file", "/dev/null"], "there is no query in /dev/null"),
+        (["select 1", "--json", "--format", "csv"], "--json and --format csv exclude each other; choose one"),
+        (["select 1", "-o", "result.foo"], "'result.foo' does not say its format"),
+        (["select 1", "-o", "/nowhere/result.csv"], "/nowhere/result.csv cannot be written: No such file"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(store, capsys, arguments, message):
+    code, out, err = run(capsys, "sql", store, *arguments)
+
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+def test_a_file_has_room_for_one_result(store, tmp_path, capsys):
+    (tmp_path / "two.sql").write_text("select 1; select 2")
+
+    code, _, err = run(capsys, "sql", store, "-f", tmp_path / "two.sql", "-o", tmp_path / "result.csv")
+
+    assert (code, "the result of one query, got 2" in err) == (1, True)
+    assert not (tmp_path / "result.csv").exists()
+
+
+PRINTED = {
+    "csv": 'user,visit\nann,"{""page"": ""a,b"", ""took"": 1.5}"\nc|d,"{""page"": ""two\\nlines"", ""took"": -0.25}"\n',
+    "json": '[\n{"user": "ann", "visit": {"page": "a,b", "took": 1.5}},\n'
+    '{"user": "c|d", "visit": {"page": "two\\nlines", "took": -0.25}}\n]\n',
+    "jsonl": '{"user": "ann", "visit": {"page": "a,b", "took": 1.5}}\n'
+    '{"user": "c|d", "visit": {"page": "two\\nlines", "took": -0.25}}\n',
+    "markdown": '| user | visit |\n| --- | --- |\n| ann | {"page": "a,b", "took": 1.5} |\n'
+    '| c\\|d | {"page": "two\\nlines", "took": -0.25} |\n',
+}
+QUERY = "select user, {page: page, took: took} as visit from op.visit where user <> 'bob' order by user"
+
+
+@pytest.mark.parametrize("format", PRINTED)
+def test_a_result_is_printed_and_written_in_each_format_of_text(store, tmp_path, capsys, format):
+    extension = {"markdown": "md"}.get(format, format)
+
+    printed = run(capsys, "sql", store, QUERY, "--format", format)
+    written = run(capsys, "sql", store, QUERY, "-o", tmp_path / f"result.{extension}")
+
+    assert printed == (0, PRINTED[format], "")
+    assert written == (0, "", "")
+    assert (tmp_path / f"result.{extension}").read_text() == PRINTED[format]
+
+
+def test_a_table_is_written_to_a_file_too(store, tmp_path, capsys):
+    printed = run(capsys, "sql", store, QUERY)[1]
+
+    assert run(capsys, "sql", store, QUERY, "--format", "table", "-o", tmp_path / "result.txt") == (0, "", "")
+    assert (tmp_path / "result.txt").read_text() == printed
+
+
+def test_parquet_and_arrow_go_to_a_file_or_a_pipe(store, tmp_path, capsys):
+    assert run(capsys, "sql", store, QUERY, "-o", tmp_path / "result.parquet")[0] == 0
+    piped = process("sql", store, QUERY, "--format", "arrow")
+
+    found = pq.read_table(tmp_path / "result.parquet")
+    assert found["user"].to_pylist() == ["ann", "c|d"]
+    assert pa.ipc.open_file(piped.stdout).read_all().cast(found.schema) == found
+
+
+def test_a_query_that_fails_leaves_the_file_as_it_was(store, tmp_path, capsys):
+    (tmp_path / "result.csv").write_text("of before")
+
+    code, _, err = run(
+        capsys, "sql", store, "select case when i = 50000 then error('no') end from range(100000) r(i)", "-o",
+        tmp_path / "result.csv",
+    )  # fmt: skip
+
+    assert (code, "no" in err) == (1, True)
+    assert (tmp_path / "result.csv").read_text() == "of before"
+    assert os.listdir(tmp_path) == ["result.csv"]
+
+
+TELLING = """
+import sys
+from arrowstate.cli import main
+from arrowstate.query.duckdb import {module}
+
+call = {module}.{name}
+
+def told(*arguments):
+    print("running", flush=True)
+    return call(*arguments)
+
+{module}.{name} = told
+sys.exit(main())
+"""
+"""The command, which says when it is somewhere."""
+
+
+@pytest.mark.parametrize("place", [("selecting", "Watch"), ("selecting", "Relation")], ids=["before it", "in it"])
+def test_ctrl_c_ends_a_query_and_the_command(store, place):
+    command = [sys.executable, "-c", TELLING.format(module=place[0], name=place[1]), "sql", store, FOREVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"running\n"
+
+        running.send_signal(signal.SIGINT)
+        try:
+            _, err = running.communicate(timeout=20)
+        finally:
+            running.kill()
+
+    assert (running.returncode, err) == (130, b"")
+
+
+def test_what_a_query_raises_is_raised_where_it_is_waited_for():
+    with pytest.raises(ZeroDivisionError):
+        interruptible(lambda: 1 // 0)
+
+    assert interruptible(lambda: 7) == 7
+
+
+ROWS, BATCHES = 2500, 40
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_more_of_a_result_is_in_memory_than_is_written_at_a_time(monkeypatch, format):
+    monkeypatch.setattr(results, "_GROUP_ROWS", 4 * ROWS)
+    used = []
+
+    def batches():
+        before = pa.total_allocated_bytes()
+        for number in range(BATCHES):
+            yield pa.record_batch({"n": pa.array(range(number * ROWS, (number + 1) * ROWS))})
+            used.append(pa.total_allocated_bytes() - before)
+
+    file = io.BytesIO()
+    rows = results.write_binary(pa.RecordBatchReader.from_batches(SCHEMA, batches()), format, file)
+
+    assert rows == ROWS * BATCHES
+    assert max(used[BATCHES // 2 :]) <= 1.2 * max(used[: BATCHES // 2])
+    assert read(format, file.getvalue()) == list(range(ROWS * BATCHES))
+
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def read(format, data):
+    if format == "parquet":
+        return pq.read_table(io.BytesIO(data))["n"].to_pylist()
+    if format == "arrow":
+        return pa.ipc.open_file(data).read_all()["n"].to_pylist()
+    lines = data.decode().splitlines()
+    if format == "json":
+        return [item["n"] for item in json.loads(data)]
+    if format == "jsonl":
+        return [json.loads(line)["n"] for line in lines]
+    return [int(line.strip("| ")) for line in lines[1 if format == "csv" else 2 :]]
