@@ -6,6 +6,7 @@ list is its elements with commas between them; a value of a map follows a flag o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,12 @@ class Entries:
     values: Bytes
     value_starts: Ints
     value_ends: Ints
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield each key and value."""
+        places = (self.key_starts, self.key_ends, self.value_starts, self.value_ends)
+        for key, key_end, value, value_end in zip(*(each.tolist() for each in places), strict=True):
+            yield self.keys[key:key_end].tobytes(), self.values[value:value_end].tobytes()
 
     @staticmethod
     def of_arrays(name: str, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> Entries:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from arrowstate.errors import CorruptDataError
+from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.foreign.flink.byte_reader import ByteReader
+from arrowstate.foreign.flink.entries import Entries
 from arrowstate.foreign.flink.handles import KeyGroupsHandle
 from arrowstate.foreign.flink.heap_index import GroupParser, Segment, entry_serializer
 from arrowstate.foreign.flink.keyed_header import KeyedHeader, read_keyed_header
 from arrowstate.foreign.flink.layout import RowColumns, StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.serializers.base import Serializer, bytes_of, compiled
-from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, StructOf
+from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, Optional, StructOf
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Tape
+from arrowstate.foreign.flink.slices import EntryBuilder, Marked
 from arrowstate.foreign.flink.snappy import decompressed
 
 __all__ = ["HeapSource", "heap_value"]
@@ -100,6 +103,51 @@ class HeapSource:
 
     def batches(self, layout: StateLayout) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a state."""
+        rows = HeapRows(layout, heap_value(layout))
+        for group, data, name, segment in self._segments(layout):
+            yield from rows.add(data, name, group, segment)
+        yield from rows.taken()
+
+    def entries(self, layout: StateLayout) -> Iterator[Entries]:
+        """Yield the entries of a state as the canonical format has them; made one by one, for changes to them."""
+        builder = EntryBuilder(layout, self._max_parallelism)
+        name = f"{self._opened[0].name} ({layout.name!r})"
+        return builder.entries(name, self._pairs(layout, builder))
+
+    def _pairs(self, layout: StateLayout, builder: EntryBuilder) -> Iterator[tuple[bytes, bytes]]:
+        value = layout.value
+        if value is None:
+            parts: list[Serializer] = [entry_serializer(layout, None)]
+            repeated: list[Serializer] = []
+        elif layout.kind == "list":
+            parts, repeated = [layout.namespace, layout.key], [value]
+        elif layout.user_key is not None:
+            parts, repeated = [layout.namespace, layout.key], [layout.user_key, Optional(value, 1)]
+        else:
+            parts, repeated = [layout.namespace, layout.key, value], []
+        if any(part.opaque for part in (*parts, *repeated)):
+            raise InvalidInputError(f"{layout.name!r} has changes, and {layout.opaque[0]} hides where its values end")
+        marked = Marked(parts, repeated)
+        for group, data, name, segment in self._segments(layout):
+            if segment.kind != "rows":
+                raise CorruptDataError(name, f"at byte {segment.start}: a value that cannot be decoded has changes")
+            for places, inner in marked.chain(data, name, segment.start, segment.end, segment.count):
+                cut = [data[start:end].tobytes() for start, end in pairwise(places)]
+                if value is None:
+                    yield builder.key(group, cut[0], b""), b""
+                elif layout.kind == "list":
+                    yield (
+                        builder.key(group, cut[1], cut[0]),
+                        b",".join(data[start:end].tobytes() for start, end in inner),
+                    )
+                elif layout.user_key is not None:
+                    for start, middle, end in inner:
+                        user_key = data[start:middle].tobytes()
+                        yield builder.key(group, cut[1], cut[0], user_key), data[middle:end].tobytes()
+                else:
+                    yield builder.key(group, cut[1], cut[0]), cut[2]
+
+    def _segments(self, layout: StateLayout) -> Iterator[tuple[int, Bytes, str, Segment]]:
         if self.unknown:
             # Without lengths nothing can be found behind a state that nobody describes.
             raise CorruptDataError(
@@ -107,14 +155,12 @@ class HeapSource:
                 f"a state is written by {self.unknown}, which is not known; a canonical savepoint has lengths",
             )
         number = list(self.layouts).index(layout.name)
-        rows = HeapRows(layout, heap_value(layout))
         for group, data, start, end, name in self._groups():
             if group not in self._parsed:
                 self._parsed[group] = self._parser.parse(data, name, start, end, group)
             for segment in self._parsed[group]:
                 if segment.state == number:
-                    yield from rows.add(data, name, group, segment)
-        yield from rows.taken()
+                    yield group, data, name, segment
 
 
 class HeapRows:

@@ -20,7 +20,7 @@ from arrowstate.foreign.flink.layout import StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.sst import Database, HeldFile
 
-__all__ = ["CanonicalSource", "DatabaseSource", "KeyedSource"]
+__all__ = ["CanonicalSource", "DatabaseSource", "EntrySource", "KeyedSource"]
 
 
 class KeyedSource(Protocol):
@@ -38,6 +38,14 @@ class KeyedSource(Protocol):
 
     def batches(self, layout: StateLayout) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a state, with the columns of this layout."""
+        ...
+
+
+class EntrySource(KeyedSource, Protocol):
+    """A source whose states can be had as entries of the canonical format."""
+
+    def entries(self, layout: StateLayout) -> Iterator[Entries]:
+        """Yield the entries of a state."""
         ...
 
 
@@ -74,15 +82,17 @@ class CanonicalSource:
         """A serializer after which states could not be described."""
         return self._opened[1].unknown
 
-    def batches(self, layout: StateLayout) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a state."""
+    def entries(self, layout: StateLayout) -> Iterator[Entries]:
+        """Yield the entries of a state."""
         stream, header = self._opened
-        decoder = EntryDecoder(layout, self._max_parallelism)
         for number, info in enumerate(header.states):
             if info.name == layout.name:
                 handle = self._handle
-                found = canonical_entries(stream, handle.first_key_group, handle.offsets, header.compressed, number)
-                yield from map(decoder.batch, found)
+                yield from canonical_entries(stream, handle.first_key_group, handle.offsets, header.compressed, number)
+
+    def batches(self, layout: StateLayout) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a state."""
+        yield from map(EntryDecoder(layout, self._max_parallelism).batch, self.entries(layout))
 
 
 class DatabaseSource:
@@ -135,11 +145,14 @@ class DatabaseSource:
         """A serializer after which states could not be described."""
         return self._header.unknown if self._header else ""
 
-    def batches(self, layout: StateLayout) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a state."""
+    def entries(self, layout: StateLayout) -> Iterator[Entries]:
+        """Yield the entries of a state."""
         handle = self._handle
         groups = range(handle.first_key_group, handle.first_key_group + handle.key_groups)
-        decoder = EntryDecoder(layout, self._max_parallelism)
         width = prefix_bytes(self._max_parallelism)
         for keys, values in self._database.entries(layout.name, key_groups=groups, prefix_bytes=width):
-            yield decoder.batch(Entries.of_arrays(f"the column family {layout.name!r}", keys, values))
+            yield Entries.of_arrays(f"the column family {layout.name!r}", keys, values)
+
+    def batches(self, layout: StateLayout) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a state."""
+        yield from map(EntryDecoder(layout, self._max_parallelism).batch, self.entries(layout))

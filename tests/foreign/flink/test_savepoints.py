@@ -20,12 +20,13 @@ UNKNOWN_CLASS = "objects of a subclass that the snapshot does not describe are b
 OF_KRYO = "Kryo wrote it, the bytes are kept"
 
 JOBS = ["core-hashmap-canonical", "core-rocksdb-native", "small-hashmap-snappy-canonical", "v2-forst-checkpoint"]
-JOBS += ["core-hashmap-native", "small-hashmap-inline-checkpoint"]
+JOBS += ["small-hashmap-changelog-checkpoint", "core-hashmap-native", "small-hashmap-inline-checkpoint"]
 JOBS += ["small-rocksdb-filemerging-checkpoint", "small-rocksdb-heaptimers-checkpoint"]
 
 NOT_DECODED = {
     ("core-hashmap-canonical", "core-long.v_pojo"): (UNKNOWN_CLASS, 5),
     ("small-hashmap-snappy-canonical", "core-long.v_pojo"): (UNKNOWN_CLASS, 5),
+    ("small-hashmap-changelog-checkpoint", "core-long.v_pojo"): (UNKNOWN_CLASS, 5),
     ("core-hashmap-native", "core-long.v_pojo"): (UNKNOWN_CLASS, 5),
     ("small-hashmap-inline-checkpoint", "core-long.v_pojo"): (UNKNOWN_CLASS, 5),
     # Two entries of one key group cannot be told apart: their keys are missing, and there is one that is none.
