@@ -36,7 +36,7 @@ _MOST_STATEMENTS = 100
 """How many statements the log keeps."""
 
 
-Collected: TypeAlias = tuple[int, int, Sequence[tuple[LogEntryDocument, tuple[str, ...]]]]
+Collected: TypeAlias = tuple[int, int, Sequence[tuple[LogEntryDocument, tuple[str, ...]]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,10 @@ class EditSide(Generic[S]):
     savepoint_of: Callable[[Overlay, LogEntryDocument, str | Path], S]
     "Writes a checkpoint as a savepoint."
     collect: Callable[[], Collected]
-    "Collects all but the newest checkpoint; returns files and bytes deleted, and what is kept besides and why."
+    """Collects all but the newest checkpoint; returns files and bytes deleted, what is kept besides and why, and how
+    many files are left that no checkpoint refers to."""
+    is_newest: Callable[[LogEntryDocument], bool]
+    "Whether the store holds nothing newer than a checkpoint."
     savepoints: Callable[[], tuple[str, ...]]
     free_tag: Callable[[int, int], str]
     "Returns the name of the tag for a checkpoint, given the id of the one that is made of it."
@@ -151,7 +154,7 @@ class Edit(Statements, Generic[S]):
         return EditPlan(
             checkpoint_id=self._base.checkpoint_id or 0,
             statements=tuple(self._statements),
-            difference=difference(self._staging.overlay, self._base, entry),
+            difference=difference(self._staging.overlay, self._base, entry, times=True),
             operator_states=tuple(_changed_operator_states(self._base, entry)),
             properties=_changed_properties(self._base.properties, self.properties),
             bytes=sum(files.values()) + new_inline_bytes(self._staging.overlay, self._base, entry),
@@ -201,7 +204,8 @@ class Edit(Statements, Generic[S]):
         """Commit as `commit` does, and leave no deleted row in a file.
 
         Files with rows that are gone, by this edit or before, are written again without them; the checkpoints before
-        are collected, and there is no tag and no way back. The cost is that of the rows of these files.
+        are collected, and there is no tag and no way back. The cost is that of the rows of these files. What the fence
+        keeps of the statements is how many rows they changed, for their text may name what is to go.
 
         Parameters
         ----------
@@ -221,11 +225,14 @@ class Edit(Statements, Generic[S]):
         self._check_open()
         rewritten = rewrite_dead_rows(self._staging)
         entry = self._entry()
+        if entry is self._base and not self._side.is_newest(entry):
+            # What is newer would stay in its place.
+            entry = self._staging.entry
         if entry is not self._base:
             entry = self._commit(entry, None, comment, purged=True)
         # Its own lease would keep what is to go.
         self.close()
-        deleted, size, kept = self._side.collect()
+        deleted, size, kept, unreferenced = self._side.collect()
         storage = self._side.commit.storage
         own = _files_of(storage, entry)
         holders = []
@@ -240,6 +247,7 @@ class Edit(Statements, Generic[S]):
             deleted_bytes=size,
             held_by=tuple(holders),
             savepoints=self._side.savepoints(),
+            unreferenced=unreferenced,
         )
 
     def _entry(self) -> LogEntryDocument:
@@ -259,7 +267,7 @@ class Edit(Statements, Generic[S]):
         said: dict[str, Any] = {
             "edited_from": self._base.checkpoint_id,
             "statements": [
-                {"text": item.text[:_TEXT_CHARACTERS], "rows": item.rows}
+                {"rows": item.rows} if purged else {"text": item.text[:_TEXT_CHARACTERS], "rows": item.rows}
                 for item in self._statements[:_MOST_STATEMENTS]
             ],
         }

@@ -6,12 +6,12 @@ subtask has the same of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from arrowstate.editing.forms import from_sql
 from arrowstate.errors import InvalidInputError, NullKeyError, ValueTypeError
@@ -26,7 +26,7 @@ from arrowstate.table import kernels
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["PLACE", "SUBTASK", "OperatorRows"]
+__all__ = ["PLACE", "SUBTASK", "OperatorRows", "with_other_names"]
 
 SUBTASK = "_subtask"
 PLACE = "_place"
@@ -135,7 +135,7 @@ class OperatorRows:
         states = write_operator_states(
             self._storage, self._operator.uid, frozen, new_id=new_id, paths=[], previous=self._operator
         )
-        return msgspec.structs.replace(self._operator, operator_states=states)
+        return replace(self._operator, operator_states=states)
 
     def _part(self, rows: pa.Table) -> pa.RecordBatch:
         schema = operator_state_schema(self._descriptor)
@@ -157,6 +157,51 @@ class OperatorRows:
     def _untouched(self, name: str, number: int) -> FrozenOperatorState:
         document = next(state for state in self._operator.operator_states if state.name == name)
         return FrozenOperatorState(operator_descriptor_of(document), read_part(self._storage, document, number))
+
+
+def with_other_names(
+    storage: Storage,
+    operator: OperatorDocument,
+    drop: Collection[str],
+    rename: Mapping[str, str],
+    *,
+    new_id: Callable[[], str],
+) -> OperatorDocument:
+    """Return an operator without some operator states, or with other names for them.
+
+    Raises
+    ------
+    InvalidInputError
+        If a name is taken, or none would be left of the operator.
+    """
+    kept = [state for state in operator.operator_states if state.name not in drop]
+    for state in (state for state in kept if state.name in rename):
+        new = rename[state.name]
+        taken = [item.name for item in kept if item is not state and item.name.lower() == new.lower()]
+        if taken:
+            raise InvalidInputError(
+                f"operator state {state.name!r} of operator {operator.uid!r} cannot be named {new!r}: there is "
+                f"{taken[0]!r}, and names differ in more than case"
+            )
+    if not kept and not operator.key:
+        raise InvalidInputError(f"operator {operator.uid!r} has no other state; drop_operator drops it")
+    named = [operator_descriptor_of(replace(state, name=rename.get(state.name, state.name))) for state in kept]
+    subtasks = [
+        [
+            FrozenOperatorState(
+                descriptor,
+                pa.RecordBatch.from_arrays(
+                    read_part(storage, state, number).columns, schema=operator_state_schema(descriptor)
+                ),
+            )
+            for state, descriptor in zip(kept, named, strict=True)
+        ]
+        for number in range(max((len(state.parts) for state in kept), default=0))
+    ]
+    states = []
+    if subtasks:
+        states = write_operator_states(storage, operator.uid, subtasks, new_id=new_id, paths=[], previous=operator)
+    return replace(operator, operator_states=states)
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

@@ -48,11 +48,14 @@ class PurgeReport:
     "The checkpoints that still have such files; when none does any more, collect once more."
     savepoints: tuple[str, ...]
     "The savepoints inside the store, which are copies: each may hold the rows. Those elsewhere nobody knows."
+    unreferenced: int = 0
+    """How many files are left that no checkpoint refers to. An attempt that died may have written them: they wait for
+    the end of a grace period, see `StateStore.collect`; or nobody knows what they are."""
 
     @property
     def is_done(self) -> bool:
         """Whether no file of the store can hold the rows any more."""
-        return not self.held_by and not self.savepoints
+        return not self.held_by and not self.savepoints and not self.unreferenced
 
     def __str__(self) -> str:
         done = f"{self.rewritten} files written again, {self.deleted} deleted ({self.deleted_bytes} bytes)"
@@ -62,6 +65,8 @@ class PurgeReport:
             for item in self.held_by
         ]
         lines += [f"savepoint {name} may hold them: it is a copy" for name in self.savepoints]
+        if self.unreferenced:
+            lines.append(f"{self.unreferenced} files that no checkpoint refers to may hold them; collect later")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -69,6 +74,7 @@ class PurgeReport:
             (item.checkpoint_id, ", ".join(item.reasons), item.files) for item in self.held_by
         ]
         rows += [(name, "savepoint, a copy", None) for name in self.savepoints]
+        rows += [(None, "no checkpoint refers to them", self.unreferenced)] if self.unreferenced else []
         title = (
             f"purged in checkpoint {self.checkpoint_id}: {self.rewritten} files written again, {self.deleted} deleted"
         )

@@ -18,8 +18,9 @@ from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.restoring import restore_backend
 from arrowstate.editing.applying import Rule, put_rows, remove_rows
 from arrowstate.editing.forms import Rows
+from arrowstate.editing.operator_states import with_other_names
 from arrowstate.editing.overlay import Overlay
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.log.entries import CommittedEntry, next_checkpoint
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.subtasks import whole_operator
@@ -185,10 +186,16 @@ class Staging:
     def change_states(
         self, uid: str, drop: Sequence[str] = (), rename: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Leave states out, or give them other names; errors as for a restore."""
+        """Leave states out, or give them other names, operator state too; errors as for a restore."""
         for name in rename.values():
             check_state_name(name)
         operator = whole_operator(self.overlay, find_operator(self.entry, uid))
+        own = [state.name for state in operator.operator_states]
+        if {*own}.intersection([*drop, *rename]) - {state.name for state in operator.states}:
+            self._replace({uid: with_other_names(self.overlay, operator, drop, rename, new_id=self.new_id)})
+            return
+        if not operator.key:
+            raise StateNotFoundError([*drop, *rename][0], own, uid, self.entry.checkpoint_id)
         every = range(len(operator.subtasks))
         self._replace({uid: self._written(operator, every, lambda *_: None, drop=drop, rename=rename)})
 

@@ -37,6 +37,7 @@ __all__ = [
     "ALL_HASHES",
     "CHANGE_TYPES",
     "CHANGE_TYPE_COLUMN",
+    "UPDATED_COLUMN",
     "StateChanges",
     "change_columns",
     "changed_rows",
@@ -45,6 +46,7 @@ __all__ = [
     "reader_between",
 ]
 
+UPDATED_COLUMN = "_updated_at"
 CHANGE_TYPE_COLUMN = "_change_type"
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 """What happened to a row: it came; it is what it was before a change, or after it; it went."""
@@ -130,8 +132,8 @@ class StateChanges:
             if changes.num_rows:
                 yield changes
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return how many rows came, got another value, and went.
+    def counts(self, *, times: bool = False) -> tuple[int, int, int]:
+        """Return how many rows came, got another value, and went; with `times` another time of update counts too.
 
         Raises
         ------
@@ -140,6 +142,8 @@ class StateChanges:
         """
         found = np.zeros(len(CHANGE_TYPES), dtype=np.int64)
         columns = [name for name in self._state.columns if name != self._state.layout.second]
+        if times and self._state.layout.has_ttl:
+            columns.append(UPDATED_COLUMN)
         for batch in self.batches(columns, ALL_HASHES):
             types = pc.index_in(batch.column(CHANGE_TYPE_COLUMN), pa.array(CHANGE_TYPES)).to_numpy()
             found += np.bincount(types, minlength=len(CHANGE_TYPES))
@@ -266,7 +270,7 @@ class _Compared:
         identity = [*layout.key.names, *(field.name for field in layout.entry_fields)]
         values = [field.name for field in layout.value_fields]
         compared = [name for name in dict.fromkeys((*values, *columns)) if name not in (*identity, layout.second)]
-        compared = [name for name in compared if not name.startswith("_") or name in values or name == "_updated_at"]
+        compared = [name for name in compared if not name.startswith("_") or name in values or name == UPDATED_COLUMN]
         return cls(identity, layout.second, compared)
 
     def read(self, columns: Sequence[str]) -> list[str]:

@@ -12,12 +12,13 @@ from arrowstate.html import table_html
 from arrowstate.query.changes import (
     ALL_HASHES,
     CHANGE_TYPE_COLUMN,
+    UPDATED_COLUMN,
     StateChanges,
     change_columns,
     reader_between,
 )
 from arrowstate.query.describe import columns_of
-from arrowstate.snapshot.reading import states_of
+from arrowstate.snapshot.reading import find_operator, states_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.schema_documents import StateDocument
@@ -68,6 +69,8 @@ class Difference:
     "Each state that one of them has, by operator, in the order of the later checkpoint."
     _storage: Storage
     _entries: tuple[LogEntryDocument | None, LogEntryDocument]
+    _times: bool = False
+    "Whether rows differ that were updated at another time."
 
     def to_arrow(self) -> pa.Table:
         """Return the counts: operator, state, inserted, updated, deleted, schema_change.
@@ -106,7 +109,7 @@ class Difference:
         IncompatibleStateError
             If its rows cannot be compared, because the key or the type is another one.
         """
-        return rows_between(self._storage, *self._entries, state, columns, limit=limit)
+        return rows_between(self._storage, *self._entries, state, columns, limit=limit, times=self._times)
 
     def _repr_html_(self) -> str:
         columns = ["state", "inserted", "updated", "deleted", "columns"]
@@ -122,8 +125,13 @@ class Difference:
         return f"<Difference of checkpoints {self.before} and {self.after}: {'; '.join(said) or 'nothing changed'}>"
 
 
-def difference(storage: Storage, before: LogEntryDocument | None, after: LogEntryDocument) -> Difference:
+def difference(
+    storage: Storage, before: LogEntryDocument | None, after: LogEntryDocument, *, times: bool = False
+) -> Difference:
     """Compare two checkpoints; only rows are read that are live in one of them and not in the other.
+
+    Of a state that only one of them has, no row is read. With `times`, a row of a state with a time to live is another
+    one if it was updated at another time.
 
     Raises
     ------
@@ -131,9 +139,9 @@ def difference(storage: Storage, before: LogEntryDocument | None, after: LogEntr
         If a file is missing or damaged, or was collected meanwhile.
     """
     names = dict.fromkeys((*states_of(after), *(() if before is None else states_of(before))))
-    found = tuple(_state_difference(storage, before, after, uid, name) for uid, name in names)
+    found = tuple(_state_difference(storage, before, after, uid, name, times=times) for uid, name in names)
     return Difference(
-        None if before is None else before.checkpoint_id, after.checkpoint_id, found, storage, (before, after)
+        None if before is None else before.checkpoint_id, after.checkpoint_id, found, storage, (before, after), times
     )
 
 
@@ -145,10 +153,12 @@ def rows_between(
     columns: Sequence[str] | None = None,
     *,
     limit: int | None = None,
+    times: bool = False,
 ) -> pa.Table:
     """Return the changes of a state as a table, of at most so many rows."""
     reader = reader_between(storage, before, after, state)
-    names = reader.columns if columns is None else reader.check_columns(columns)
+    beside = [UPDATED_COLUMN] if times and reader.layout.has_ttl else []
+    names = [*reader.columns, *beside] if columns is None else reader.check_columns(columns)
     names = [name for name in names if name in change_columns(reader)]
     schema = pa.schema(
         [*(reader.schema.field(name) for name in names), pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False)]
@@ -165,12 +175,18 @@ def rows_between(
 
 
 def _state_difference(
-    storage: Storage, before: LogEntryDocument | None, after: LogEntryDocument, uid: str, name: str
+    storage: Storage, before: LogEntryDocument | None, after: LogEntryDocument, uid: str, name: str, *, times: bool
 ) -> StateDifference:
-    change = _schema_change(_document(before, uid, name), _document(after, uid, name))
+    was, now = _document(before, uid, name), _document(after, uid, name)
+    change = _schema_change(was, now)
+    if now is None:
+        assert before is not None, "one of them has the state"
+        return StateDifference(uid, name, 0, 0, find_operator(before, uid).live_rows(name), change)
+    if was is None:
+        return StateDifference(uid, name, find_operator(after, uid).live_rows(name), 0, 0, change)
     reader = reader_between(storage, before, after, (uid, name))
     try:
-        counts = StateChanges(storage, reader, before, after).counts()
+        counts = StateChanges(storage, reader, before, after).counts(times=times)
     except IncompatibleStateError as error:
         return StateDifference(uid, name, None, None, None, change or str(error))
     return StateDifference(uid, name, *counts, change)

@@ -87,6 +87,7 @@ class EditableStore(KeptStore):
             snapshot_of=self.snapshot_of,
             savepoint_of=lambda overlay, entry, place: self._write_savepoint(overlay, entry, place, "parquet"),
             collect=self._collect_all,
+            is_newest=lambda entry: entry.number == self.latest().entry.number,
             savepoints=self._own_savepoints,
             free_tag=self._free_tag,
         )
@@ -246,7 +247,7 @@ class EditableStore(KeptStore):
         return open_storage(place, create=create, storage_options=options)
 
     def _collect_all(self) -> Collected:
-        """Collect all checkpoints but the newest; return what was deleted, and what is kept besides and why."""
+        """Collect all checkpoints but the newest; return what `EditSide.collect` says."""
         collection = self.collect(RetentionPolicy(count=1))
         report = collection.apply()
         newest = self.latest().entry.number
@@ -257,7 +258,8 @@ class EditableStore(KeptStore):
             found = self._log.get(item.entry_number)
             if found is not None:
                 kept.append((found.document, item.reasons))
-        return report.deleted_count, report.deleted_bytes, kept
+        plan = collection.plan
+        return report.deleted_count, report.deleted_bytes, kept, len(plan.waiting) + len(plan.foreign)
 
     def _own_savepoints(self) -> tuple[str, ...]:
         """Return the names of the savepoints inside the store."""
