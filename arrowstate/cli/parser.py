@@ -52,6 +52,7 @@ def make_parser(*, as_json: bool = False) -> Parser:
     _add_checks(commands)
     _add_care(commands)
     _add_run(commands)
+    _add_ui(commands)
     parser.commands = tuple(commands.choices)
     for each in (parser, *commands.choices.values()):
         each.as_json = as_json
@@ -321,6 +322,24 @@ def _add_run(commands: _Commands) -> None:
         metavar="SECONDS",
         help="how often figures are printed where there is no terminal (default: %(default)g)",
     )
+
+
+def _add_ui(commands: _Commands) -> None:
+    shown = _command(
+        commands,
+        "ui",
+        "show stores in a browser, until Ctrl-C; nothing is written to them",
+        "ui.show",
+        checkpoint=False,
+        store=False,
+        json="print the address as JSON",
+    )
+    shown.add_argument("stores", metavar="STORE", nargs="+", help="folder or URL of a store")
+    shown.add_argument(
+        "--host", default="127.0.0.1", help="where to listen (default: %(default)s, for this machine alone)"
+    )
+    shown.add_argument("--port", type=int, default=0, metavar="N", help="a free one by default")
+    shown.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
 
 
 def _command(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
@@ -30,6 +31,28 @@ if TYPE_CHECKING:
 
 
 __all__ = ["ReadableStore"]
+
+
+class Page(Protocol):
+    """A page that is served; `arrowstate.ui.serving.Page`."""
+
+    @property
+    def address(self) -> str:
+        """Where it is, without what opens it."""
+
+    @property
+    def url(self) -> str:
+        """An address that opens the page once, another one each time it is asked for."""
+
+    def close(self) -> None:
+        """End it."""
+
+    def __enter__(self) -> Page:
+        """Return it."""
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+
 
 _SHOWN_CHECKPOINTS = 10
 """In a notebook."""
@@ -324,6 +347,43 @@ class ReadableStore:
         if found.problems:
             raise CorruptDataError(self.url, f"no checkpoint is whole: {'; '.join(found.problems[:5])}")
         raise CheckpointNotFoundError(None, [])
+
+    def ui(self, *, host: str = "127.0.0.1", port: int = 0) -> Page:
+        """Show the store in a browser, from this process; see `arrowstate ui`.
+
+        A notebook shows a link. The page only reads. It ends with `close`, or with the process.
+
+        Parameters
+        ----------
+        host
+            Where the page listens; by default for this machine alone.
+        port
+            A free one by default.
+
+        Returns
+        -------
+        Page
+            Its `url` opens the page once, and is another one each time it is asked for.
+
+        Raises
+        ------
+        MissingDependencyError
+            If the extra `ui` is not installed.
+        InvalidInputError
+            If there is no such host, or the port is taken.
+
+        Examples
+        --------
+        >>> import arrowstate
+        >>> store = arrowstate.open_store("memory://ui-example", create=True)
+        >>> with store.ui() as page:
+        ...     page.address.startswith("http://127.0.0.1:")
+        True
+        """
+        # The page stands above the store; it is looked up by its name when somebody wants it.
+        serving = importlib.import_module("arrowstate.ui.serving")
+        page: Page = serving.open_page([self], host=host, port=port).start()
+        return page
 
     def snapshot_of(self, entry: LogEntryDocument) -> Snapshot:
         """Return the snapshot that a log entry of this store stands for."""

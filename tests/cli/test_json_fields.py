@@ -12,6 +12,7 @@ import pytest
 import arrowstate
 from arrowstate.cli import main, warm
 from arrowstate.cli.app import make_parser
+from arrowstate.ui import serving
 from arrowstate_formats import kernel_cache
 
 PINNED = Path(__file__).with_name("json_fields.txt")
@@ -45,6 +46,7 @@ COMMANDS = {
     "compact --apply": ["STORE", "--max-amplification", "1.1", "--apply"],
     "warm": ["--processes", "1"],
     "run": ["FILE", "--mode", "threads"],
+    "ui": ["STORE"],
 }
 """What is run for each entry of the file; a command may have several."""
 NAMES_OF_THE_JOB = {"key", "properties"}
@@ -115,7 +117,8 @@ def test_every_command_takes_json_and_is_pinned_here():
     assert [name for name, parser in commands.choices.items() if "--json" not in parser.format_help()] == []
 
 
-def test_the_fields_of_every_command_are_those_that_are_pinned(places, few_kernels, capsys):
+def test_the_fields_of_every_command_are_those_that_are_pinned(places, few_kernels, capsys, monkeypatch):
+    monkeypatch.setattr(serving.Page, "run", serving.Page.close)
     lines = []
     for name, arguments in COMMANDS.items():
         assert main([name.split()[0], *(places.get(each, each) for each in arguments), "--json"]) == 0, name

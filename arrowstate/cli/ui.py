@@ -1,0 +1,48 @@
+"""`arrowstate ui`: stores in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import webbrowser
+from contextlib import suppress
+
+from arrowstate.cli.messages import tell_warning
+from arrowstate.cli.output import print_json_line, say
+from arrowstate.store import open_store
+from arrowstate.ui.serving import LOOPBACK, Page, open_page
+
+__all__ = ["show"]
+
+
+def show(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    page = open_page([open_store(store) for store in options.stores], host=options.host, port=options.port)
+    if options.host not in LOOPBACK:
+        tell_warning(
+            "UserWarning",
+            f"the page listens at {options.host}: whoever reaches this machine and knows an address sees all stores, "
+            "and nothing between is encrypted",
+            as_json=options.json,
+        )
+    url = page.url
+    if options.json:
+        print_json_line({"url": url, "stores": list(page.stores)})
+    else:
+        say(f"{url} opens the page, once; Ctrl-C ends it")
+        sys.stdout.flush()
+    if sys.stdin is not None and sys.stdin.isatty():
+        threading.Thread(target=_more_addresses, args=[page], name="arrowstate-ui-addresses", daemon=True).start()
+        if not options.no_browser and not options.json:
+            threading.Thread(target=webbrowser.open, args=[page.url], name="arrowstate-ui-browser", daemon=True).start()
+    # Ctrl-C is how it ends.
+    with suppress(KeyboardInterrupt):
+        page.run()
+    return 0
+
+
+def _more_addresses(page: Page) -> None:
+    """Print another address each time that Enter is pressed: one opens the page once."""
+    for _ in sys.stdin:
+        print(page.url, flush=True)

@@ -1,0 +1,220 @@
+"""The page as an application: which address is what, its time limit, and how a fault looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import duckdb
+import pyarrow as pa
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from arrowstate.errors import (
+    ArrowStateError,
+    CollectedError,
+    CorruptDataError,
+    InvalidInputError,
+    NotFoundError,
+)
+from arrowstate.ui import checkpoints, shown
+from arrowstate.ui.guard import Guard, Keys
+from arrowstate.ui.site import Ask, Place, Site
+from arrowstate.ui.work import BusyError, TooSlowError
+
+__all__ = ["make_app"]
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page, or a part of one that is loaded after it."""
+
+    read: Callable[[Ask], dict[str, Any]]
+    template: str | None
+    "None for one that is JSON alone."
+    title: str = ""
+    is_part: bool = False
+    fault_template: str = "part_fault.html"
+    "Of a part."
+
+
+PAGES: dict[str, Page] = {
+    "stores": Page(checkpoints.stores, "stores.html", "Stores"),
+    "checkpoints": Page(checkpoints.checkpoints, "checkpoints.html", "Checkpoints"),
+    "batches": Page(checkpoints.batches, "batches.html", "Micro-batches"),
+    "live": Page(checkpoints.live, "live.html", is_part=True, fault_template="live_fault.html"),
+    "head": Page(checkpoints.head, None),
+    "series": Page(checkpoints.series, None),
+}
+
+
+def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), port: int = 0) -> ASGIApp:
+    """Return the application.
+
+    Parameters
+    ----------
+    site
+        What it shows.
+    keys
+        What opens it.
+    hosts
+        The names under which it may be asked for.
+    port
+        Where it listens, for the name of its cookie.
+    """
+    answers = Answers(site)
+    app = Starlette(
+        routes=[
+            Route("/", answers.home),
+            Route("/favicon.ico", answers.icon),
+            Mount("/static", StaticFiles(directory=_HERE / "static")),
+            Route("/{store:int}/{name}", answers.page, methods=["GET"]),
+        ],
+        exception_handlers={404: answers.missing},
+    )
+    return Guard(app, keys=keys, hosts=hosts, cookie=f"arrowstate-{port}")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        bytes=shown.as_bytes,
+        cell=shown.as_cell,
+        count=shown.as_count,
+        duration=shown.as_duration,
+        percent=shown.as_percent,
+        time=shown.as_time,
+        query=lambda values: urlencode({key: value for key, value in values.items() if value is not None}),
+    )
+    return environment
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What became of a page that cannot be shown."""
+
+    status: int
+    title: str
+    text: str
+
+
+def fault_of(error: BaseException, url: str) -> Fault:
+    """Return how an error looks; raise it if it is none that a page may meet."""
+    if isinstance(error, TooSlowError):
+        done = error.progress
+        far = "" if not done.done else f" ({done.done:,}{'' if done.total is None else f' of {done.total:,}'} done)"
+        return Fault(
+            504, "Still being read", f"{url} has not answered in time{far}. What was asked for is still being read."
+        )
+    if isinstance(error, BusyError):
+        return Fault(503, "Busy", f"Too many requests wait for {url}.")
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    if isinstance(error, CollectedError):
+        return Fault(410, "Collected", text)
+    if isinstance(error, NotFoundError):
+        return Fault(404, "Not there", text)
+    if isinstance(error, CorruptDataError):
+        return Fault(500, "Damaged", text)
+    if isinstance(error, (InvalidInputError, ValueError, TypeError, duckdb.Error, pa.ArrowException)):
+        return Fault(400, "Not possible", text)
+    if isinstance(error, (ArrowStateError, OSError)):
+        return Fault(502, "The storage failed", text)
+    raise error
+
+
+class Answers:
+    """Answers requests."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.environment = _environment()
+
+    async def home(self, _: Request) -> Response:
+        """Go to the first page."""
+        return RedirectResponse("/0/stores" if len(self.site.places) > 1 else "/0/checkpoints", 303)
+
+    async def icon(self, _: Request) -> Response:
+        """Return the picture of the tab."""
+        return RedirectResponse("/static/icon.svg", 303)
+
+    async def missing(self, request: Request, _: Exception) -> Response:
+        """Say that there is no such page."""
+        return PlainTextResponse(f"There is no page {request.url.path}.", 404)
+
+    async def page(self, request: Request) -> Response:
+        """Answer with a page, a part of one, or its JSON."""
+        name, _, suffix = request.path_params["name"].partition(".")
+        page, place = PAGES.get(name), self.place(request)
+        if page is None or place is None or suffix not in ("", "json"):
+            return await self.missing(request, LookupError())
+        as_json = suffix == "json" or page.template is None
+        query = dict(request.query_params)
+        try:
+            data = await self.read(place, name, page, query)
+        except Exception as error:  # noqa: BLE001 (what is no fault of a store or a query is raised again)
+            return self.fault(error, place, page, query, request, as_json=as_json)
+        if as_json:
+            return Response(shown.to_json(data), media_type="application/json")
+        if data.get("unchanged"):
+            return Response(status_code=204)
+        return self.shown(place, page, page.template or "", {"data": data, "ask": query}, request)
+
+    async def read(self, place: Place, name: str, page: Page, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a page says, within its time."""
+        key = (name, *sorted(query.items()))
+        return await place.work.get(
+            key,
+            lambda progress: page.read(Ask(self.site, place, query, progress)),
+            seconds=self.site.limits.page_seconds,
+        )
+
+    def place(self, request: Request) -> Place | None:
+        """Return the store of an address."""
+        number = request.path_params["store"]
+        return self.site.places[number] if number < len(self.site.places) else None
+
+    def shown(
+        self, place: Place, page: Page, template: str, values: dict[str, Any], request: Request, status: int = 200
+    ) -> Response:
+        """Return a page as HTML."""
+        text = self.environment.get_template(template).render(
+            site=self.site,
+            place=place,
+            base=f"/{place.number}",
+            title=page.title,
+            name=request.path_params["name"],
+            address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            json_address=request.url.path + ".json" + (f"?{request.url.query}" if request.url.query else ""),
+            is_part=page.is_part,
+            **values,
+        )
+        return HTMLResponse(text, status)
+
+    def fault(
+        self, error: Exception, place: Place, page: Page, query: dict[str, str], request: Request, *, as_json: bool
+    ) -> Response:
+        """Return a page that says what is wrong, beside all that the reader can go on with."""
+        fault = fault_of(error, place.url)
+        if as_json:
+            told = {"error": type(error).__name__, "message": fault.text}
+            return Response(shown.to_json(told), fault.status, media_type="application/json")
+        values = {"fault": fault, "ask": query, "waits": isinstance(error, (TooSlowError, BusyError))}
+        # A part is shown in its place: for a browser's console it is no failure.
+        status = 200 if page.is_part else fault.status
+        return self.shown(place, page, page.fault_template if page.is_part else "fault.html", values, request, status)
