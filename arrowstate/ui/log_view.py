@@ -218,7 +218,7 @@ def _damaged(number: int, problem: str) -> LogLine:
 
 def _line(storage: Storage, committed: CommittedEntry) -> LogLine:
     entry = committed.document
-    row = next(iter(HISTORY_TABLES[HISTORY_NAMES[0]][1](storage, entry)))
+    row = next(iter(HISTORY_TABLES[HISTORY_NAMES[0]][1](storage, entry, ())))
     text = row["properties"]
     return LogLine(
         number=entry.number,
