@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.conversion import with_elements, with_entries
 from arrowstate.schema.evolution import widens
 
-__all__ = ["ArrowColumns", "plain_batch", "plain_type"]
+__all__ = ["ArrowColumns", "plain_batch", "plain_type", "smaller_type"]
 
 
 class ArrowColumns:
@@ -114,6 +118,24 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def smaller_type(kind: pa.DataType) -> pa.DataType:
+    """Return the plain type that has the same values without large offsets, at any depth.
+
+    Examples
+    --------
+    >>> smaller_type(pa.large_list(pa.large_string()))
+    ListType(list<item: string>)
+    """
+    types = pa.types
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return pa.string() if types.is_large_string(kind) else pa.binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(smaller_type(kind.value_type)))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(smaller_type(field.type)) for field in kind])
+    return kind
+
+
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch whose columns have the types of `plain_type`."""
     columns = [_plain(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
@@ -131,6 +153,20 @@ def _plain(column: pa.Array, name: str) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         values = _plain(column.dictionary, name)
         return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
+    inside = partial(_plain, name=name)
+    if pa.types.is_struct(kind):
+        mask = column.is_null() if column.null_count else None
+        fields = [inside(column.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=mask)
+    if pa.types.is_map(kind):
+        return with_entries(column, kind, inside, inside)
+    if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
+        # Arrow's cast makes lists with offsets that fall.
+        offsets = np.concatenate(([0], np.cumsum(column.value_lengths().fill_null(0).to_numpy())))
+        of, width = (pa.ListArray, np.int32) if pa.types.is_list(kind) else (pa.LargeListArray, np.int64)
+        return of.from_arrays(offsets.astype(width), inside(column.flatten()), kind, mask=column.is_null())
+    if pa.types.is_nested(kind):
+        return with_elements(column, kind, inside)
     try:
         return column.cast(kind)
     except pa.ArrowException as error:

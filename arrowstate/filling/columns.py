@@ -6,7 +6,7 @@ as Arrow arrays, and puts the values together that the state takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -48,7 +48,7 @@ class TableColumns(Protocol):
 
 def check_states(states: Any, kinds: tuple[type[StateDescriptor], ...], taken: str) -> None:
     """Refuse what is no list of states of these kinds with names of their own; `taken` says which kinds."""
-    if isinstance(states, kinds) or not states:
+    if isinstance(states, kinds) or not isinstance(states, Collection) or not states:
         raise InvalidInputError("states must be a list of at least one descriptor")
     names: set[str] = set()
     for descriptor in states:

@@ -67,6 +67,12 @@ class AskedStates:
         InvalidInputError, ValueTypeError
             If one is not there or has another type.
         """
+        names = {descriptor.name for descriptor in self.states}
+        by_state = {} if self.updated_at is None or isinstance(self.updated_at, str) else self.updated_at
+        for name in {*by_state, *self.value_columns, *self.user_keys} - names:
+            raise InvalidInputError(f"there is no state {name!r} to name columns for; there is {', '.join(names)}")
+        for column in [self.updated_at] if isinstance(self.updated_at, str) else by_state.values():
+            columns.name_of(column)
         return tuple(self._fill(descriptor, StateLayout.of(key, descriptor), columns) for descriptor in self.states)
 
     def check_free(self, operator: OperatorDocument, store: str) -> None:

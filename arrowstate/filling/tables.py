@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.errors import InvalidInputError, KeyTypeError
-from arrowstate.filling.arrow_columns import ArrowColumns, plain_batch
+from arrowstate.filling.arrow_columns import ArrowColumns, plain_batch, smaller_type
 from arrowstate.filling.commit import FilledOperator, FilledStates, commit_filled
 from arrowstate.filling.opening import AskedOperator
 from arrowstate.filling.plan import FillPlan, LocalMemory
@@ -94,7 +94,7 @@ def plan_table(
         As `StateStore.bootstrap` says.
     """
     columns = ArrowColumns(schema)
-    if isinstance(key, str) or not len(key):
+    if isinstance(key, str) or not isinstance(key, (Sequence, pa.Schema)) or not len(key):
         raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
     names = key.names if isinstance(key, pa.Schema) else list(key)
     given = _key_of(columns, names)
@@ -131,9 +131,7 @@ def plan_table(
 
 def _key_of(columns: ArrowColumns, names: Sequence[str]) -> pa.Schema:
     """Return the key columns as a new operator has them, as small as they come from anywhere."""
-    smaller = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    kinds = [columns.type_of(name) for name in names]
-    return pa.schema([(name, smaller.get(kind, kind)) for name, kind in zip(names, kinds, strict=True)])
+    return pa.schema([(name, smaller_type(columns.type_of(name))) for name in names])
 
 
 def fill_operators(
