@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from arrowstate.checkpoints.committing import Committer, Needs
+from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.editing.overlay import Overlay
 from arrowstate.errors import ArrowStateError, CommitUnknownError, EditConflictError, FencedError
-from arrowstate.filling.commit import of_stopped_query
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import content_of
 from arrowstate.snapshot.references import ReferenceReader

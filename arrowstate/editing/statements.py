@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from arrowstate.editing.notes import check_no_rows_kept, with_uid
+from arrowstate.checkpoints.notes import check_no_rows_kept, with_uid
 from arrowstate.editing.plan import Statement
 from arrowstate.editing.script import run_script
 from arrowstate.editing.staging import Staging

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from arrowstate.checkpoints.appending import append_checkpoint
 from arrowstate.checkpoints.handles import SubtaskHandle, operator_of_handles
+from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.errors import CollectedError, FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.filling.plan import FillPlan
 from arrowstate.log.commit_log import CommitLog, refuse_loss
@@ -25,10 +26,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument
 
-__all__ = ["FilledOperator", "FilledStates", "commit_fill", "commit_filled", "of_stopped_query"]
-
-_RECORD = "spark"
-"""The property of a checkpoint in which a query of Spark says which run of it has committed what."""
+__all__ = ["FilledOperator", "FilledStates", "commit_fill", "commit_filled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +161,3 @@ def commit_fill(
         # After anything else, an interrupt for one, the entry may be there and refer to the files.
         delete_quietly(storage, paths)
         raise
-
-
-def of_stopped_query(properties: Mapping[str, Any], new_id: Callable[[], str]) -> dict[str, Any]:
-    """Return the properties of a checkpoint; a run of a query that is still alive does not find itself in them."""
-    record = properties.get(_RECORD)
-    if isinstance(record, dict) and "run_id" in record:
-        return {**properties, _RECORD: {**record, "run_id": new_id()}}
-    return dict(properties)

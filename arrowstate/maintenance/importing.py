@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 
 from msgspec.structs import replace
 
+from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, StorageError, StorageFullError
 from arrowstate.log.collected import reading_checkpoint
@@ -174,7 +175,10 @@ def import_checkpoint(
         raise
     try:
         committed = writer.commit(
-            copied, properties=entry.properties, watermark=entry.watermark, started_at_ms=started_at_ms
+            copied,
+            properties=of_stopped_query(entry.properties, new_id),
+            watermark=entry.watermark,
+            started_at_ms=started_at_ms,
         )
     except (FencedError, InvalidInputError, StorageFullError, StorageError):
         # After anything else, an interrupt for one, the entry may be there and refer to the files.

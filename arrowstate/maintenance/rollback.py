@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from arrowstate.checkpoints.committing import Committer
+from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.storage.base import Storage
@@ -38,5 +39,8 @@ def roll_back(
     ):
         committer = Committer(storage, store_id, clock_ms=clock_ms, new_id=new_id, properties=said)
         return committer.commit(
-            entry.operators, properties=entry.properties, watermark=entry.watermark, started_at_ms=started_at_ms
+            entry.operators,
+            properties=of_stopped_query(entry.properties, new_id),
+            watermark=entry.watermark,
+            started_at_ms=started_at_ms,
         )

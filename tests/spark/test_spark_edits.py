@@ -1,0 +1,156 @@
+"""Queries of Spark go on after an edit, exactly once: of a sink, of an operator, killed before it, or running beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import EditConflictError, FencedError, QueryConflictError
+
+Sums = dict[Any, tuple[int, int | None]]
+
+
+def edited(store: Path) -> Sums:
+    """Edit the newest checkpoint of a sink, and return what it is to hold then."""
+    opened = arrowstate.open_store(store)
+    rows = {row["k"]: (row["n"], row["v"]) for row in opened.latest().to_arrow("counter.totals").to_pylist()}
+    with opened.edit() as edit:
+        edit.update("counter.totals", set={"v": "v + 1000"}, where="k % 2 = 0")
+        edit.delete_key("counter", [1, 3])
+        edit.upsert("counter.totals", pa.table({"k": [5, -7], "n": [100, 1], "v": [50, -1]}))
+        edit.commit(comment="what was counted wrongly")
+    rows = {k: (n, v + 1000 if k % 2 == 0 else v) for k, (n, v) in rows.items() if k not in (1, 3)}
+    return {**rows, 5: (100, 50), -7: (1, -1)}
+
+
+def added(sums: Mapping[Any, tuple[int, int | None]], more: Mapping[Any, tuple[int, int | None]]) -> Sums:
+    """The sums of both."""
+    out = dict(sums)
+    for key, (count, value) in more.items():
+        known = out.get(key, (0, 0))
+        out[key] = known[0] + count, (known[1] or 0) + (value or 0)
+    return out
+
+
+@pytest.fixture
+def rows(make_rows: Callable[..., pa.Table]) -> list[pa.Table]:
+    """The rows of some micro-batches; each key has a value in each."""
+    return [pa.table({"k": range(40), "n": [1] * 40, "v": [number * k for k in range(40)]}) for number in range(1, 6)]
+
+
+class TestOfASink:
+    """Tasks and commits as plain calls, so that each order of them can be had."""
+
+    def test_that_was_killed_between_its_tasks_and_its_commit(self, sink: Any, rows: list[pa.Table]) -> None:
+        sink.run(0, rows[0])
+        sink.fold(1, rows[1])
+
+        expected = edited(sink.store)
+        again = sink.but(run_id="run-2")
+        again.run(1, rows[1])
+        again.run(2, rows[2])
+
+        assert sink.stored() == added(expected, sink.expected(*rows[1:3]))
+
+    def test_that_was_killed_after_its_commit_and_repeats_the_micro_batch(
+        self, sink: Any, rows: list[pa.Table]
+    ) -> None:
+        sink.run(0, rows[0])
+        sink.run(1, rows[1])
+
+        expected = edited(sink.store)
+        again = sink.but(run_id="run-2")
+        assert again.run(1, rows[1]) is None
+        assert sink.stored() == expected
+        again.run(2, rows[2])
+
+        assert sink.stored() == added(expected, sink.expected(rows[2]))
+
+    def test_whose_tasks_had_begun_loses_the_micro_batch_and_not_the_edit(
+        self, sink: Any, rows: list[pa.Table]
+    ) -> None:
+        sink.run(0, rows[0])
+        work = sink.fold(1, rows[1])
+
+        expected = edited(sink.store)
+        with pytest.raises(FencedError):
+            sink.commit(work)
+        assert sink.stored() == expected
+        sink.but(run_id="run-2").run(1, rows[1])
+
+        assert sink.stored() == added(expected, sink.expected(rows[1]))
+
+    def test_that_is_alive_takes_no_further_micro_batch(self, sink: Any, rows: list[pa.Table]) -> None:
+        sink.run(0, rows[0])
+
+        expected = edited(sink.store)
+        with pytest.raises(FencedError):
+            sink.run(1, rows[1])
+
+        assert sink.stored() == expected
+
+    def test_that_commits_before_the_edit_keeps_its_rows(self, sink: Any, rows: list[pa.Table]) -> None:
+        sink.run(0, rows[0])
+
+        with arrowstate.open_store(sink.store).edit() as edit:
+            edit.delete_key("counter", [1])
+            sink.run(1, rows[1])
+            with pytest.raises(EditConflictError):
+                edit.commit()
+        sink.run(2, rows[2])
+
+        assert sink.stored() == sink.expected(*rows[:3])
+
+    def test_is_fenced_by_a_rollback_too(self, sink: Any, rows: list[pa.Table]) -> None:
+        sink.run(0, rows[0])
+        before = sink.stored()
+        edited(sink.store)
+        alive = sink.but(run_id="run-2")
+        work = alive.fold(1, rows[1])
+
+        arrowstate.open_store(sink.store).rollback("before-edit-2")
+        for run in (sink, alive):
+            with pytest.raises(FencedError):
+                run.commit(work) if run is alive else run.run(1, rows[1])
+        assert sink.stored() == before
+        sink.but(run_id="run-3").run(1, rows[1])
+
+        assert sink.stored() == sink.expected(*rows[:2])
+
+    def test_needs_its_own_checkpoint_folder_to_go_back_too(self, sink: Any, rows: list[pa.Table]) -> None:
+        for number in range(3):
+            sink.run(number, rows[number])
+
+        arrowstate.open_store(sink.store).rollback(1)
+        again = sink.but(run_id="run-2")
+        with pytest.raises(QueryConflictError, match="3"):
+            again.run(3, rows[3])
+        again.run(1, rows[3])
+
+        assert sink.stored() == sink.expected(rows[0], rows[3])
+
+
+def test_a_query_that_fires_while_idle_looks_at_the_timers_of_an_edit(tmp_path: Path) -> None:
+    from arrowstate.spark.read.idle import IdleStreamReader
+
+    backend = arrowstate.KeyedStateBackend(key=pa.schema({"k": pa.int64()}), max_parallelism=128)
+    backend.timers().register_batch([1], [900], clock="processing_time")
+    record = {"query_id": "q", "run_id": "r", "batch_id": 0, "next_timer": 900, "metrics": {"rows": 0}}
+    store = arrowstate.open_store(tmp_path, create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"idle": [backend]}, properties={"spark": record})
+    reader = IdleStreamReader({"path": str(tmp_path)}, lambda: 500)
+    reader.prepareForTriggerAvailableNow()
+    limit = reader.getDefaultReadLimit()
+    assert reader.latestOffset({"checkpoint": 0}, limit) == {"checkpoint": 0}
+
+    with store.edit() as edit:
+        edit.update("idle.timers_processing_time", set={"timestamp": 400})
+        edit.commit()
+
+    assert reader.latestOffset({"checkpoint": 0}, limit) == {"checkpoint": 2}
