@@ -1,4 +1,4 @@
-"""Queries of Spark go on after an edit, exactly once: of a sink, of an operator, killed before it, or running beside it."""
+"""Queries of Spark go on after an edit, exactly once: sinks and operators, killed before it, or running beside it."""
 
 from __future__ import annotations
 
@@ -154,3 +154,48 @@ def test_a_query_that_fires_while_idle_looks_at_the_timers_of_an_edit(tmp_path: 
         edit.commit()
 
     assert reader.latestOffset({"checkpoint": 0}, limit) == {"checkpoint": 2}
+
+
+LETTERS = "counter_dead_letters"
+
+
+def letters(store: Path) -> list[int]:
+    """The values of the rows that were set aside."""
+    found = arrowstate.open_store(store).latest().operator_state(LETTERS, "rows")
+    return sorted(row["rows"]["row"]["v"] for row in found.to_pylist())
+
+
+def test_a_sink_goes_on_after_an_edit_and_ends_where_one_comes_while_it_runs(stream: Any, rows: list[pa.Table]) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    null = pa.table({"k": pa.nulls(1, pa.int64()), "n": [1], "v": [-5]})
+    stream.add(rows[0], pa.concat_tables([rows[1], null]))
+    stream.run(on_error="dead_letter")
+    assert stream.stored() == stream_sums(rows[:2])
+
+    expected = edited(stream.store)
+    stream.add(pa.concat_tables([rows[2], null.set_column(2, "v", [[-6]])]))
+    query = stream.start(on_error="dead_letter", trigger={"processingTime": "100 milliseconds"})
+    query.processAllAvailable()
+    expected = added(expected, stream_sums(rows[2:3]))
+    assert (stream.stored(), letters(stream.store)) == (expected, [-6, -5])
+    expected = edited(stream.store)
+    with arrowstate.open_store(stream.store).edit() as edit:
+        edit.update(f"{LETTERS}.rows", set={"reason": "'looked at'"}, where="row.v = -5")
+        edit.commit()
+    stream.add(rows[3])
+    with pytest.raises(StreamingQueryException, match="FencedError"):
+        query.processAllAvailable()
+    assert stream.stored() == expected
+    again = stream.run(on_error="dead_letter")
+
+    assert [progress["batchId"] for progress in again.recentProgress] == [3]
+    assert stream.stored() == added(expected, stream_sums(rows[3:4]))
+    assert letters(stream.store) == [-6, -5]
+    assert arrowstate.open_store(stream.store).verify(deep=True).problems == []
+
+
+def stream_sums(rows: list[pa.Table]) -> Sums:
+    """Count and sum by key."""
+    grouped = pa.concat_tables(rows).group_by("k").aggregate([("v", "count"), ("v", "sum")])
+    return {row["k"]: (row["v_count"], row["v_sum"]) for row in grouped.to_pylist()}
