@@ -29,6 +29,7 @@ from arrowstate.foreign.flink.serializers.operations import (
     UNKNOWN,
     WIDTH,
 )
+from arrowstate.foreign.flink.serializers.straight import Straight, read_numbers, straight
 
 __all__ = ["Bytes", "Column", "Ints", "Program", "Slots", "Tape", "UndecodableError"]
 
@@ -131,6 +132,7 @@ class Program:
             np.frombuffer(bytes(self.names) or b"\0", dtype=np.uint8),
             np.array(self.levels, dtype=np.int64),
             self.registers,
+            straight(self.code),
         )
 
 
@@ -143,6 +145,8 @@ class Code:
     names: Bytes
     levels: Ints
     registers: int
+    straight: Straight | None
+    "The same as parts, if it only reads numbers."
 
 
 class Slots:
@@ -202,6 +206,9 @@ class Tape:
         CorruptDataError
             If bytes are no such value.
         """
+        straight = self.code.straight
+        if straight is not None and (ends - starts >= straight.width).all() and self._read_numbers(straight, starts):
+            return starts + straight.width, np.zeros(len(starts), dtype=np.bool_)
         stops = np.empty(len(starts), dtype=np.int64)
         states = np.zeros(len(starts), dtype=np.uint8)
         row = self._run(starts, ends, False, stops, states)
@@ -219,6 +226,11 @@ class Tape:
         CorruptDataError
             If bytes are no such value.
         """
+        straight = self.code.straight
+        if straight is not None and end - start >= count * straight.width:
+            places = start + np.arange(count + 1, dtype=np.int64) * straight.width
+            if self._read_numbers(straight, places[:-1]):
+                return places[1:]
         starts = np.full(count, start, dtype=np.int64)
         ends = np.full(count, end, dtype=np.int64)
         stops = np.empty(count, dtype=np.int64)
@@ -228,6 +240,22 @@ class Tape:
         if self._registers[FAILED] == UNKNOWN:
             raise UndecodableError(row, int(stops[row - 1]) if row else start)
         raise self._damage()
+
+    def _read_numbers(self, straight: Straight, starts: Ints) -> bool:
+        """Read values that are nothing but numbers; False, and nothing is read, if one may not be."""
+        rows = len(starts)
+        needed = self._fills + rows
+        if (needed - self._firsts > self._capacities).any():
+            self._marks[:] = needed
+            self._grow(0)
+        data = self.data.ctypes.data
+        for part in straight.parts:
+            first = -1 if part.slot < 0 else int(self._fills[part.slot])
+            limits = part.low, part.high, part.absent
+            if read_numbers(data, starts, part.offset, part.width, *limits, first, self._tape) < rows:
+                return False
+        self._fills[[part.slot for part in straight.parts if part.slot >= 0]] += rows
+        return True
 
     def _run(self, starts: Ints, ends: Ints, chained: bool, stops: Ints, states: Bytes) -> int:
         row = 0

@@ -36,6 +36,7 @@ __all__ = [
     "decode_blocks",
     "first_from",
     "merge_streams",
+    "swapped",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -82,7 +83,7 @@ def _copy(source: Any, target: Any, size: Any) -> Any:
 
 
 @subroutine
-def _swapped(word: Any) -> Any:
+def swapped(word: Any) -> Any:
     """Return a word with its first byte as the most significant one."""
     word = (word >> np.uint64(32)) | (word << np.uint64(32))
     word = (word & np.uint64(0xFFFF0000FFFF0000)) >> np.uint64(16) | (
@@ -99,7 +100,7 @@ def _compare(one: Any, one_size: Any, other: Any, other_size: Any) -> Any:
     while place < size:
         mine, theirs = load_uint64(one + np.uint64(place)), load_uint64(other + np.uint64(place))
         if mine != theirs:
-            mine, theirs = _swapped(mine), _swapped(theirs)
+            mine, theirs = swapped(mine), swapped(theirs)
             if size - place < 8:
                 # Behind the end of one of them lies anything.
                 beyond = np.uint64(8 * (8 - (size - place)))
