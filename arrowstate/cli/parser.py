@@ -18,6 +18,7 @@ __all__ = ["make_parser"]
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001
 
 _EXPIRED = "show rows that have expired, too, and when each does"
+_FLINK_SAVEPOINT = "the folder or URL with _metadata, or of the checkpoints of a job: then its newest"
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -53,8 +54,9 @@ def make_parser(*, as_json: bool = False) -> Parser:
     _add_care(commands)
     _add_run(commands)
     _add_ui(commands)
+    verbs = _add_flink(commands)
     parser.commands = tuple(commands.choices)
-    for each in (parser, *commands.choices.values()):
+    for each in (parser, *commands.choices.values(), *verbs.choices.values()):
         each.as_json = as_json
     return parser
 
@@ -340,6 +342,34 @@ def _add_ui(commands: _Commands) -> None:
     )
     shown.add_argument("--port", type=int, default=0, metavar="N", help="a free one by default")
     shown.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+
+
+def _add_flink(commands: _Commands) -> _Commands:
+    flink = commands.add_parser(
+        "flink",
+        help="look into a savepoint of Flink, and import it",
+        description="Read savepoints and checkpoints of Flink without a JVM. Each verb takes --json for machines.",
+        formatter_class=_formatter,
+    )
+    verbs = flink.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
+    shown = _command(verbs, "show", "say what it holds", "flink.show", checkpoint=False, store=False)
+    shown.add_argument("savepoint", metavar="SAVEPOINT", help=_FLINK_SAVEPOINT)
+    shown.add_argument("--rows", action="store_true", help="count the rows of each state, which reads all of them")
+
+    taken = _command(verbs, "import", "import it into a store", "flink.import_", checkpoint=False, store=False)
+    taken.add_argument("savepoint", metavar="SAVEPOINT", help=_FLINK_SAVEPOINT)
+    taken.add_argument("store", metavar="STORE", help="folder or URL of the store; made if there is none")
+    taken.add_argument(
+        "--operator",
+        action="append",
+        metavar="NAME=UID",
+        help="import this operator of Flink under this uid, and no other than those named; may be repeated",
+    )
+    taken.add_argument("--parallelism", type=_positive, metavar="P", help="subtasks; as in the savepoint by default")
+    taken.add_argument(
+        "--max-parallelism", type=_positive, metavar="M", help="key groups; as in the savepoint by default"
+    )
+    return verbs
 
 
 def _command(

@@ -130,8 +130,7 @@ def commit_fill(
             own = () if uid not in kept else kept[uid].operator_states
             kept[uid] = replace(operator_of_handles(uid, operator.subtasks), operator_states=list(own))
         for states in operator_states:
-            alone = OperatorDocument(uid=states.uid, key=[], max_parallelism=1, states=[], subtasks=[])
-            kept[states.uid] = replace(kept.get(states.uid, alone), operator_states=list(states.states))
+            kept[states.uid] = _with_states(states, kept.get(states.uid))
         content = whole_operators(storage, kept.values())
     except BaseException:
         delete_quietly(storage, paths)
@@ -147,7 +146,7 @@ def commit_fill(
             base=base or 0,
             paths=paths,
             # Under the names of the fill, so that they are found where it fails.
-            new_id=operators[0].plan.id_maker(new_id),
+            new_id=operators[0].plan.id_maker(new_id) if operators else new_id,
             started_at_ms=started_at_ms,
             now_ms=clock_ms(),
             watermark=min(watermarks, default=fence.document.watermark),
@@ -161,3 +160,10 @@ def commit_fill(
         # After anything else, an interrupt for one, the entry may be there and refer to the files.
         delete_quietly(storage, paths)
         raise
+
+
+def _with_states(given: FilledStates, operator: OperatorDocument | None) -> OperatorDocument:
+    states = list(given.states)
+    if operator is not None:
+        return replace(operator, operator_states=states)
+    return OperatorDocument(uid=given.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=states)

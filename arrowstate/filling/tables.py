@@ -163,7 +163,7 @@ def fill_operators(
     be told whether it was committed.
     """
     kept = plain_json("properties", dict(properties))
-    if not fills:
+    if not fills and not operator_states:
         raise InvalidInputError("a fill needs at least one table, got none")
     operators: dict[str, list[TableFill]] = {}
     for item in fills:

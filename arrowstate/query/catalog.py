@@ -8,6 +8,7 @@ end of its SQL name (`op~1`, `OP~2`), so that neither answers for the other; a u
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
@@ -15,7 +16,7 @@ from arrowstate.query.duckdb.sql_types import distinct_names
 from arrowstate.snapshot.reading import states_of
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["HISTORY_NAMES", "SqlName", "history_names", "quoted", "resolve", "sql_names"]
+__all__ = ["HISTORY_NAMES", "SqlName", "history_names", "named", "quoted", "resolve", "sql_names"]
 
 
 def resolve(entry: LogEntryDocument, reference: str | tuple[str, str]) -> tuple[str, str]:
@@ -77,17 +78,26 @@ class SqlName:
 
 def sql_names(entry: LogEntryDocument) -> list[SqlName]:
     """Return the SQL name of each state of a checkpoint, operator state included."""
-    schemas = distinct_names([operator.uid for operator in entry.operators], _RESERVED_SCHEMAS)
+    return named(
+        {
+            operator.uid: [
+                *((state.name, False) for state in operator.states),
+                *((state.name, True) for state in operator.operator_states),
+            ]
+            for operator in entry.operators
+        }
+    )
+
+
+def named(states: Mapping[str, Sequence[tuple[str, bool]]]) -> list[SqlName]:
+    """Return the SQL name of each state, given by operator with whether it is operator state."""
+    schemas = distinct_names(list(states), _RESERVED_SCHEMAS)
     found = []
-    for operator, schema in zip(entry.operators, schemas, strict=True):
-        states = [
-            *((state.name, False) for state in operator.states),
-            *((state.name, True) for state in operator.operator_states),
-        ]
-        views = distinct_names([name for name, _ in states])
+    for (uid, own), schema in zip(states.items(), schemas, strict=True):
+        views = distinct_names([name for name, _ in own])
         found += [
-            (operator.uid, name, schema, view, is_operator_state)
-            for (name, is_operator_state), view in zip(states, views, strict=True)
+            (uid, name, schema, view, is_operator_state)
+            for (name, is_operator_state), view in zip(own, views, strict=True)
         ]
     # Both parts may hold dots, so two states can come to the same text.
     relations = distinct_names([f"{schema}.{view}" for _, _, schema, view, _ in found], HISTORY_NAMES)

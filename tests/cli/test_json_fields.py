@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import uuid
 from pathlib import Path
 
@@ -44,11 +45,14 @@ COMMANDS = {
     "gc --apply": ["STORE", "--apply"],
     "compact": ["STORE", "--max-amplification", "1.1"],
     "compact --apply": ["STORE", "--max-amplification", "1.1", "--apply"],
+    "flink show": ["show", "FLINK"],
+    "flink import": ["import", "FLINK", "IMPORTED"],
     "warm": ["--processes", "1"],
     "run": ["FILE", "--mode", "threads"],
     "ui": ["STORE"],
 }
 """What is run for each entry of the file; a command may have several."""
+FLINK = Path(__file__).parents[1] / "foreign/flink/fixtures/v2-forst-checkpoint.tar.xz"
 NAMES_OF_THE_JOB = {"key", "properties"}
 """Fields whose own fields are named by the job."""
 JOB = """
@@ -80,9 +84,12 @@ def places(tmp_path_factory):
     for path in list((folder / "store/data").rglob("*.arrow"))[:1]:
         path.with_name(f"{uuid.uuid4().hex}.arrow").write_bytes(b"of a writer that was killed")
     (folder / "file").with_suffix(".py").write_text(JOB)
+    with tarfile.open(FLINK) as archive:
+        archive.extractall(folder, filter="data")
     (folder / "script.sql").write_text("update counter.clicks set clicks = clicks + 1 where \"user\" = 'u7'")
-    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE", "EDITED")} | {
+    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE", "EDITED", "IMPORTED")} | {
         "FILE": str(folder / "file.py"),
+        "FLINK": str(folder / "v2-forst-checkpoint" / "savepoint"),
         "SCRIPT": str(folder / "script.sql"),
         "EXPORTED": str(folder / "clicks.csv"),
     }

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from arrowstate.errors import StateNotFoundError
+import pyarrow as pa
+
+from arrowstate.errors import KeyTypeError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.foreign.flink.byte_reader import ByteReader
 from arrowstate.foreign.flink.handles import KeyGroupsHandle, Metadata, Operator, Subtask
 from arrowstate.foreign.flink.keyed_header import read_operator_header
 from arrowstate.foreign.flink.metadata import read_metadata
 from arrowstate.foreign.flink.opening import open_keyed
 from arrowstate.foreign.flink.places import Places
+from arrowstate.foreign.flink.querying import Query, look_up
 from arrowstate.foreign.flink.sources import KeyedSource
 from arrowstate.foreign.flink.states import FlinkState, KeyedPart, OperatorPart, StatePart
 from arrowstate.foreign.flink.timers import RawTimersSource
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["FlinkOperator", "FlinkSavepoint", "open_flink_savepoint"]
 
@@ -91,6 +98,87 @@ class FlinkSavepoint:
         if found is None:
             raise StateNotFoundError(name, sorted(self.states), None, self.checkpoint_id)
         return found
+
+    def operator(self, label: str) -> FlinkOperator:
+        """Return an operator.
+
+        Raises
+        ------
+        OperatorNotFoundError
+            If there is none of this name.
+        """
+        found = self.operators.get(label)
+        if found is None:
+            raise OperatorNotFoundError(label, list(self.operators), self.checkpoint_id)
+        return found
+
+    def sql(
+        self,
+        query: str,
+        *,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> duckdb.DuckDBPyRelation:
+        """Run a query with DuckDB over the states of the savepoint.
+
+        Each state is a view `<operator>.<state>` with the columns of `FlinkState.schema`; names with other characters
+        than letters, digits and `_` are written in double quotes. A state is decoded whole each time it is read: import
+        the savepoint to ask many questions.
+
+        Parameters
+        ----------
+        query
+            One SELECT, or another statement with a result.
+        params, tables
+            As for `Snapshot.sql`, and so are what is returned and the errors.
+        Returns
+        -------
+        duckdb.DuckDBPyRelation
+            The result, which is computed when it is fetched.
+        """
+        return self._query.run(query, params, tables)
+
+    def to_arrow(self, state: str) -> pa.Table:
+        """Return all rows of `operator.state`.
+
+        Returns
+        -------
+        pa.Table
+            The columns of `FlinkState.schema`.
+        """
+        return self[state].to_arrow()
+
+    def lookup(self, state: str, keys: Any) -> pa.Table:
+        """Return the rows of some keys of `operator.state`; every row of the state is looked at.
+
+        Parameters
+        ----------
+        state
+            `operator.state`.
+        keys
+            An Arrow array of the type of the column `key`, or values for one.
+
+        Returns
+        -------
+        pa.Table
+            The columns of `FlinkState.schema`, in the order of the keys.
+
+        Raises
+        ------
+        KeyTypeError
+            If the keys have another type.
+        """
+        found = self[state]
+        kind = found.schema.field("key").type
+        try:
+            wanted = pa.array(keys, kind) if not isinstance(keys, pa.Array) else keys.cast(kind)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise KeyTypeError(str(kind), f"{keys!r} ({error})") from None
+        return look_up(found, wanted)
+
+    @cached_property
+    def _query(self) -> Query:
+        return Query(self)
 
 
 def open_flink_savepoint(

@@ -1,0 +1,106 @@
+"""`arrowstate flink`: what a savepoint of Flink holds, queries over it, and its import into a store."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from arrowstate.cli.output import print_json, print_narrow_table, say
+from arrowstate.errors import InvalidInputError
+from arrowstate.foreign.flink import FlinkSavepoint, import_flink_savepoint, open_flink_savepoint
+from arrowstate.store import open_store
+
+__all__ = ["import_", "show"]
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the operators and states of a savepoint."""
+    savepoint = open_flink_savepoint(options.savepoint)
+    told = _told(savepoint, count=options.rows)
+    if options.json:
+        print_json(told)
+        return 0
+    say(f"checkpoint {savepoint.checkpoint_id} of Flink")
+    rows = [
+        (f"{operator['operator']}.{state['state']}", state["kind"], state.get("rows"), ", ".join(state["columns"]))
+        for operator in told["operators"]
+        for state in operator["states"]
+    ]
+    print_narrow_table(["state", "kind", "rows", "columns"], rows, split=3)
+    for operator in told["operators"]:
+        for reason in operator["left_out"]:
+            say(f"{operator['operator']}: {reason}")
+        for state in operator["states"]:
+            if state["opaque"]:
+                say(f"{operator['operator']}.{state['state']} holds bytes of {', '.join(state['opaque'])}")
+    return 0
+
+
+def _told(savepoint: FlinkSavepoint, *, count: bool) -> dict[str, Any]:
+    operators = []
+    for label, operator in savepoint.operators.items():
+        states = []
+        for state in operator.states:
+            columns = [f"{field.name} {field.type}" for field in state.schema]
+            known = {"state": state.name, "kind": state.kind, "columns": columns, "opaque": list(state.opaque)}
+            states.append({**known, "rows": sum(batch.num_rows for batch in state.to_batches()) if count else None})
+        operators.append(
+            {
+                "operator": label,
+                "id": operator.id,
+                "parallelism": operator.parallelism,
+                "max_parallelism": operator.max_parallelism,
+                "states": states,
+                "left_out": list(operator.left_out),
+            }
+        )
+    return {"checkpoint_id": savepoint.checkpoint_id, "operators": operators}
+
+
+def import_(options: argparse.Namespace) -> int:
+    """Import a savepoint and say what became of each state."""
+    savepoint = open_flink_savepoint(options.savepoint)
+    store = open_store(options.store, create=True)
+    made = import_flink_savepoint(
+        savepoint,
+        store,
+        operators=dict(map(_pair, options.operator)) if options.operator else None,
+        parallelism=options.parallelism,
+        max_parallelism=options.max_parallelism,
+    )
+    if options.json:
+        print_json(
+            {
+                "checkpoint_id": made.snapshot.checkpoint_id,
+                "states": [
+                    {
+                        "operator": item.operator,
+                        "state": item.state,
+                        "kind": item.kind,
+                        "uid": item.uid,
+                        "name": item.name,
+                        "rows": item.rows,
+                        "note": item.note,
+                    }
+                    for item in made.states
+                ],
+                "left_out": list(made.left_out),
+            }
+        )
+        return 0
+    rows = [
+        (f"{item.operator}.{item.state}", f"{item.uid}.{item.name}" if item.name else "", item.rows, item.note)
+        for item in made.states
+    ]
+    print_narrow_table(["state of Flink", "is now", "rows", "note"], rows, split=3)
+    for reason in made.left_out:
+        say(reason)
+    say(f"imported as checkpoint {made.snapshot.checkpoint_id}")
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    flink, found, own = text.partition("=")
+    if not found or not flink or not own:
+        raise InvalidInputError(f"--operator takes NAME_IN_FLINK=UID, got {text!r}")
+    return flink, own

@@ -1,0 +1,360 @@
+"""From a savepoint of Flink to a checkpoint of ours: each state becomes one of the kind that it was.
+
+| in Flink | here |
+| --- | --- |
+| value; list; map | the same |
+| reducing, aggregating | a value state with the accumulator, or that of the state that is asked for |
+| timers | a timer state for each clock |
+| a window, another namespace | namespace columns |
+| the time of the last use, in a state with a time to live | the time of the last update |
+| lists of subtasks, broadcast maps | operator state |
+
+All of it is one checkpoint, or none. What cannot be a state is told with the reason, and stops nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.filling.planning import AskedStates
+from arrowstate.filling.tables import TableFill, fill_operators, plan_table
+from arrowstate.foreign.flink.imported_rows import TIMERS, KeyedRows, free_name, name_of
+from arrowstate.foreign.flink.savepoint import FlinkOperator, FlinkSavepoint
+from arrowstate.foreign.flink.states import FlinkState
+from arrowstate.html import table_html
+from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    TimeToLive,
+)
+from arrowstate.schema.operator_state import (
+    BroadcastStateDescriptor,
+    OperatorListStateDescriptor,
+    OperatorStateDescriptor,
+    operator_state_schema,
+)
+from arrowstate.snapshot.operator import FrozenOperatorState
+from arrowstate.store import Snapshot, StateStore
+from arrowstate_formats.names import check_operator_uid
+
+__all__ = ["FlinkImport", "ImportedFlinkState", "import_flink_savepoint"]
+
+_KEYLESS = ("split", "union", "broadcast")
+_FLINK = "flink"
+"""The property of the checkpoint that tells where it is from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedFlinkState:
+    """What became of a state of Flink."""
+
+    operator: str
+    state: str
+    kind: str
+    uid: str | None
+    "The operator it is in now; None if it was left out."
+    name: str | None
+    "What it is called now."
+    rows: int | None
+    "How many rows it has now; of a list its elements, of a map its entries."
+    note: str = ""
+    "Why it was left out, or what is to be known of it."
+
+
+@dataclass(frozen=True, slots=True)
+class FlinkImport:
+    """What an import took, what it left out, and why."""
+
+    snapshot: Snapshot
+    states: tuple[ImportedFlinkState, ...]
+    left_out: tuple[str, ...] = ()
+    "What of the savepoint is no state: records that were under way, finished subtasks."
+
+    def _repr_html_(self) -> str:
+        columns = ["operator", "state", "kind", "is now", "rows", "note"]
+        rows = [
+            (
+                item.operator,
+                item.state,
+                item.kind,
+                f"{item.uid}.{item.name}" if item.name else None,
+                item.rows,
+                item.note,
+            )
+            for item in self.states
+        ]
+        return table_html(f"imported from Flink as checkpoint {self.snapshot.checkpoint_id}", columns, rows)
+
+
+def import_flink_savepoint(
+    savepoint: FlinkSavepoint,
+    store: StateStore,
+    *,
+    operators: Mapping[str, str] | None = None,
+    states: Mapping[str, StateDescriptor | None] = MappingProxyType({}),
+    keys: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    time_to_live: Mapping[str, TimeToLive] = MappingProxyType({}),
+    parallelism: int | None = None,
+    max_parallelism: int | None = None,
+    properties: Mapping[str, Any] = MappingProxyType({}),
+) -> FlinkImport:
+    """Make a checkpoint of a savepoint of Flink, from which a job or a query goes on.
+
+    Operators and states that the store has beside those stay. Rows are decoded and written as they come, so memory does
+    not grow with them.
+
+    Parameters
+    ----------
+    savepoint
+        From `open_flink_savepoint`.
+    store
+        Where to.
+    operators
+        By operator of Flink, as `savepoint.operators` names them, the uid that it gets; the others are left out. By
+        default all of them, under their own names.
+    states
+        By `operator.state` of Flink what it becomes: a descriptor with the name it gets, for instance a
+        `ReducingStateDescriptor`, whose accumulators the stored ones become; None leaves it out. By default a state of
+        its kind, and accumulators are values.
+    keys
+        By operator of Flink the names of the key columns; by default those of the fields of the key, or `key`.
+    time_to_live
+        By `operator.state` of Flink its time to live, which a savepoint does not hold. Rows keep the time of their last
+        use. Without it the state has none.
+    parallelism, max_parallelism
+        How many subtasks and key groups the operators get; those of the savepoint by default. A job may restore at any.
+    properties
+        JSON values for the checkpoint, beside `flink`, which tells where it is from.
+
+    Returns
+    -------
+    FlinkImport
+        The checkpoint, and what became of each state.
+
+    Raises
+    ------
+    OperatorNotFoundError, StateNotFoundError
+        If an argument names what the savepoint has not.
+    InvalidInputError
+        If there is nothing to import, or a descriptor does not fit; nothing is committed.
+    CorruptDataError
+        If the savepoint is damaged; nothing is committed. The rest is as for `StateStore.bootstrap`.
+    """
+    asked = _Asked(savepoint, operators, dict(states), dict(keys), dict(time_to_live), parallelism, max_parallelism)
+    fills: list[TableFill] = []
+    beside: dict[str, list[list[FrozenOperatorState]]] = {}
+    told: list[_Told] = []
+    left_out: list[str] = []
+    for label, operator in savepoint.operators.items():
+        left_out += [f"{label}: {reason}" for reason in operator.left_out]
+        uid = asked.uid_of(label)
+        if uid is None:
+            told += [_Told(state, note="not asked for") for state in operator.states]
+            continue
+        made = _Operator(asked, operator, uid, store)
+        fills += made.fills
+        if made.operator_states:
+            beside[uid] = made.operator_states
+        told += made.told
+    if not fills and not beside:
+        reasons = "; ".join(f"{item.state.operator}.{item.state.name}: {item.note}" for item in told[:5])
+        raise InvalidInputError(f"{savepoint.url} has no state to import{': ' if reasons else ''}{reasons}")
+    entry = fill_operators(
+        store.storage,
+        store.store_id,
+        fills,
+        operator_states=beside,
+        properties={_FLINK: {"from": savepoint.url, "checkpoint_id": savepoint.checkpoint_id}, **properties},
+        new_id=store.new_id,
+        clock_ms=store.clock_ms,
+    )
+    snapshot = store.snapshot_of(entry)
+    found = {operator.uid: operator for operator in entry.operators}
+    return FlinkImport(
+        snapshot,
+        tuple(item.done(lambda uid, name: found[uid].live_rows(name)) for item in told),
+        tuple(dict.fromkeys(left_out)),
+    )
+
+
+@dataclass(slots=True)
+class _Told:
+    """What will be told of a state."""
+
+    state: FlinkState
+    uid: str | None = None
+    name: str | None = None
+    note: str = ""
+    rows: int | None = None
+    source: KeyedRows | None = None
+    "Knows in the end what it has left out."
+
+    def done(self, rows_of: Any) -> ImportedFlinkState:
+        rows = self.rows
+        if self.uid is not None and self.name is not None and rows is None:
+            rows = rows_of(self.uid, self.name)
+        state = self.state
+        note = "; ".join(filter(None, [self.note, "" if self.source is None else self.source.left_out]))
+        return ImportedFlinkState(state.operator, state.name, state.kind, self.uid, self.name, rows, note)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What a caller asks for, after a look whether the savepoint has what it names."""
+
+    savepoint: FlinkSavepoint
+    operators: Mapping[str, str] | None
+    states: dict[str, StateDescriptor | None]
+    keys: dict[str, Sequence[str]]
+    ttls: dict[str, TimeToLive]
+    parallelism: int | None
+    max_parallelism: int | None
+    _taken: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for label in (*(self.operators or ()), *self.keys):
+            self.savepoint.operator(label)
+        for name in (*self.states, *self.ttls):
+            _ = self.savepoint[name]
+
+    def uid_of(self, label: str) -> str | None:
+        """Return the uid that an operator gets; None if it is left out."""
+        if self.operators is not None:
+            uid = self.operators.get(label)
+            return None if uid is None else check_operator_uid(uid)
+        return free_name(name_of(label), self._taken)
+
+
+class _Operator:
+    """An operator, and how each of its states is filled."""
+
+    def __init__(self, asked: _Asked, operator: FlinkOperator, uid: str, store: StateStore) -> None:
+        self._asked = asked
+        self._operator = operator
+        self._uid = uid
+        self._store = store
+        self._names: dict[str, str] = {}
+        self.fills: list[TableFill] = []
+        self.told: list[_Told] = []
+        self.operator_states: list[list[FrozenOperatorState]] = []
+        self._parallelism = asked.parallelism or max(operator.parallelism, 1)
+        self._max_parallelism = asked.max_parallelism or max(operator.max_parallelism, 1)
+        keyless: list[tuple[FlinkState, OperatorStateDescriptor]] = []
+        for state in operator.states:
+            reference = f"{state.operator}.{state.name}"
+            if asked.states.get(reference, state) is None:
+                self.told.append(_Told(state, note="not asked for"))
+                continue
+            try:
+                if state.kind in _KEYLESS:
+                    keyless.append((state, self._keyless(state)))
+                else:
+                    self._keyed(state, asked.states.get(reference), asked.ttls.get(reference))
+            except InvalidInputError as error:
+                if reference in asked.states or reference in asked.ttls:
+                    raise
+                self.told.append(_Told(state, note=str(error)))
+        if keyless:
+            self._fill_keyless(keyless)
+
+    # Keyed state
+
+    def _keyed(self, state: FlinkState, given: StateDescriptor | None, ttl: TimeToLive | None) -> None:
+        rows = KeyedRows(state, self._asked.keys.get(state.operator))
+        descriptor = rows.descriptor(self._name(state), ttl) if given is None else given
+        self._fill(state, rows, descriptor)
+        notes = [f"{name} cannot be decoded without its class, and is bytes" for name in state.opaque]
+        if rows.has_times and descriptor.ttl is None:
+            notes.append("its time to live is not in a savepoint: give it, or rows do not expire")
+        if given is None and state.kind in ("reducing", "aggregating"):
+            notes.append("accumulators are values")
+        self.told.append(_Told(state, self._uid, descriptor.name, "; ".join(notes), source=rows))
+        if rows.has_raw:
+            # What some rows have and nobody here can read is kept beside, by the same keys.
+            raw = rows.raw()
+            name = free_name(f"{descriptor.name}_raw", self._names)
+            self._fill(state, raw, raw.descriptor(name, None))
+            note = "values of this state that could not be decoded, as bytes"
+            self.told.append(_Told(state, self._uid, name, note, source=raw))
+
+    def _fill(self, state: FlinkState, rows: KeyedRows, descriptor: StateDescriptor) -> None:
+        name = descriptor.name
+        asked = AskedStates(
+            [descriptor],
+            accumulators=isinstance(descriptor, (ReducingStateDescriptor, AggregatingStateDescriptor)),
+            updated_at={name: "_updated_at"} if rows.has_times else None,
+            value_columns={} if state.kind == "timers" else {name: ["_value"]},
+            user_keys={name: "_entry"},
+        )
+        plan = plan_table(
+            self._store.storage,
+            rows.schema,
+            uid=self._uid,
+            key=rows.key_names,
+            states=asked,
+            parallelism=self._parallelism,
+            max_parallelism=self._max_parallelism,
+            new_id=self._store.new_id,
+            clock_ms=self._store.clock_ms,
+        )
+        self.fills.append(TableFill(plan, rows.batches()))
+
+    def _name(self, state: FlinkState) -> str:
+        timers = TIMERS.fullmatch(state.name)
+        if timers is None:
+            return free_name(name_of(state.name), self._names)
+        service = "timers" if timers[2] == "user-timers" else name_of(timers[2])
+        return free_name(f"{service}_{timers[1]}_time", self._names)
+
+    # State without keys
+
+    def _keyless(self, state: FlinkState) -> OperatorStateDescriptor:
+        name = free_name(name_of(state.name.removesuffix(" (operator)")), self._names)
+        kind = state.schema.field("value").type
+        if state.kind == "broadcast":
+            return BroadcastStateDescriptor(name, state.schema.field("key").type, kind)
+        return OperatorListStateDescriptor(name, kind, "union" if state.kind == "union" else "split")
+
+    def _fill_keyless(self, states: Sequence[tuple[FlinkState, OperatorStateDescriptor]]) -> None:
+        count = self._parallelism
+        parts: list[list[FrozenOperatorState]] = [[] for _ in range(count)]
+        for state, descriptor in states:
+            table = state.to_arrow()
+            schema = operator_state_schema(descriptor)
+            kept = pc.is_valid(table.column("value"))
+            if isinstance(descriptor, BroadcastStateDescriptor):
+                # Every subtask has the same; one of them is enough.
+                subtasks = table.column("_subtask")
+                first = pc.equal(subtasks, pc.min(subtasks))
+                table = table.filter(first).select(["key", "value"])
+                batch = _one_batch(table, schema)
+                for part in parts:
+                    part.append(FrozenOperatorState(descriptor, batch))
+                self.told.append(_Told(state, self._uid, descriptor.name, rows=batch.num_rows))
+                continue
+            lost = table.num_rows - (pc.sum(kept).as_py() or 0)
+            table = table.filter(kept)
+            numbers = table.column("_subtask").to_numpy() if table.num_rows else np.empty(0, dtype=np.int64)
+            if numbers.size and numbers.max() >= count:
+                numbers = np.sort(numbers * count // (int(numbers.max()) + 1))
+            for number, part in enumerate(parts):
+                own = table.filter(pa.array(numbers == number)).select(["value"])
+                part.append(FrozenOperatorState(descriptor, _one_batch(own, schema)))
+            note = f"{lost} elements cannot be decoded, and are left out" if lost else ""
+            self.told.append(_Told(state, self._uid, descriptor.name, note, rows=table.num_rows))
+        self.operator_states = parts
+
+
+def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [column.combine_chunks() for column in table.columns]
+    arrays = [column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
