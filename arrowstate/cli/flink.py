@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from arrowstate.cli.output import print_json, print_narrow_table, say
+from arrowstate.cli.running_queries import interruptible
+from arrowstate.cli.sql import format_asked, queries_of
+from arrowstate.cli.sql import show as show_result
 from arrowstate.errors import InvalidInputError
 from arrowstate.foreign.flink import FlinkSavepoint, import_flink_savepoint, open_flink_savepoint
 from arrowstate.store import open_store
 
-__all__ = ["import_", "show"]
+__all__ = ["import_", "show", "sql"]
 
 
 def show(options: argparse.Namespace) -> int:
@@ -55,6 +59,27 @@ def _told(savepoint: FlinkSavepoint, *, count: bool) -> dict[str, Any]:
             }
         )
     return {"checkpoint_id": savepoint.checkpoint_id, "operators": operators}
+
+
+def sql(options: argparse.Namespace) -> int:
+    """Run queries over a savepoint and print their results."""
+    format = format_asked(options)
+    savepoint = _Queried(open_flink_savepoint(options.savepoint))
+    for query in queries_of(options):
+        interruptible(partial(show_result, savepoint, query, format, options.output))
+    return 0
+
+
+class _Queried:
+    """A savepoint, to which queries are put: what has expired in it nobody knows."""
+
+    def __init__(self, savepoint: FlinkSavepoint) -> None:
+        self._savepoint = savepoint
+
+    def sql(self, query: str, *, expired: bool = False) -> Any:
+        """Run a query."""
+        del expired
+        return self._savepoint.sql(query)
 
 
 def import_(options: argparse.Namespace) -> int:

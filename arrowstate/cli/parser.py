@@ -69,21 +69,8 @@ def _add_reading(commands: _Commands) -> None:
     shown.add_argument("--state", metavar="OPERATOR.STATE", help="show one state: its columns and its runs")
 
     queried = _command(commands, "sql", "query a checkpoint with DuckDB", "sql.run")
-    queried.add_argument(
-        "query",
-        metavar="QUERY",
-        nargs="?",
-        help="one SELECT; a table is called OPERATOR.STATE; by default what a pipe brings",
-    )
-    queried.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, or several")
-    queried.add_argument("--csv", action="store_true", help="print the result as CSV")
+    _add_query(queried, "a table is called OPERATOR.STATE")
     queried.add_argument("--expired", action="store_true", help=_EXPIRED)
-    queried.add_argument(
-        "--format", choices=["table", *FORMATS], help="how the result is printed or written (default: table)"
-    )
-    queried.add_argument(
-        "-o", "--output", metavar="FILE", help="write the result to a file; the format is that of its extension"
-    )
     queried.add_argument(
         "--lease", action="store_true", help="keep the checkpoint from being collected meanwhile; writes to the store"
     )
@@ -93,6 +80,20 @@ def _add_reading(commands: _Commands) -> None:
         choices=get_args(Validation),
         default="checksums",
         help="full: take nothing in files on trust that somebody else may have written (default: %(default)s)",
+    )
+
+
+def _add_query(queried: Parser, tables: str) -> None:
+    queried.add_argument(
+        "query", metavar="QUERY", nargs="?", help=f"one SELECT; {tables}; by default what a pipe brings"
+    )
+    queried.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, or several")
+    queried.add_argument("--csv", action="store_true", help="print the result as CSV")
+    queried.add_argument(
+        "--format", choices=["table", *FORMATS], help="how the result is printed or written (default: table)"
+    )
+    queried.add_argument(
+        "-o", "--output", metavar="FILE", help="write the result to a file; the format is that of its extension"
     )
 
 
@@ -355,6 +356,10 @@ def _add_flink(commands: _Commands) -> _Commands:
     shown = _command(verbs, "show", "say what it holds", "flink.show", checkpoint=False, store=False)
     shown.add_argument("savepoint", metavar="SAVEPOINT", help=_FLINK_SAVEPOINT)
     shown.add_argument("--rows", action="store_true", help="count the rows of each state, which reads all of them")
+
+    queried = _command(verbs, "sql", "query it with DuckDB", "flink.sql", checkpoint=False, store=False)
+    queried.add_argument("savepoint", metavar="SAVEPOINT", help=_FLINK_SAVEPOINT)
+    _add_query(queried, "a table is called OPERATOR.STATE, with columns key, value and others")
 
     taken = _command(verbs, "import", "import it into a store", "flink.import_", checkpoint=False, store=False)
     taken.add_argument("savepoint", metavar="SAVEPOINT", help=_FLINK_SAVEPOINT)

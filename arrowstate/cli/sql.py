@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, Protocol, cast
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from arrowstate.cli.running_queries import interruptible
 from arrowstate.errors import InvalidInputError
 from arrowstate.store import Snapshot, open_store
 
-__all__ = ["run", "show", "statements_of"]
+__all__ = ["Queried", "format_asked", "queries_of", "run", "show", "statements_of"]
 
 _MOST_ROWS = 1000
 """A table for people to read is cut here."""
@@ -31,8 +31,8 @@ _BATCH_ROWS = 10_000
 
 def run(options: argparse.Namespace) -> int:
     """Run the queries and print their results."""
-    format = _format(options)
-    queries = _queries(options)
+    format = format_asked(options)
+    queries = queries_of(options)
     if options.output is not None and len(queries) > 1:
         raise InvalidInputError(f"--output has room for the result of one query, got {len(queries)}")
     if format in ("parquet", "arrow") and options.output is None and sys.stdout.isatty():
@@ -54,7 +54,7 @@ def _opened(options: argparse.Namespace) -> Iterator[Snapshot]:
         yield lease.snapshot
 
 
-def _format(options: argparse.Namespace) -> Format | None:
+def format_asked(options: argparse.Namespace) -> Format | None:
     """Return the format of what is printed, None for tables."""
     given = [name for name in ("json", "csv") if getattr(options, name)]
     given += [options.format] if options.format is not None else []
@@ -66,7 +66,7 @@ def _format(options: argparse.Namespace) -> Format | None:
     return None if options.output is None else format_of(options.output, None)
 
 
-def _queries(options: argparse.Namespace) -> list[str]:
+def queries_of(options: argparse.Namespace) -> list[str]:
     """Return the queries that the options give, or those of the pipe."""
     if options.query is not None and options.file is not None:
         raise InvalidInputError("a query and --file exclude each other; choose one")
@@ -102,7 +102,15 @@ def statements_of(text: str) -> list[str]:
         raise InvalidInputError(str(error)) from error
 
 
-def show(snapshot: Snapshot, query: str, format: Format | None, output: str | None, *, expired: bool = False) -> None:
+class Queried(Protocol):
+    """What queries are put to."""
+
+    def sql(self, query: str, *, expired: bool = False) -> Any:
+        """Run a query."""
+        ...
+
+
+def show(snapshot: Queried, query: str, format: Format | None, output: str | None, *, expired: bool = False) -> None:
     """Run a query, and print its result or write it to a file; as a table where no format is given."""
     import duckdb
 

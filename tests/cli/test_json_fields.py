@@ -46,6 +46,7 @@ COMMANDS = {
     "compact": ["STORE", "--max-amplification", "1.1"],
     "compact --apply": ["STORE", "--max-amplification", "1.1", "--apply"],
     "flink show": ["show", "FLINK"],
+    "flink sql": ["sql", "FLINK", "select key as user, value as total from v2.v2_reduce"],
     "flink import": ["import", "FLINK", "IMPORTED"],
     "warm": ["--processes", "1"],
     "run": ["FILE", "--mode", "threads"],
