@@ -150,7 +150,7 @@ def differences(state: FlinkState, truth: dict[str, Any], windows: FlinkState | 
             found[key] = value
     expected = {}
     for entry in truth["entries"]:
-        place = [_dropped(plain(entry["key"])), _expected_namespace(entry, truth["kind"])]
+        place = [_key(entry["key"]), _expected_namespace(entry, truth["kind"])]
         expected[json.dumps(place)] = plain(entry["value"])
     wrong = [f"{key} is missing" for key in expected.keys() - found.keys()]
     wrong += [f"{key} is not expected" for key in found.keys() - expected.keys()]
@@ -187,9 +187,12 @@ def _merged_windows(windows: FlinkState) -> dict[str, str]:
     return found
 
 
-def _dropped(value: Any) -> Any:
-    """A key without the name of its class."""
-    return {name: each for name, each in value.items() if name != "_class"} if isinstance(value, dict) else value
+def _key(value: Any) -> Any:
+    """A key without the name of its class, and without what kind of change a row is."""
+    found = plain(value)
+    if isinstance(found, dict):
+        return {name: each for name, each in found.items() if name != "_class"}
+    return found[1:] if isinstance(value, dict) and "$row" in value else found
 
 
 def _namespace(rows: dict[str, list[Any]], row: int, kind: str) -> Any:

@@ -65,7 +65,8 @@ class ChangelogSource:
     def __init__(
         self, places: Places, handle: ChangelogHandle, base: Sequence[EntrySource], max_parallelism: int
     ) -> None:
-        self._places, self._handle, self._base, self._max_parallelism = places, handle, base, max_parallelism
+        self._places, self._handle, self._max_parallelism = places, handle, max_parallelism
+        self.base = base
         self._unknown = ""
 
     @cached_property
@@ -126,7 +127,7 @@ class ChangelogSource:
     @cached_property
     def layouts(self) -> dict[str, StateLayout]:
         """The states, by name."""
-        found = {name: layout for source in self._base for name, layout in source.layouts.items()}
+        found = {name: layout for source in self.base for name, layout in source.layouts.items()}
         infos, _ = self._read
         key = self._key(infos, found)
         return {**found, **{name: layout_of(info, key) for name, info in infos.items()}}
@@ -146,12 +147,12 @@ class ChangelogSource:
     def unknown(self) -> str:
         """A serializer of states that are left out."""
         _ = self._read
-        return self._unknown or next((source.unknown for source in self._base if source.unknown), "")
+        return self._unknown or next((source.unknown for source in self.base if source.unknown), "")
 
     def batches(self, layout: StateLayout) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a state."""
         changes = self._read[1].get(layout.name, [])
-        base = [source for source in self._base if layout.name in source.layouts]
+        base = [source for source in self.base if layout.name in source.layouts]
         if not changes:
             for source in base:
                 yield from source.batches(layout)

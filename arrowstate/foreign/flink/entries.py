@@ -21,7 +21,7 @@ from arrowstate.foreign.flink.serializers.operations import FIXED, MARK, REST, S
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Program, Tape
 from arrowstate.foreign.flink.serializers.scalars import FlippedLong
 
-__all__ = ["Entries", "EntryDecoder", "prefix_bytes"]
+__all__ = ["Entries", "EntryDecoder", "bytes_and_offsets", "prefix_bytes"]
 
 _MOST_OF_ONE_BYTE = 128
 
@@ -52,14 +52,17 @@ class Entries:
     @staticmethod
     def of_arrays(name: str, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> Entries:
         """Return what two arrays of Arrow hold."""
-        key_data, key_offsets = _buffers(keys)
-        value_data, value_offsets = _buffers(values)
+        key_data, key_offsets = bytes_and_offsets(keys)
+        value_data, value_offsets = bytes_and_offsets(values)
         return Entries(
             name, key_data, key_offsets[:-1], key_offsets[1:], value_data, value_offsets[:-1], value_offsets[1:]
         )
 
 
-def _buffers(array: pa.Array) -> tuple[Bytes, Ints]:
+def bytes_and_offsets(array: pa.Array) -> tuple[Bytes, Ints]:
+    """Return the bytes of an array of binary, and where each value begins and ends in them."""
+    if not len(array):
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
     wide = pa.types.is_large_binary(array.type)
     _, offsets, data = array.buffers()
     places = np.frombuffer(offsets, np.int64 if wide else np.int32, len(array) + 1 + array.offset)[array.offset :]

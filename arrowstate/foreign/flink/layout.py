@@ -23,6 +23,7 @@ from arrowstate.foreign.flink.keyed_header import StateInfo
 from arrowstate.foreign.flink.serializers.base import Opaque, Serializer
 from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, StructOf, TtlOf
 from arrowstate.foreign.flink.serializers.program import Ints
+from arrowstate.foreign.flink.serializers.rewriting import without_kinds
 from arrowstate.foreign.flink.serializers.scalars import Nothing
 
 __all__ = ["RowColumns", "StateLayout", "is_always_opaque", "layout_of"]
@@ -182,9 +183,10 @@ def layout_of(info: StateInfo, key: Serializer) -> StateLayout:
         The key of the operator.
     """
     value = info.serializer("VALUE_SERIALIZER")
+    key = without_kinds(key)
     if info.backend_kind == "queue":
         if isinstance(value, StructOf) and value.class_name == "timer":
-            return StateLayout(info.name, "timers", value.parts[1], value.parts[2], None, None)
+            return StateLayout(info.name, "timers", without_kinds(value.parts[1]), value.parts[2], None, None)
         return StateLayout(info.name, "timers", Opaque("timer", "no timers"), Nothing(), None, None)
     namespace = info.serializer("NAMESPACE_SERIALIZER")
     user_key = None

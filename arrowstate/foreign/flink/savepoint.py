@@ -15,13 +15,15 @@ import pyarrow as pa
 from arrowstate.errors import KeyTypeError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.foreign.flink.byte_reader import ByteReader
 from arrowstate.foreign.flink.handles import KeyGroupsHandle, Metadata, Operator, Subtask
+from arrowstate.foreign.flink.heap import HeapSource
+from arrowstate.foreign.flink.hints import Hint, Hints, known_subclasses
 from arrowstate.foreign.flink.keyed_header import read_operator_header
 from arrowstate.foreign.flink.metadata import read_metadata
 from arrowstate.foreign.flink.opening import open_keyed
 from arrowstate.foreign.flink.places import Places
 from arrowstate.foreign.flink.querying import Query, look_up
 from arrowstate.foreign.flink.sources import KeyedSource
-from arrowstate.foreign.flink.states import FlinkState, KeyedPart, OperatorPart, StatePart
+from arrowstate.foreign.flink.states import FlinkState, KeyedPart, OperatorPart
 from arrowstate.foreign.flink.timers import RawTimersSource
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ class FlinkSavepoint:
     Open one with `open_flink_savepoint`. Nothing but the metadata is read before it is asked for.
     """
 
-    def __init__(self, places: Places, metadata: Metadata) -> None:
-        self._places, self.metadata = places, metadata
+    def __init__(self, places: Places, metadata: Metadata, hints: Hints) -> None:
+        self._places, self.metadata, self._hints = places, metadata, hints
 
     def __repr__(self) -> str:
         return f"<FlinkSavepoint {self.url}>"
@@ -73,11 +75,12 @@ class FlinkSavepoint:
     def operators(self) -> dict[str, FlinkOperator]:
         """The operators, by uid, else name, else id; where two have one name, by id."""
         known = Counter(operator.label for operator in self.metadata.operators)
-        found = {}
+        found = []
         for operator in self.metadata.operators:
             label = operator.label if known[operator.label] == 1 else operator.id
-            found[label] = _opened(self._places, operator, label)
-        return found
+            found.append(_found(self._places, operator, label))
+        self._hints.bind(f"{each.label}.{name}" for each in found for name in (*each.names, *each.operator_parts))
+        return {each.label: _opened(each, self._hints) for each in found}
 
     @cached_property
     def states(self) -> dict[str, FlinkState]:
@@ -87,14 +90,15 @@ class FlinkSavepoint:
         }
 
     def __getitem__(self, name: str) -> FlinkState:
-        """Return a state by `operator.state`.
+        """Return a state by `operator.state`; one of PyFlink also by the name that its job gave it.
 
         Raises
         ------
         StateNotFoundError
             If there is none.
         """
-        found = self.states.get(name)
+        operator, _, state = name.rpartition(".")
+        found = self.states.get(name) or self.states.get(f"{operator}.python-state-{state}")
         if found is None:
             raise StateNotFoundError(name, sorted(self.states), None, self.checkpoint_id)
         return found
@@ -184,6 +188,7 @@ class FlinkSavepoint:
 def open_flink_savepoint(
     url: str | os.PathLike[str],
     *,
+    hints: Mapping[str, Hint] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> FlinkSavepoint:
     """Open a savepoint or checkpoint of Flink; no JVM and no class of the job is needed.
@@ -193,6 +198,10 @@ def open_flink_savepoint(
     url : str or PathLike
         The folder that holds `_metadata`, or the file itself: a local path, or a URL of S3, Google Cloud Storage or
         Azure. The folder of a job's checkpoints means its last complete one.
+    hints : mapping of str to DataType, Schema or Pickled, optional
+        What the savepoint does not say. By `operator.state` the type of the values of a state: names for the fields of
+        SQL, the types of PyFlink's state, `pa.binary()` for bytes as they are, or a schema of `key` and `value`. By the
+        name of a class all fields of its objects.
     storage_options : mapping, optional
         For the storage, see `arrowstate.open_store`.
 
@@ -204,28 +213,72 @@ def open_flink_savepoint(
         If it is damaged.
     FormatVersionError
         If a newer Flink wrote it.
+
+    Examples
+    --------
+    A checkpoint without operators, to have one that is short:
+
+    >>> from arrowstate.storage import open_storage
+    >>> with open_storage("memory://flink", create=True).write_file("chk-41/_metadata") as file:
+    ...     _ = file.write(bytes.fromhex("4960672d 00000003 0000000000000029 00000000 00000000"))
+    >>> savepoint = open_flink_savepoint("memory://flink/chk-41")
+    >>> savepoint.checkpoint_id, list(savepoint.states)
+    (41, [])
     """
     places = Places(url, storage_options)
-    return FlinkSavepoint(places, read_metadata(places.metadata.view, places.metadata.name))
+    return FlinkSavepoint(places, read_metadata(places.metadata.view, places.metadata.name), Hints(hints))
 
 
-def _opened(places: Places, operator: Operator, label: str) -> FlinkOperator:
-    left_out = []
+@dataclass(slots=True)
+class _Found:
+    """An operator as its handles describe it."""
+
+    label: str
+    operator: Operator
+    sources: list[KeyedSource]
+    operator_parts: dict[str, list[OperatorPart]]
+    modes: dict[str, str]
+    left_out: list[str]
+
+    @property
+    def names(self) -> set[str]:
+        """The states that have keys."""
+        return {name for source in self.sources for name in source.layouts}
+
+
+def _found(places: Places, operator: Operator, label: str) -> _Found:
+    found = _Found(label, operator, [], {}, {}, [])
     if operator.finished:
-        left_out.append("all of its subtasks were finished")
-    keyed: dict[str, list[KeyedPart]] = {}
+        found.left_out.append("all of its subtasks were finished")
     for subtask in operator.subtasks:
         for source in _sources(places, operator, subtask):
-            for name, layout in source.layouts.items():
-                keyed.setdefault(name, []).append(KeyedPart(source, layout))
+            found.sources.append(source)
+            # What is unknown shows when the states are described.
+            _ = source.layouts
             if source.unknown:
-                left_out.append(f"states described after an unknown {source.unknown}")
-        left_out += _not_read(subtask)
+                found.left_out.append(f"states described after an unknown {source.unknown}")
+        found.left_out += _not_read(subtask)
+        _operator_parts(places, subtask, found)
+    return found
+
+
+def _opened(found: _Found, hints: Hints) -> FlinkOperator:
+    label, operator = found.label, found.operator
+    _with_hints(found.sources, label, hints)
+    keyed: dict[str, list[KeyedPart]] = {}
+    for source in found.sources:
+        for name, layout in source.layouts.items():
+            keyed.setdefault(name, []).append(KeyedPart(source, layout))
     states = []
     for name, parts in sorted(keyed.items()):
         opaque = tuple(dict.fromkeys(each for part in parts for each in part.layout.opaque))
-        states.append(FlinkState(label, name, parts[0].layout.kind, parts, opaque))
-    states += _operator_states(places, operator, label, {state.name for state in states}, left_out)
+        hint = hints.of_state(label, name)
+        states.append(FlinkState(label, name, parts[0].layout.kind, parts, opaque, hint))
+    for name, each in sorted(found.operator_parts.items()):
+        serializers = [serializer for part in each for serializer in part.info.serializers.values()]
+        opaque = tuple(dict.fromkeys(name for serializer in serializers for name in serializer.opaque))
+        shown = name if name not in keyed else f"{name} (operator)"
+        states.append(FlinkState(label, shown, found.modes[name], each, opaque, hints.of_state(label, shown)))
     return FlinkOperator(
         label,
         operator.id,
@@ -234,8 +287,18 @@ def _opened(places: Places, operator: Operator, label: str) -> FlinkOperator:
         operator.parallelism,
         operator.max_parallelism,
         tuple(states),
-        tuple(dict.fromkeys(left_out)),
+        tuple(dict.fromkeys(found.left_out)),
     )
+
+
+def _with_hints(sources: list[KeyedSource], label: str, hints: Hints) -> None:
+    """Put into each source what hints and other subtasks say of the classes of its states."""
+    every = [source for given in sources for source in (given, *(getattr(given, "base", ())))]
+    known = known_subclasses(layout for source in every for layout in source.layouts.values())
+    for source in every:
+        framed = not isinstance(source, HeapSource)
+        for name, layout in source.layouts.items():
+            source.layouts[name] = hints.layout(label, layout, known, framed)
 
 
 def _sources(places: Places, operator: Operator, subtask: Subtask) -> Iterator[KeyedSource]:
@@ -258,30 +321,17 @@ def _not_read(subtask: Subtask) -> list[str]:
     return found
 
 
-def _operator_states(
-    places: Places, operator: Operator, label: str, taken: set[str], left_out: list[str]
-) -> list[FlinkState]:
-    parts: dict[str, list[OperatorPart]] = {}
-    modes: dict[str, str] = {}
-    for subtask in operator.subtasks:
-        handle = subtask.operator_state
-        if handle is None or handle.stream is None:
+def _operator_parts(places: Places, subtask: Subtask, found: _Found) -> None:
+    handle = subtask.operator_state
+    if handle is None or handle.stream is None:
+        return
+    stream = places.open(handle.stream)
+    header = read_operator_header(ByteReader(stream.view, stream.name))
+    all_offsets = sorted({offset for place in handle.states for offset in place.offsets})
+    for place in handle.states:
+        if place.name not in header.states:
+            found.left_out.append(f"the state {place.name!r}, described after an unknown {header.unknown}")
             continue
-        stream = places.open(handle.stream)
-        header = read_operator_header(ByteReader(stream.view, stream.name))
-        all_offsets = sorted({offset for place in handle.states for offset in place.offsets})
-        for place in handle.states:
-            if place.name not in header.states:
-                left_out.append(f"the state {place.name!r}, described after an unknown {header.unknown}")
-                continue
-            modes[place.name] = place.mode
-            part = OperatorPart(stream, header, place, all_offsets, subtask.index)
-            parts.setdefault(place.name, []).append(part)
-    found = []
-    for name, each in sorted(parts.items()):
-        serializers = [serializer for part in each for serializer in part.info.serializers.values()]
-        opaque = tuple(dict.fromkeys(name for serializer in serializers for name in serializer.opaque))
-        shown = name if name not in taken else f"{name} (operator)"
-        several: list[StatePart] = list(each)
-        found.append(FlinkState(label, shown, modes[name], several, opaque))
-    return found
+        found.modes[place.name] = place.mode
+        part = OperatorPart(stream, header, place, all_offsets, subtask.index)
+        found.operator_parts.setdefault(place.name, []).append(part)

@@ -5,7 +5,7 @@ Each kind of handle has a source of its own; all of them give the same columns (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Protocol
 
@@ -27,8 +27,8 @@ class KeyedSource(Protocol):
     """States of a range of key groups of one operator."""
 
     @property
-    def layouts(self) -> Mapping[str, StateLayout]:
-        """The states, by name."""
+    def layouts(self) -> dict[str, StateLayout]:
+        """The states, by name; what is more is known of one may be put in its place."""
         ...
 
     @property

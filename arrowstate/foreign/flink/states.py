@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from arrowstate.foreign.flink.conforming import coalesced, conformed, merged_schema
 from arrowstate.foreign.flink.handles import OperatorStatePlace
+from arrowstate.foreign.flink.hints import StateHint
 from arrowstate.foreign.flink.keyed_header import OperatorHeader
 from arrowstate.foreign.flink.layout import StateLayout
 from arrowstate.foreign.flink.operator_state import operator_batch, operator_schema
@@ -108,18 +109,28 @@ class FlinkState:
     """
 
     def __init__(
-        self, operator: str, name: str, kind: str, parts: Sequence[StatePart], opaque: tuple[str, ...] = ()
+        self,
+        operator: str,
+        name: str,
+        kind: str,
+        parts: Sequence[StatePart],
+        opaque: tuple[str, ...] = (),
+        hint: StateHint | None = None,
     ) -> None:
         self.operator, self.name, self.kind, self.opaque = operator, name, kind, opaque
-        self._parts = parts
+        self._parts, self._hint = parts, hint
 
     def __repr__(self) -> str:
         return f"<{self.kind} state {self.name!r} of {self.operator!r}>"
 
     @cached_property
+    def _written(self) -> pa.Schema:
+        return merged_schema(part.schema for part in self._parts)
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """The columns; see `arrowstate.foreign.flink.layout` for what they mean."""
-        return merged_schema(part.schema for part in self._parts)
+        return self._hint.schema(self._written) if self._hint else self._written
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows, in batches of about 65,536, in no order that is promised.
@@ -131,8 +142,9 @@ class FlinkState:
         MissingFileError
             If a file is gone.
         """
-        schema = self.schema
-        return coalesced(conformed(batch, schema) for part in self._parts for batch in part.batches())
+        written, schema, hint = self._written, self.schema, self._hint
+        found = (conformed(batch, written) for part in self._parts for batch in part.batches())
+        return coalesced(found if hint is None else (hint.batch(batch, schema) for batch in found))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows; see `to_batches`."""

@@ -21,6 +21,7 @@ from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.serializers.base import Serializer, compiled
 from arrowstate.foreign.flink.serializers.composites import StructOf
 from arrowstate.foreign.flink.serializers.program import Tape, UndecodableError
+from arrowstate.foreign.flink.serializers.rewriting import without_kinds
 from arrowstate.foreign.flink.serializers.scalars import Number
 from arrowstate.foreign.flink.serializers.snapshots import UnknownSnapshotError, read_snapshot
 
@@ -80,7 +81,7 @@ class RawTimersSource:
             raise reader.wrong(f"timers of version {version}; those of Flink 1.8 and later are of version 2")
         for _ in range(reader.count(10)):
             service = reader.utf()
-            key, namespace = read_snapshot(reader), read_snapshot(reader)
+            key, namespace = without_kinds(read_snapshot(reader)), read_snapshot(reader)
             for kind in _KINDS:
                 name = f"_timer_state/{kind}_{service}"
                 layout = StateLayout(name, "timers", key, namespace, None, None)

@@ -317,17 +317,21 @@ class RowOf(Serializer):
         Whether the first two bits say what kind of change it is.
     names : tuple of str, optional
         What the fields are called; `f0` and so on if they are not given.
+    shown : bool, default True
+        Whether a field `_row_kind` says it.
     """
 
-    __slots__ = ("kinds", "names", "parts")
+    __slots__ = ("kinds", "names", "parts", "shown")
 
-    def __init__(self, parts: tuple[Serializer, ...], kinds: bool, names: tuple[str, ...] = ()) -> None:
-        self.parts, self.kinds = parts, kinds
+    def __init__(
+        self, parts: tuple[Serializer, ...], kinds: bool, names: tuple[str, ...] = (), shown: bool = True
+    ) -> None:
+        self.parts, self.kinds, self.shown = parts, kinds, kinds and shown
         self.names = names or tuple(f"f{place}" for place in range(len(parts)))
 
     @property
     def arrow(self) -> pa.DataType:
-        kind = [pa.field("_row_kind", pa.string())] if self.kinds else []
+        kind = [pa.field("_row_kind", pa.string())] if self.shown else []
         return pa.struct([*kind, *fields_of(self.names, self.parts)])
 
     @property
@@ -360,7 +364,7 @@ class RowOf(Serializer):
 
         def row(slots: Slots) -> pa.Array:
             children = [masked(column(slots), slots[slot] != 0) for slot, column in columns]
-            if bits:
+            if self.shown:
                 # A slot of a bit says whether it is not set; the lower bit stands first.
                 kinds = (1 - slots[bits[0]]) + 2 * (1 - slots[bits[1]])
                 children = [ROW_KINDS.take(pa.array(kinds)), *children]

@@ -368,16 +368,24 @@ def _row_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
     return BinaryRow(fields)
 
 
+def _nested_serializer(reader: ByteReader, depth: int) -> None:
+    """Go over the serializer of elements: a Java object, or a snapshot."""
+    if bytes(reader.data[reader.position : reader.position + 2]) == b"\xac\xed":
+        read_java_object(reader)
+    else:
+        read_snapshot(reader, depth)
+
+
 def _array_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
     kind = arrow_of_logical_type(read_java_object(reader))
-    read_snapshot(reader, depth)
+    _nested_serializer(reader, depth)
     return BinaryArray(kind) if kind is not None else CountedBytes()
 
 
 def _map_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
     key, value = (arrow_of_logical_type(read_java_object(reader)) for _ in range(2))
-    read_snapshot(reader, depth)
-    read_snapshot(reader, depth)
+    _nested_serializer(reader, depth)
+    _nested_serializer(reader, depth)
     return BinaryMap(key, value) if key is not None and value is not None else CountedBytes()
 
 
