@@ -7,9 +7,11 @@ that are new in it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +20,25 @@ from msgspec.structs import replace
 
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, changed_rows, check_same_schema, columns_to_compare
-from arrowstate.query.files import QueriedRun
+from arrowstate.query.files import Part, QueriedRun
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.schema.keys import key_columns
-from arrowstate.snapshot.reading import subtask_runs
-from arrowstate.snapshot.subtasks import subtasks_of
+from arrowstate.snapshot.subtasks import runs_of_state, subtasks_of
 from arrowstate.storage.base import Storage
-from arrowstate.storage.parallel import in_parallel
+from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import gather
 from arrowstate_formats.documents import LogEntryDocument, RunDocument
+from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
+from arrowstate_formats.manifest_text import RunsOfState
 
 __all__ = ["COMMITTED_COLUMN", "KeyHistory"]
 
 COMMITTED_COLUMN = "_committed_at"
 _WINDOW = 64
-"""How many manifests are read at a time."""
+"""How many manifests are read at a time where that is faster than one after the other."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -78,6 +81,9 @@ class KeyHistory:
         schema = pa.schema([state.schema.field(name) for name in self._read])
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
         self._files: dict[str, _InFile] = {}
+        self._live: dict[tuple[Any, ...], list[int]] = {}
+        self._manifests = RunsOfState(state.document.name, self._may_have_rows)
+        self._hashes: list[int] = self._batch.hashes.tolist()
 
     @property
     def schema(self) -> pa.Schema:
@@ -104,7 +110,9 @@ class KeyHistory:
         left = iter(entries)
         seen: list[tuple[str, list[int]]] = []
         rows = self._rows_of([])
-        while window := list(islice(left, _WINDOW)):
+        # One after the other, so that runs in which no key was found need not be looked at again.
+        at_once = _WINDOW if overlaps(self._storage) else 1
+        while window := list(islice(left, at_once)):
             found = in_parallel(self._storage, self._runs, window, name="manifests", small=True)
             for entry, runs in zip(window, found, strict=True):
                 with reading_checkpoint(self._storage, entry):
@@ -126,7 +134,10 @@ class KeyHistory:
                     check_same_schema(self._state, operator, document)
                     with reading_checkpoint(self._storage, entry):
                         for subtask in subtasks_of(self._storage, operator):
-                            found += subtask_runs(self._storage, operator, subtask).get(name, [])
+                            if self._is_within(
+                                *KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism)
+                            ):
+                                found += runs_of_state(self._storage, subtask.manifest, uid, name, self._manifests)
         return sorted(filter(self._may_hold, found), key=lambda run: (run.id, run.first_row))
 
     def _may_hold(self, run: RunDocument) -> bool:
@@ -137,12 +148,16 @@ class KeyHistory:
     def _live_rows(self, run: RunDocument) -> list[int]:
         """Return those of its rows with a key that are live, by their place among all of the file with a key."""
         rows = self._in_file(run).places
-        own = np.flatnonzero((rows >= run.first_row) & (rows < run.last_row))
-        if not own.size:
+        if not rows.size:
             return []
-        live = QueriedRun(self._storage, run, self._state.schemas).live
-        bits = rows[own] - run.first_row
-        live_rows: list[int] = own[(live[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 != 0].tolist()
+        vector = run.deletion_vector
+        known = run.id, run.first_row, run.last_row, None if vector is None else (vector.xxh3_128, vector.inline)
+        live_rows = self._live.get(known)
+        if live_rows is None:
+            own = np.flatnonzero((rows >= run.first_row) & (rows < run.last_row))
+            live = QueriedRun(self._storage, run, self._state.schemas)
+            live_rows = [place for place in own.tolist() if live.live_rows(int(rows[place]), int(rows[place]) + 1)[1]]
+            self._live[known] = live_rows
         return live_rows
 
     def _in_file(self, run: RunDocument) -> _InFile:
@@ -151,18 +166,28 @@ class KeyHistory:
         if known is None:
             whole = replace(run, first_row=0, last_row=run.rows, live_rows=run.rows, deletion_vector=None)
             queried = QueriedRun(self._storage, whole, self._state.schemas)
-            parts = [part for part in queried.parts() if self._is_within(part.min_hash, part.max_hash)]
-            found = [(opened, *opened.find_all(self._batch)) for opened in [queried.run(parts)]]
-            known = _InFile(found[0][2], self._nothing)
+            parts = [part for part in queried.parts() if self._may_be_in(part)]
+            found = [(opened, *opened.find_all(self._batch)) for opened in [queried.run(parts)]] if parts else []
+            known = _InFile(found[0][2] if found else np.empty(0, dtype=np.int64), self._nothing)
             if known.places.size:
                 columns = [gather(found, number, kind) for number, kind in self._fields]
                 known = _InFile(known.places, pa.RecordBatch.from_arrays(columns, schema=self._nothing.schema))
             self._files[run.id] = known
         return known
 
+    def _may_be_in(self, part: Part) -> bool:
+        """Whether a row of a part has the hash of a key."""
+        if not self._is_within(part.min_hash, part.max_hash):
+            return False
+        hashes, asked = part.segment().hashes, self._batch.hashes
+        return bool((np.searchsorted(hashes, asked, "left") < np.searchsorted(hashes, asked, "right")).any())
+
+    def _may_have_rows(self, run: str) -> bool:
+        known = self._files.get(run)
+        return known is None or known.places.size > 0
+
     def _is_within(self, low: int, high: int) -> bool:
-        first, last = np.searchsorted(self._batch.hashes, low), np.searchsorted(self._batch.hashes, high, side="right")
-        return bool(first < last)
+        return bisect_left(self._hashes, low) < bisect_right(self._hashes, high)
 
     def _rows_of(self, live: Sequence[tuple[str, list[int]]]) -> pa.RecordBatch:
         return pa.concat_batches(

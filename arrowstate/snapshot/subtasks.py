@@ -28,6 +28,7 @@ from arrowstate_formats.documents import (
     OperatorPartsDocument,
     OperatorStateDocument,
     PartFileDocument,
+    RunDocument,
     StateRunsDocument,
     SubtaskDocument,
     SubtaskFileDocument,
@@ -36,7 +37,7 @@ from arrowstate_formats.documents import (
     encode,
 )
 from arrowstate_formats.key_groups import KeyGroupRange
-from arrowstate_formats.manifest_text import decode_manifest
+from arrowstate_formats.manifest_text import RunsOfState, decode_manifest
 from arrowstate_formats.run_files import checksum
 from arrowstate_formats.schema_documents import SchemaDocument, StateDocument
 
@@ -48,6 +49,7 @@ __all__ = [
     "parts_of",
     "read_states",
     "restored_watermark",
+    "runs_of_state",
     "subtask_of",
     "subtasks_in",
     "subtasks_of",
@@ -98,6 +100,18 @@ def read_states(storage: Storage, handle: ManifestHandle, uid: str) -> list[Stat
         return handle.inline
     assert handle.path is not None
     return _read(storage, handle.path, handle.xxh3_128, ManifestDocument, uid, decode_manifest).states
+
+
+def runs_of_state(
+    storage: Storage, handle: ManifestHandle, uid: str, name: str, reader: RunsOfState
+) -> list[RunDocument]:
+    """Return the runs of one state of a subtask, in a manifest those that `reader` wants; errors as `read_states`."""
+    if handle.inline is not None:
+        states = handle.inline
+    else:
+        assert handle.path is not None
+        states = _read(storage, handle.path, handle.xxh3_128, ManifestDocument, uid, reader.decode).states
+    return [run for state in states if state.name == name for run in state.runs]
 
 
 def subtasks_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,10 +18,13 @@ from arrowstate_formats.document_base import FORMAT_VERSION
 from arrowstate_formats.document_text import decode, is_laid_out, pack, unpack
 from arrowstate_formats.run_documents import BatchDocument, BatchList, ManifestDocument, RunDocument, StateRunsDocument
 
-__all__ = ["decode_manifest"]
+__all__ = ["RunsOfState", "decode_manifest"]
 
 _KEPT_BYTES = 32 << 20
 """Of text; what is decoded of it takes a few times as much."""
+
+
+_KEPT_RUNS = 1 << 12
 
 
 def _sketch(kind: type[msgspec.Struct], **types: Any) -> Any:
@@ -38,6 +42,11 @@ def _sketch(kind: type[msgspec.Struct], **types: Any) -> Any:
 _Run = _sketch(RunDocument, batches=msgspec.Raw)
 _State = _sketch(StateRunsDocument, runs=list.__class_getitem__(_Run))
 _Manifest = _sketch(ManifestDocument, states=list.__class_getitem__(_State))
+_Outline = _sketch(
+    ManifestDocument,
+    states=list.__class_getitem__(_sketch(StateRunsDocument, runs=list.__class_getitem__(msgspec.Raw))),
+)
+_Id: Any = msgspec.defstruct("Id", [("id", str)])
 _FIELDS = [field.name for field in msgspec.structs.fields(RunDocument) if field.name != "batches"]
 
 
@@ -94,6 +103,59 @@ def decode_manifest(data: bytes, *, path: str = "") -> ManifestDocument:
         # What is wrong with it is told below.
         pass
     return decode(data, ManifestDocument, path=path)
+
+
+class RunsOfState:
+    """Reads the runs of one state from manifests that follow each other; those with the text of before are looked up.
+
+    What it returns is for reading one state; a manifest is told to be whole by its checksum.
+
+    Parameters
+    ----------
+    name
+        The state.
+    is_wanted
+        Says by its id whether a run is returned; others are not looked at.
+    """
+
+    def __init__(self, name: str, is_wanted: Callable[[str], bool] = lambda _: True) -> None:
+        self._name = name
+        self._is_wanted = is_wanted
+        self._runs: dict[bytes, RunDocument] = {}
+
+    def decode(self, data: bytes, *, path: str = "") -> ManifestDocument:
+        """Return a manifest with this state alone, if it has it; errors are those of `decode` for what is looked at.
+
+        Examples
+        --------
+        >>> from arrowstate_formats.document_text import encode
+        >>> states = [StateRunsDocument(name=name, runs=[]) for name in ("clicks", "pages")]
+        >>> data = encode(ManifestDocument(operator="counter", key_groups=(0, 127), states=states))
+        >>> [state.name for state in RunsOfState("pages").decode(data).states]
+        ['pages']
+        """
+        try:
+            sketch = unpack(data, _Outline)
+            if sketch.format_version == FORMAT_VERSION and not sketch.features and not sketch.extensions:
+                own = [state for state in sketch.states if state.name == self._name]
+                states = [StateRunsDocument(name=state.name, runs=self._wanted(state.runs)) for state in own]
+                return ManifestDocument(operator=sketch.operator, key_groups=sketch.key_groups, states=states)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+            # What is wrong with it is told below.
+            pass
+        whole = decode_manifest(data, path=path)
+        return msgspec.structs.replace(whole, states=[state for state in whole.states if state.name == self._name])
+
+    def _wanted(self, texts: Sequence[msgspec.Raw]) -> list[RunDocument]:
+        return [self._run(bytes(text)) for text in texts if self._is_wanted(unpack(text, _Id).id)]
+
+    def _run(self, text: bytes) -> RunDocument:
+        found = self._runs.get(text)
+        if found is None:
+            if len(self._runs) >= _KEPT_RUNS:
+                self._runs.clear()
+            found = self._runs[text] = _run(unpack(text, _Run))
+        return found
 
 
 def _run(sketch: Any) -> RunDocument:

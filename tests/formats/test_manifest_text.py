@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from arrowstate_formats import manifest_text
 from arrowstate_formats.documents import decode, encode
 from arrowstate_formats.errors import ArrowStateError, CorruptDataError
-from arrowstate_formats.manifest_text import decode_manifest
+from arrowstate_formats.manifest_text import RunsOfState, decode_manifest
 from arrowstate_formats.run_documents import BatchDocument, ManifestDocument, RunDocument, StateRunsDocument
 
 
@@ -113,3 +114,34 @@ def test_what_is_no_text_of_a_manifest_is_corrupt() -> None:
     for data in (b"", b"\xff", b"[]", b"{", b"{" * 100_000):
         with pytest.raises(CorruptDataError):
             decode_manifest(data, path="m")
+        with pytest.raises(CorruptDataError):
+            RunsOfState("s").decode(data, path="m")
+
+
+@pytest.mark.parametrize("batches", [1, 300])
+def test_the_runs_of_one_state_are_those_of_the_whole_manifest(batches: int) -> None:
+    reader, chosen = RunsOfState("t"), RunsOfState("t", lambda run: run == "b")
+    for live_rows in (3, 3, 2):
+        (state,) = manifest(batches, live_rows=live_rows).states
+        other = StateRunsDocument(name="t", runs=[state.runs[0], replace(state.runs[0], id="b")])
+        data = encode(replace(manifest(batches), states=[state, other]))
+
+        assert reader.decode(data).states == [other]
+        assert [run.id for run in chosen.decode(data).states[0].runs] == ["b"]
+    assert reader.decode(encode(manifest(batches))).states == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"live_rows":3', b'"live_rows":99999'),
+        (b'"offset":72', b'"offset":71'),
+        (b'"path":"data', b'"path":"../data'),
+        (b'"format_version":2', b'"format_version":3'),
+        (b'"features":[]', b'"features":["new"]'),
+    ],
+)
+def test_the_runs_of_one_state_are_refused_as_the_whole_manifest_is(before: bytes, after: bytes) -> None:
+    changed = encode(manifest(300)).replace(before, after)
+
+    assert outcome(RunsOfState("s").decode, changed) == outcome(decode_manifest, changed)
