@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import EditConflictError, FencedError, QueryConflictError
+from arrowstate.spark.commit import check_alone
+from arrowstate.spark.micro_batches import BatchRecord
 
 Sums = dict[Any, tuple[int, int | None]]
 
@@ -165,6 +170,7 @@ def letters(store: Path) -> list[int]:
     return sorted(row["rows"]["row"]["v"] for row in found.to_pylist())
 
 
+@pytest.mark.turns(2)
 def test_a_sink_goes_on_after_an_edit_and_ends_where_one_comes_while_it_runs(stream: Any, rows: list[pa.Table]) -> None:
     from pyspark.errors import StreamingQueryException
 
@@ -199,3 +205,161 @@ def stream_sums(rows: list[pa.Table]) -> Sums:
     """Count and sum by key."""
     grouped = pa.concat_tables(rows).group_by("k").aggregate([("v", "count"), ("v", "sum")])
     return {row["k"]: (row["v_count"], row["v_sum"]) for row in grouped.to_pylist()}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("killed_in", [1, 2])
+def test_a_sink_whose_driver_was_killed_in_a_micro_batch_goes_on_after_an_edit(
+    stream: Any, rows: list[pa.Table], killed_in: int
+) -> None:
+    stream.add(*rows[:4])
+    driver = [sys.executable, str(Path(__file__).with_name("killed_driver.py")), str(stream.folder), str(killed_in)]
+    killed = subprocess.run(driver, check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert stream.stored() == stream_sums(rows[:killed_in])
+
+    expected = edited(stream.store)
+    query = stream.run()
+
+    assert [progress["batchId"] for progress in query.recentProgress] == list(range(killed_in, 4))
+    assert stream.stored() == added(expected, stream_sums(rows[killed_in:4]))
+    store = arrowstate.open_store(stream.store)
+    assert store.rollback("before-edit-" + str(killed_in + 1)).properties["spark"]["batch_id"] == killed_in - 1
+    assert stream.stored() == stream_sums(rows[:killed_in])
+
+
+def test_an_operator_of_a_query_is_renamed_with_what_it_emitted(tmp_path: Path) -> None:
+    backend = arrowstate.KeyedStateBackend(key=pa.schema({"k": pa.int64()}), max_parallelism=128)
+    backend.state(arrowstate.ValueStateDescriptor("total", pa.int64())).update_batch([1], [2])
+    emitted = arrowstate.OperatorStateBackend()
+    row = pa.struct({"k": pa.int64()})
+    emitted.state(arrowstate.OperatorListStateDescriptor("rows", row)).extend(pa.array([(1,)], row))
+    record = {"query_id": "q", "run_id": "r", "batch_id": 0, "outputs": {"totals.batch": 0}}
+    store = arrowstate.open_store(tmp_path, create=True)
+    with store.writer() as writer:
+        states = {"totals.batch": [emitted]}
+        writer.checkpoint({"totals": [backend]}, operator_states=states, properties={"spark": record})
+
+    with store.edit() as edit:
+        edit.rename_operator("totals", "sums")
+        renamed = edit.commit()
+
+    check_alone(["sums"], renamed.entry, str(tmp_path))
+    assert sorted(operator.uid for operator in renamed.entry.operators) == ["sums", "sums.batch"]
+    assert BatchRecord.of(renamed.entry).outputs == {"sums.batch": 0}
+
+
+class Visits(arrowstate.KeyedProcessFunction):
+    """Counts, emits the count, and its negative a second after the first row of a key."""
+
+    def open(self, context: Any) -> None:
+        self.count = context.state(arrowstate.ValueStateDescriptor("count", pa.int64(), default=0))
+
+    def process_element(self, value: Any, context: Any, out: Any) -> None:
+        count = self.count.value() + 1
+        self.count.update(count)
+        if count == 1:
+            context.timers.register_event_time_timer(context.timestamp + 1000)
+        out.collect((value.k, count))
+
+    def on_timer(self, timestamp: int, context: Any, out: Any) -> None:
+        out.collect((context.current_key, -self.count.value()))
+
+
+def visits(keys: list[int], time: int) -> pa.Table:
+    at = pa.array([time * 1000] * len(keys), pa.timestamp("us", tz="UTC"))
+    return pa.table({"k": pa.array(keys, pa.int64()), "at": at})
+
+
+def read(reader: Any, partitions: Any) -> list[dict[str, Any]]:
+    return [row for partition in partitions for batch in reader.read(partition) for row in batch.to_pylist()]
+
+
+def counts(store: Path, checkpoint_id: int) -> dict[int, int]:
+    table = arrowstate.open_store(store).snapshot(checkpoint_id).to_arrow("visits.count")
+    return {row["k"]: row["count"] for row in table.to_pylist()}
+
+
+def changes(store: Path, last: int) -> set[tuple[Any, ...]]:
+    """How the counts differ from each checkpoint to the next."""
+    found = set()
+    for checkpoint_id in range(1, last + 1):
+        old, new = counts(store, checkpoint_id - 1) if checkpoint_id > 1 else {}, counts(store, checkpoint_id)
+        found |= {(k, old[k], "delete", checkpoint_id) for k in old.keys() - new.keys()}
+        found |= {(k, new[k], "insert", checkpoint_id) for k in new.keys() - old.keys()}
+        for k in old.keys() & new.keys():
+            if old[k] != new[k]:
+                found |= {(k, old[k], "update_preimage", checkpoint_id), (k, new[k], "update_postimage", checkpoint_id)}
+    return found
+
+
+@pytest.mark.turns(2)
+def test_an_operator_goes_on_after_an_edit_of_its_state_its_timers_and_its_output(stream: Any) -> None:
+    from arrowstate.spark import stateful
+    from arrowstate.spark.read.changes import ChangePlan
+    from arrowstate.spark.read.outputs import OutputPlan
+
+    stream.schema = "k long, at timestamp"
+    seen: list[tuple[int, list[tuple[int, int]]]] = []
+
+    def run() -> None:
+        operator = stateful(
+            stream.frame().withWatermark("at", "0 seconds"),
+            key=["k"],
+            operator=Visits(),
+            uid="visits",
+            store=stream.store,
+            parallelism=2,
+            timestamp="at",
+            output_schema="k long, n long",
+            output="changes",
+        ).foreach_batch(lambda frame, batch: seen.append((batch, sorted(tuple(row) for row in frame.collect()))))
+        writer = operator.option("checkpointLocation", str(stream.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    stream.add(visits([1, 2, 3], 0), visits([1, 2], 100))
+    run()
+    # As where the driver died before it noted that the second micro-batch is done.
+    (stream.checkpoint / "commits" / "1").unlink()
+    (stream.checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    plan = OutputPlan.from_options({"path": str(stream.store), "output": "changes"})
+    output = plan.stream_reader(plan.schema)
+    start = output.initialOffset()
+    half = output.latestOffset(start, output.getDefaultReadLimit())
+    emitted = read(output, output.partitions(start, half))
+
+    store = arrowstate.open_store(stream.store)
+    with store.edit() as edit:
+        edit.update("visits.count", set={"count": 10}, where="k = 1")
+        edit.delete_key("visits", [2])
+        edit.update("visits.timers_event_time", set={"timestamp": 5000}, where="k = 3")
+        edit.upsert("visits.count", "select 9 as k, 7 as count")
+        edit.insert("visits.timers_event_time", "select 9 as k, 1500 as timestamp")
+        edit.update("changes.rows", set={"n": 20}, where="k = 1 and n = 2")
+        edit.commit()
+    stream.add(visits([1], 3000), visits([1], 10_000), visits([2], 11_000))
+    run()
+
+    assert seen == [
+        (0, [(1, 1), (2, 1), (3, 1)]),
+        (1, [(1, 2), (2, 2)]),
+        (1, [(1, 20), (2, 2)]),
+        (2, [(1, 11)]),
+        (3, [(1, -11), (1, 12), (9, -7)]),
+        (4, [(2, 1), (3, -1)]),
+    ]
+    assert counts(stream.store, 6) == {1: 12, 2: 1, 3: 1, 9: 7}
+    end = output.latestOffset(half, output.getDefaultReadLimit())
+    rest = [(row["k"], row["n"]) for row in read(output, output.partitions(half, end))]
+    assert sorted((row["k"], row["n"]) for row in emitted) == sorted(seen[0][1] + seen[1][1])
+    assert sorted(rest) == sorted(seen[3][1] + seen[4][1] + seen[5][1])
+    options = {"path": str(stream.store), "operator": "visits", "state": "count", "readChangeFeed": "true"}
+    feed = ChangePlan.from_options(options | {"startingCheckpoint": "earliest"})
+    table, follower = feed.reader(feed.schema), feed.stream_reader(feed.schema)
+    start = follower.initialOffset()
+    end = follower.latestOffset(start, follower.getDefaultReadLimit())
+    for found in (read(table, table.partitions()), read(follower, follower.partitions(start, end))):
+        assert {tuple(row.values()) for row in found} == changes(stream.store, 6)
+        assert len(found) == len(changes(stream.store, 6))
+    assert store.verify(deep=True).problems == []
