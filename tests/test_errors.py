@@ -34,6 +34,7 @@ EXAMPLES = [
     errors.UnsupportedStorageError("s3://bucket/x", "s3", ["a local path"], "not safe"),
     errors.IncompatibleStateError("clicks", "sum of int64", "sum of int32", "declare int64"),
     errors.FencedError(3, 4),
+    errors.EditConflictError(3, 4),
     errors.QueryConflictError("counter", "b2", 0, "a1", 6),
     errors.QueryConflictError("counter", "a1", 9, "a1", 6),
     errors.CommitUnknownError("log/7.json", "9b2e", "connection lost"),

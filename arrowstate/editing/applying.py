@@ -15,11 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.editing.forms import Rows
-from arrowstate.errors import InvalidInputError
+from arrowstate.editing.forms import SEQUENCE, Rows
+from arrowstate.errors import InvalidInputError, MissingDependencyError
+from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.state.base import KeyedState
+from arrowstate.state.folds.aggregates import aggregate_of
+from arrowstate.state.folds.aggregates.sketches import CountDistinctAggregate, QuantilesAggregate
 from arrowstate.table import kernels
-from arrowstate.table.columns import take
+from arrowstate.table.columns import columns_equal, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table, gather
@@ -76,6 +79,7 @@ def put_rows(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | None)
             continue
         stored = found.column(number, field.type)
         columns.append(stored if given is None else _chosen(stays, stored, take(given, order)))
+    _check_sketches(state, columns)
     if rows.updated_at is not None:
         columns.append(_times(state, take(rows.updated_at, order), now_ms))
     state.table.put(found, keys, columns)
@@ -91,6 +95,29 @@ def remove_rows(state: KeyedState[Any], rows: Rows) -> None:
     assert rows.sequence is not None
     for element in _elements(state, rows.key, rows.entry, rows.sequence):
         state.table.kill(element.run, element.rows)
+
+
+def _check_sketches(state: KeyedState[Any], columns: list[pa.Array]) -> None:
+    """Refuse accumulators whose sketch is none, or not that of the numbers beside it."""
+    if not isinstance(state.descriptor, AggregatingStateDescriptor):
+        return
+    names = [field.name for field in state.layout.value_fields]
+    try:
+        aggregate = aggregate_of(state.descriptor.declared, state.descriptor.type)
+    except MissingDependencyError:
+        return
+    if not isinstance(aggregate, CountDistinctAggregate | QuantilesAggregate):
+        return
+    try:
+        said = aggregate.of_sketches(columns[names.index("sketch")]).flatten()
+    except (ValueError, RuntimeError) as error:
+        raise InvalidInputError(f"a sketch of {state.descriptor.name!r} is none: {error}") from error
+    for name, given, own in zip(names, columns, said, strict=True):
+        if name != "sketch" and not columns_equal(given, own).all():
+            raise InvalidInputError(
+                f"{name!r} of {state.descriptor.name!r} is not what the sketch beside it says; whole rows are copied, "
+                "and their parts not changed"
+            )
 
 
 def _stays(rows: Rows, name: str, order: Ints, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -139,10 +166,12 @@ def _check_rule(state: KeyedState[Any], rows: Rows, rule: Rule, there: npt.NDArr
 
 def _shown(state: KeyedState[Any], rows: Rows, row: int) -> str:
     layout = state.layout
-    names = [*layout.key.names, *(field.name for field in layout.entry_fields)]
-    return ", ".join(
-        f"{name}={column[row].as_py()!r}" for name, column in zip(names, [*rows.key, *rows.entry], strict=True)
+    shown = dict(
+        zip([*layout.key.names, *(field.name for field in layout.entry_fields)], [*rows.key, *rows.entry], strict=True)
     )
+    if rows.sequence is not None:
+        shown[SEQUENCE] = rows.sequence
+    return ", ".join(f"{name}={column[row].as_py()!r}" for name, column in shown.items())
 
 
 @dataclass(frozen=True, slots=True)

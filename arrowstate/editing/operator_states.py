@@ -96,8 +96,10 @@ class OperatorRows:
                 raise ValueTypeError(f"{self.name}.{field.name}", str(field.type), f"{column.type} ({error})") from None
             required = not field.nullable or (len(self.fields) == 1 and not self._is_flat)
             if required and out[field.name].null_count:
-                null = out[field.name].is_null().to_numpy(zero_copy_only=False)
-                raise NullKeyError(field.name, int(np.flatnonzero(null)[0]))
+                row = int(np.flatnonzero(out[field.name].is_null().to_numpy(zero_copy_only=False))[0])
+                if self.is_map:
+                    raise NullKeyError(field.name, row)
+                raise InvalidInputError(f"an element of {self.name} must not be null, that of row {row} is")
         beside = {name: table.column(name).cast(pa.int64()) for name in (SUBTASK, PLACE) if name in table.column_names}
         return pa.table({**beside, **out})
 
@@ -114,8 +116,9 @@ class OperatorRows:
         """
         count = len(self._document.parts)
         subtasks = pc.fill_null(rows.column(SUBTASK), count - 1).to_numpy()
-        if subtasks.size and (subtasks.min() < 0 or subtasks.max() >= count):
-            raise InvalidInputError(f"{self.name} is of subtasks 0 to {count - 1}, got {int(subtasks.max())}")
+        beyond = subtasks[(subtasks < 0) | (subtasks >= count)]
+        if beyond.size:
+            raise InvalidInputError(f"{self.name} is of subtasks 0 to {count - 1}, got {int(beyond[0])}")
         places = pc.fill_null(rows.column(PLACE), np.iinfo(np.int64).max).to_numpy()
         parts = []
         for number in range(count):
@@ -172,17 +175,9 @@ def with_other_names(
     Raises
     ------
     InvalidInputError
-        If a name is taken, or none would be left of the operator.
+        If none would be left of the operator.
     """
     kept = [state for state in operator.operator_states if state.name not in drop]
-    for state in (state for state in kept if state.name in rename):
-        new = rename[state.name]
-        taken = [item.name for item in kept if item is not state and item.name.lower() == new.lower()]
-        if taken:
-            raise InvalidInputError(
-                f"operator state {state.name!r} of operator {operator.uid!r} cannot be named {new!r}: there is "
-                f"{taken[0]!r}, and names differ in more than case"
-            )
     if not kept and not operator.key:
         raise InvalidInputError(f"operator {operator.uid!r} has no other state; drop_operator drops it")
     named = [operator_descriptor_of(replace(state, name=rename.get(state.name, state.name))) for state in kept]

@@ -36,12 +36,20 @@ _TOKEN = re.compile(
 _PART = re.compile(_IDENTIFIER)
 _AT = re.compile(r"\s*\bat\s*\((?:[^()']|'(?:[^']|'')*'|\((?:[^()']|'(?:[^']|'')*')*\))*\)", re.IGNORECASE)
 _SHOWN_CHARACTERS = 200
+_VIEW = "base table"
+"""What DuckDB says can be changed, where a script has another name for a state and finds its view."""
 
 
 def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statement:
     """Run a script, and write what it changed; errors as for `Edit.execute`."""
     import duckdb
 
+    if not isinstance(script, str):
+        raise InvalidInputError(f"a script is a text of statements in SQL, got {script!r}")
+    relations = {name.relation.lower() for name in sql_names(verbs.staging.entry)}
+    taken = [name for name in tables if name.lower() in relations]
+    if taken:
+        raise InvalidInputError(f"a table cannot be named {taken[0]!r}, as a state is; give it another name")
     connection = verbs.snapshot.duckdb()
     try:
         connection.execute(f"set temp_directory = {_text(str(verbs.staging.overlay.folder))}")
@@ -57,7 +65,8 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
                 connection.execute(statement)
             except duckdb.Error as error:
                 shown = " ".join(statement.query.split())[:_SHOWN_CHARACTERS]
-                raise InvalidInputError(f"statement {number} of the script, {shown!r}: {error}") from error
+                hint = "; a state is named by its operator and its name, as in op.state" if _VIEW in str(error) else ""
+                raise InvalidInputError(f"statement {number} of the script, {shown!r}: {error}{hint}") from error
         rows = _taken_over(verbs, connection, copied)
     except duckdb.Error as error:
         raise InvalidInputError(f"the script: {error}") from error
@@ -168,15 +177,15 @@ class _Keyed:
         return "order by n.rowid" if self._form.sequence and not hidden else ""
 
     def _refuse_twice(self, connection: duckdb.DuckDBPyConnection) -> None:
-        known = [name for name in self._form.identity if name not in self._form.sequence]
         names = ", ".join(map(quoted, self._form.identity))
         where = f"where {quoted(self._form.sequence[0])} is not null" if self._form.sequence else ""
         twice = connection.sql(
             f"select {names} from {self._table} {where} group by all having count(*) > 1 limit 1"  # noqa: S608
         ).fetchall()
         if twice:
-            said = ", ".join(f"{name}={value!r}" for name, value in zip(known, twice[0], strict=False))
-            raise InvalidInputError(f"after the script {self._form.name} has two rows of {said}")
+            said = ", ".join(f"{name}={value!r}" for name, value in zip(self._form.identity, twice[0], strict=True))
+            more = "; an element without _seq is appended" if self._form.sequence else ""
+            raise InvalidInputError(f"after the script {self._form.name} has two rows of {said}{more}")
 
 
 class _OfOperator:

@@ -187,9 +187,16 @@ class Staging:
         self, uid: str, drop: Sequence[str] = (), rename: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         """Leave states out, or give them other names, operator state too; errors as for a restore."""
-        for name in rename.values():
-            check_state_name(name)
         operator = whole_operator(self.overlay, find_operator(self.entry, uid))
+        names = [*(state.name for state in operator.states), *(state.name for state in operator.operator_states)]
+        for name, new in rename.items():
+            check_state_name(new)
+            taken = [other for other in names if other != name and other.lower() == new.lower()]
+            if taken:
+                raise InvalidInputError(
+                    f"state {name!r} of operator {uid!r} cannot be named {new!r}: there is {taken[0]!r}, and names "
+                    "differ in more than case"
+                )
         own = [state.name for state in operator.operator_states]
         if {*own}.intersection([*drop, *rename]) - {state.name for state in operator.states}:
             self._replace({uid: with_other_names(self.overlay, operator, drop, rename, new_id=self.new_id)})

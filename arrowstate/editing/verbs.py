@@ -149,7 +149,7 @@ class Verbs:
         """Write rows of a query or a table."""
         uid, name, is_operator_state = self.target(reference)
         if isinstance(given, str):
-            table = self.snapshot.sql(given, params=params, tables=tables).to_arrow_table()
+            table = self._fetched(given, params, tables)
             text = f"{rule} into {uid}.{name} {given}"
         else:
             table, text = self._table(given), f"{rule} into {uid}.{name} from a table"
@@ -169,7 +169,21 @@ class Verbs:
             found = found.read_all()
         if isinstance(found, pa.Table):
             return found
-        return self.snapshot.sql(f"select * from {_GIVEN}", tables={_GIVEN: given}).to_arrow_table()  # noqa: S608
+        try:
+            return self._fetched(f"select * from {_GIVEN}", None, {_GIVEN: given})  # noqa: S608
+        except (InvalidInputError, TypeError) as error:
+            raise InvalidInputError(
+                "rows are a query in SQL, or a table: of Arrow, Polars or pandas, or anything with the PyCapsule "
+                f"protocol; got {type(given).__name__}: {error}"
+            ) from error
+
+    def _fetched(self, query: str, params: Params, tables: Mapping[str, Any] = MappingProxyType({})) -> pa.Table:
+        import duckdb
+
+        try:
+            return self.snapshot.sql(query, params=params, tables=tables).to_arrow_table()
+        except duckdb.Error as error:
+            raise InvalidInputError(str(error)) from error
 
     def _select(self, uid: str, name: str, columns: Sequence[str], where: str | None, params: Params) -> pa.Table:
         relation = next(
@@ -177,7 +191,7 @@ class Verbs:
         )
         query = f"select {', '.join(columns)} from {quoted(relation)} as {quoted(name)}"  # noqa: S608
         query += _where(where)
-        return self.snapshot.sql(query, params=params).to_arrow_table()
+        return self._fetched(query, params)
 
     def _check_no_sketch(self, uid: str, name: str, assigned: Mapping[str, str]) -> None:
         """Refuse to set parts of a sketch, which no expression can make."""
@@ -202,7 +216,7 @@ class Verbs:
         table = rows.table()
         query = f"select {', '.join(columns)} from {_ROWS} as {quoted(rows.name.rpartition('.')[2])}"  # noqa: S608
         query += _where(where)
-        return table, self.snapshot.sql(query, params=params, tables={_ROWS: table}).to_arrow_table()
+        return table, self._fetched(query, params, {_ROWS: table})
 
     def _update_elements(
         self, uid: str, name: str, assigned: Mapping[str, str], where: str | None, params: Params

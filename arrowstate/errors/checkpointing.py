@@ -85,10 +85,14 @@ the store, and edit checkpoint 42
     "The checkpoint that was edited."
     newest: int
     "The newest one now."
-    _message = (
-        "checkpoint {newest} was committed while checkpoint {edited} was edited; nothing of the edit was committed: "
-        "stop who writes to the store, and edit checkpoint {newest}"
-    )
+
+    def __str__(self) -> str:
+        # A compaction repeats a checkpoint under its id.
+        became = "compacted" if self.newest == self.edited else "committed"
+        return (
+            f"checkpoint {self.newest} was {became} while checkpoint {self.edited} was edited; nothing of the edit was "
+            f"committed: stop who writes to the store, and edit checkpoint {self.newest}"
+        )
 
 
 @dataclass(eq=False, repr=False)

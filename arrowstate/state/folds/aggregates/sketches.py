@@ -78,6 +78,10 @@ class CountDistinctAggregate(BuiltInAggregate):
             return self._library.hll_sketch(self._precision, self._library.tgt_hll_type.HLL_4)
         return self._library.hll_sketch.deserialize(stored)
 
+    def of_sketches(self, sketches: pa.BinaryArray) -> pa.StructArray:
+        """Return accumulators with these sketches; ValueError, as the library raises it, for what is none."""
+        return self._stored(map(self._sketch, sketches.to_pylist()))
+
     def _stored(self, sketches: Iterable[Any]) -> pa.StructArray:
         pairs = [(sketch.get_estimate(), sketch.serialize_compact()) for sketch in sketches]
         return self._struct(
@@ -132,6 +136,10 @@ class QuantilesAggregate(BuiltInAggregate):
         if stored is None:
             return self._library.kll_doubles_sketch(self._k)
         return self._library.kll_doubles_sketch.deserialize(stored)
+
+    def of_sketches(self, sketches: pa.BinaryArray) -> pa.StructArray:
+        """Return accumulators with these sketches; ValueError, as the library raises it, for what is none."""
+        return self._stored(map(self._sketch, sketches.to_pylist()))
 
     def _stored(self, sketches: Iterable[Any]) -> pa.StructArray:
         rows = [
