@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from arrowstate.errors import IncompatibleStateError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.query.catalog import resolve
 from arrowstate.query.expiry import EXPIRES_COLUMN
-from arrowstate.query.files import Part, QueriedRun, live_in_file
+from arrowstate.query.files import Bits, Part, QueriedRun, live_bits_in_file
+from arrowstate.query.picking import count_rows
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
@@ -58,7 +59,6 @@ _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
 _STEP_ROWS = 1 << 19
 
 Ints = npt.NDArray[np.int64]
-Bits = npt.NDArray[np.bool_]
 
 
 class StateChanges:
@@ -96,7 +96,7 @@ class StateChanges:
                 continue
             document = next(iter((*sides[0], *sides[1])))
             pieces = [[QueriedRun(storage, piece, state.schemas) for piece in side] for side in sides]
-            rows = [live_in_file(side, document.rows) for side in pieces]
+            rows = [live_bits_in_file(side, document.rows) for side in pieces]
             for target, lost in ((gone, rows[0] & ~rows[1]), (come, rows[1] & ~rows[0])):
                 if lost.any():
                     target.append(_run_of(storage, state, document, lost))
@@ -251,8 +251,9 @@ def _rows_of(run: RunDocument) -> tuple[int, int, str | None]:
 
 def _run_of(storage: Storage, state: StateReader, document: RunDocument, rows: Bits) -> QueriedRun:
     """Return a whole file as a run in which only some rows are live."""
-    whole = replace(document, first_row=0, last_row=document.rows, live_rows=int(rows.sum()), deletion_vector=None)
-    return QueriedRun(storage, whole, state.schemas, live=np.packbits(rows, bitorder="little"))
+    count = count_rows(rows, 0, document.rows)
+    whole = replace(document, first_row=0, last_row=document.rows, live_rows=count, deletion_vector=None)
+    return QueriedRun(storage, whole, state.schemas, live=rows)
 
 
 @dataclass(frozen=True, slots=True)

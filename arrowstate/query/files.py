@@ -23,9 +23,10 @@ from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
 from arrowstate.table.segments import Segments
 from arrowstate_formats.documents import ColumnStatistics
 
-__all__ = ["Part", "QueriedRun", "live_in_file"]
+__all__ = ["Bits", "Part", "QueriedRun", "live_bits_in_file", "live_in_file"]
 
 Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.uint8]
 
 _ANY_TIME = ((1 << 63) - 1, -(1 << 63))
 _NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
@@ -152,8 +153,23 @@ class Part:
 
 def live_in_file(runs: Sequence[QueriedRun], rows: int) -> npt.NDArray[np.bool_]:
     """Return for each row of a file whether it is live in one of the runs, which are pieces of it."""
-    live = np.zeros(rows, dtype=np.bool_)
+    return np.unpackbits(live_bits_in_file(runs, rows), count=rows, bitorder="little").view(np.bool_)
+
+
+def live_bits_in_file(runs: Sequence[QueriedRun], rows: int) -> Bits:
+    """Return the same as bits, the first of a byte its lowest; those after the last row are 0."""
+    live = np.zeros(-(-rows // 8), dtype=np.uint8)
     for run in runs:
-        bits = np.unpackbits(run.live, count=run.rows, bitorder="little").astype(np.bool_)
-        live[run.document.first_row : run.document.last_row] |= bits
+        first, after = run.document.first_row % 8, run.rows % 8
+        bits = run.live[: -(-run.rows // 8)]
+        if after:
+            bits = bits.copy()
+            bits[-1] &= (1 << after) - 1
+        if first:
+            bits = np.packbits(
+                np.concatenate((np.zeros(first, np.uint8), np.unpackbits(bits, count=run.rows, bitorder="little"))),
+                bitorder="little",
+            )
+        start = run.document.first_row // 8
+        live[start : start + bits.size] |= bits
     return live

@@ -424,7 +424,8 @@ def _in_steps(parts: Iterable[Part]) -> Iterator[list[Part]]:
     rows = 0
     for part in parts:
         step.append(part)
-        rows += part.live_rows
+        # Where few rows are live, most of the work is to look at the others.
+        rows += max(part.live_rows, part.rows // 4)
         if rows >= _STEP_ROWS:
             yield step
             step, rows = [], 0
