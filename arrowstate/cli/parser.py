@@ -68,8 +68,8 @@ def _add_reading(commands: _Commands) -> None:
     shown = _command(commands, "show", "show what a checkpoint holds", "listing.show_checkpoint")
     shown.add_argument("--state", metavar="OPERATOR.STATE", help="show one state: its columns and its runs")
 
-    queried = _command(commands, "sql", "query a checkpoint with DuckDB", "sql.run")
-    _add_query(queried, "a table is called OPERATOR.STATE")
+    queried = _command(commands, "sql", "query a checkpoint with DuckDB", "shell.run")
+    _add_query(queried, "a table is called OPERATOR.STATE", "what a pipe brings, or a shell on a terminal")
     queried.add_argument("--expired", action="store_true", help=_EXPIRED)
     queried.add_argument(
         "--lease", action="store_true", help="keep the checkpoint from being collected meanwhile; writes to the store"
@@ -83,10 +83,8 @@ def _add_reading(commands: _Commands) -> None:
     )
 
 
-def _add_query(queried: Parser, tables: str) -> None:
-    queried.add_argument(
-        "query", metavar="QUERY", nargs="?", help=f"one SELECT; {tables}; by default what a pipe brings"
-    )
+def _add_query(queried: Parser, tables: str, otherwise: str = "what a pipe brings") -> None:
+    queried.add_argument("query", metavar="QUERY", nargs="?", help=f"one SELECT; {tables}; by default {otherwise}")
     queried.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, or several")
     queried.add_argument("--csv", action="store_true", help="print the result as CSV")
     queried.add_argument(

@@ -1,4 +1,4 @@
-"""`arrowstate sql`: queries over a checkpoint, from an argument, a file, a pipe or the shell."""
+"""Queries over a checkpoint, from an argument, a file or a pipe, and where their results go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from arrowstate.cli.running_queries import interruptible
 from arrowstate.errors import InvalidInputError
 from arrowstate.store import Snapshot, open_store
 
-__all__ = ["Queried", "format_asked", "queries_of", "run", "show", "statements_of"]
+__all__ = ["Queried", "format_asked", "opened", "queries_of", "run", "show", "statements_of"]
 
 _MOST_ROWS = 1000
 """A table for people to read is cut here."""
@@ -37,14 +37,14 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidInputError(f"--output has room for the result of one query, got {len(queries)}")
     if format in ("parquet", "arrow") and options.output is None and sys.stdout.isatty():
         raise InvalidInputError(f"{format} is no text for a terminal; give --output FILE, or a pipe")
-    with _opened(options) as snapshot:
+    with opened(options) as snapshot:
         for query in queries:
             interruptible(partial(show, snapshot, query, format, options.output, expired=options.expired))
     return 0
 
 
 @contextmanager
-def _opened(options: argparse.Namespace) -> Iterator[Snapshot]:
+def opened(options: argparse.Namespace) -> Iterator[Snapshot]:
     """Give the checkpoint that the options name, held by a lease if that is asked for."""
     if not options.lease:
         yield open_checkpoint(options, options.validate)
