@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,10 @@ class KeyedRows:
         if state.kind == "list" and not self._raw and pa.types.is_list(self._value_type):
             return ListStateDescriptor(name, self._value_type.value_type, namespace=spaces, ttl=ttl)
         return ValueStateDescriptor(name, self._value_type, namespace=spaces, ttl=ttl)
+
+    def with_namespace(self, given: StateDescriptor) -> StateDescriptor:
+        """Return a descriptor that was asked for, in the namespaces that the rows have."""
+        return replace(given, namespace=self._namespace) if given.namespace is None else given
 
     @property
     def schema(self) -> pa.Schema:

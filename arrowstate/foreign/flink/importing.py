@@ -123,8 +123,8 @@ def import_flink_savepoint(
         default all of them, under their own names.
     states
         By `operator.state` of Flink what it becomes: a descriptor with the name it gets, for instance a
-        `ReducingStateDescriptor`, whose accumulators the stored ones become; None leaves it out. By default a state of
-        its kind, and accumulators are values.
+        `ReducingStateDescriptor`, whose accumulators the stored ones become, and which gets the namespaces of the state
+        if it names none; None leaves it out. By default a state of its kind, and accumulators are values.
     keys
         By operator of Flink the names of the key columns; by default those of the fields of the key, or `key`.
     time_to_live
@@ -270,7 +270,7 @@ class _Operator:
 
     def _keyed(self, state: FlinkState, given: StateDescriptor | None, ttl: TimeToLive | None) -> None:
         rows = KeyedRows(state, self._asked.keys.get(state.operator))
-        descriptor = rows.descriptor(self._name(state), ttl) if given is None else given
+        descriptor = rows.descriptor(self._name(state), ttl) if given is None else rows.with_namespace(given)
         self._fill(state, rows, descriptor)
         notes = [f"{name} cannot be decoded without its class, and is bytes" for name in state.opaque]
         if rows.has_times and descriptor.ttl is None:
