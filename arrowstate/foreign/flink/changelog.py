@@ -17,7 +17,7 @@ import pyarrow as pa
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.foreign.flink.byte_reader import ByteReader
 from arrowstate.foreign.flink.entries import EntryDecoder, prefix_bytes
-from arrowstate.foreign.flink.handles import ChangelogFiles, ChangelogHandle, InMemoryChanges
+from arrowstate.foreign.flink.handles import ChangelogFiles, ChangelogHandle, FileHandle, InMemoryChanges
 from arrowstate.foreign.flink.keyed_header import StateInfo, read_state_info
 from arrowstate.foreign.flink.layout import StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places
@@ -109,13 +109,16 @@ class ChangelogSource:
         for offset, file in handle.files:
             if file is None:
                 continue
-            stream = self._places.open(file)
+            # The size is that of the changes before they were compressed, without the byte that says whether they were.
+            stream = self._places.open(file, is_sized=False)
             if not len(stream.data) or stream.data[0] > 1:
                 raise CorruptDataError(stream.name, "at byte 0: no file of changes")
             data, name = stream.data[1:], stream.name
             if stream.data[0]:
                 content = decompressed(stream.view, 1, len(stream.data), name)
                 data, name = np.frombuffer(content, np.uint8), f"{name} (decompressed)"
+            if isinstance(file, FileHandle) and file.start is None and len(data) != file.size:
+                raise CorruptDataError(name, f"it has {len(data)} bytes of changes and must have {file.size}")
             reader = ByteReader(data.data, name, min(offset, len(data)))
             for _ in range(reader.count(8)):
                 count, group = reader.count(4), reader.integer()

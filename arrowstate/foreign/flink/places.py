@@ -2,7 +2,8 @@
 
 A savepoint is a folder that can be moved: its files are named relative to it. Shared files of checkpoints are named by
 the absolute place where Flink wrote them; they are looked for by what stands after `shared`, `taskowned` or `chk-N` in
-it, and by their names, below the folder of the job and nowhere else.
+it, and by their names, below the folder of the job and nowhere else, but for the files of a job that it went on from:
+the folder of that one is beside its own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["METADATA", "Bytes", "Places", "Stream"]
 
 METADATA = "_metadata"
 _CHECKPOINT = re.compile(r"chk-(\d+)")
+_JOB = re.compile(r"[0-9a-f]{32}")
 _BELOW_A_JOB = re.compile(r"shared|taskowned|chk-\d+")
 
 Bytes = npt.NDArray[np.uint8]
@@ -76,18 +78,18 @@ class Places:
         before, slash, last = text.rpartition("/")
         self.storage: Storage
         self.folder = ""
-        if _CHECKPOINT.fullmatch(last) and slash:
-            self.storage, self.folder = open_storage(before, storage_options=storage_options), last + "/"
-        elif _CHECKPOINT.fullmatch(last):
-            self.storage, self.folder = open_storage(".", storage_options=storage_options), last + "/"
-        else:
-            self.storage = open_storage(text, storage_options=storage_options)
-            if not self.storage.exists(METADATA):
-                self.folder = self._last_checkpoint(given)
+        self._options = storage_options
+        self._job = text
+        if _CHECKPOINT.fullmatch(last):
+            self._job, self.folder = before if slash else ".", last + "/"
+        self.storage = open_storage(self._job, storage_options=storage_options)
+        if not self.folder and not self.storage.exists(METADATA):
+            self.folder = self._last_checkpoint(given)
         self.url = text
         if not self.storage.exists(self.folder + METADATA):
             raise StoreNotFoundError(given)
         self._files: dict[str, list[str]] | None = None
+        self._other_jobs: dict[str, Storage] = {}
         self.metadata = self._mapped(self.folder + METADATA)
 
     def _last_checkpoint(self, given: str) -> str:
@@ -99,8 +101,8 @@ class Places:
                 return f"chk-{number}/"
         raise StoreNotFoundError(given)
 
-    def open(self, handle: StreamHandle) -> Stream:
-        """Return the bytes of a handle.
+    def open(self, handle: StreamHandle, *, is_sized: bool = True) -> Stream:
+        """Return the bytes of a handle; whether it tells the size of its file is a matter of who wrote it.
 
         Raises
         ------
@@ -112,8 +114,8 @@ class Places:
         if isinstance(handle, InlineHandle):
             data = self.metadata.data[handle.start : handle.start + handle.size]
             return Stream(data, f"{self.folder}{METADATA} (inline, from byte {handle.start})")
-        path = self._path(handle)
-        stream = self._mapped(path)
+        storage, path = self._place(handle)
+        stream = self._mapped(path, storage)
         if handle.start is not None:
             if handle.start + handle.size > len(stream.data):
                 raise CorruptDataError(
@@ -121,20 +123,20 @@ class Places:
                 )
             part = stream.data[handle.start : handle.start + handle.size]
             return Stream(part, f"{path} (from byte {handle.start})")
-        if len(stream.data) != handle.size:
+        if is_sized and len(stream.data) != handle.size:
             raise CorruptDataError(path, f"it has {len(stream.data)} bytes and must have {handle.size}")
         return stream
 
-    def _mapped(self, path: str) -> Stream:
-        buffer: pa.Buffer = self.storage.open_buffer(path)
+    def _mapped(self, path: str, storage: Storage | None = None) -> Stream:
+        buffer: pa.Buffer = (storage or self.storage).open_buffer(path)
         return Stream(np.frombuffer(buffer, dtype=np.uint8), path)
 
-    def _path(self, handle: FileHandle) -> str:
-        """The path of a file in the storage, never outside the folders of the savepoint."""
+    def _place(self, handle: FileHandle) -> tuple[Storage, str]:
+        """The path of a file and the storage that it is in, never outside the folders of the savepoint."""
         if handle.relative:
             if "/" in handle.path or handle.path in ("", ".", ".."):
                 raise CorruptDataError(METADATA, f"the file {handle.path!r} is not in the savepoint's folder")
-            return self.folder + handle.path
+            return self.storage, self.folder + handle.path
         parts = [part for part in handle.path.split("/") if part]
         if ".." in parts or "." in parts or not parts:
             raise CorruptDataError(METADATA, f"the file {handle.path!r} leads outside")
@@ -142,7 +144,9 @@ class Places:
             if _BELOW_A_JOB.fullmatch(parts[place]):
                 path = "/".join(parts[place:])
                 if self.storage.exists(path):
-                    return path
+                    return self.storage, path
+                if place and _JOB.fullmatch(parts[place - 1]) and self._other(parts[place - 1]).exists(path):
+                    return self._other(parts[place - 1]), path
         if self._files is None:
             self._files = {}
             for path in self.storage.list(""):
@@ -151,4 +155,12 @@ class Places:
         if len(found) != 1:
             places = f" ({' and '.join(found)} have its name)" if found else ""
             raise MissingFileError(self.storage.url, handle.path + places)
-        return found[0]
+        return self.storage, found[0]
+
+    def _other(self, job: str) -> Storage:
+        """The folder of another job beside that of this one, which went on from its checkpoint and owns it now."""
+        if job not in self._other_jobs:
+            before, slash, last = self._job.rpartition("/")
+            beside = f"{before}{slash}{job}" if last != "." else f"{self._job}./{job}"
+            self._other_jobs[job] = open_storage(beside, storage_options=self._options)
+        return self._other_jobs[job]
