@@ -1,7 +1,8 @@
 """A job whose first half Flink ran: ours goes on from its savepoint, and both emit what Flink's whole run did.
 
-The job is in `generator/HalfJob.java`: event i has the key (i * 7) % 13, the amount i % 10 + 1, the category "c" + i % 3
-and the time 100 * i; after every tenth the watermark is the time of the last one. The savepoint is of the first 200.
+The job is in `generator/HalfJob.java`: event i has the key (i * 7) % 13, the amount i % 10 + 1, the category
+"c" + i % 3 and the time 100 * i; after every tenth the watermark is the time of the last one. The savepoint is of the
+first 200.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def test_both_halves_emit_what_the_whole_run_of_flink_did(halves):
     ours = [f"timer,{','.join(map(str, row))}" for row in timers] + [
         f"window,{','.join(map(str, row))}" for row in fired
     ]
-    # At its end our source says that no more will come, and Flink's went on waiting: what is due after that is ours alone.
+    # At its end our source says that no more will come, and Flink's went on waiting: what is due then is ours alone.
     end = 100 * (EVENTS - 1)
     ours = [line for line in ours if int(line.split(",")[2]) - line.startswith("window") <= end]
     assert sorted(first + ours) == sorted(whole)
