@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -343,6 +344,28 @@ def test_a_job_goes_on_from_an_edited_savepoint(job: PlainJob, tmp_path: Path, h
 
     assert stored(other.latest()) == modelled(3, double, 2).rows()
     assert other.verify(deep=True).problems == []
+
+
+def test_the_log_tells_who_edited_what_and_why(job: PlainJob) -> None:
+    store = job.store
+
+    with store.edit() as changes:
+        changes.update("ledger.total", set={"total": 5}, where="\"user\" = 'u1'")
+        changes.commit(comment="ticket 4711")
+    store.rollback("before-edit-4", comment="too early")
+    found = store.sql("select checkpoint_id, fence from arrowstate.checkpoints order by checkpoint_id").fetchall()
+
+    fences = {checkpoint_id: None if fence is None else json.loads(fence) for checkpoint_id, fence in found}
+    statement = "update ledger.total set total = 5 where \"user\" = 'u1'"
+    assert fences == {
+        1: None,
+        2: None,
+        3: None,
+        4: {"edited_from": 3, "statements": [{"text": statement, "rows": 1}], "comment": "ticket 4711"},
+        5: {"rolled_back_to": 3, "comment": "too early"},
+    }
+    query = "select checkpoint_id from arrowstate.checkpoints where fence like '%4711%'"
+    assert store.sql(query).fetchall() == [(4,)]
 
 
 _EDITS_WITHOUT_THE_CLASS = """

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import arrowstate
 from arrowstate.errors import EditConflictError, FencedError, QueryConflictError
@@ -172,8 +173,6 @@ def letters(store: Path) -> list[int]:
 
 @pytest.mark.turns(2)
 def test_a_sink_goes_on_after_an_edit_and_ends_where_one_comes_while_it_runs(stream: Any, rows: list[pa.Table]) -> None:
-    from pyspark.errors import StreamingQueryException
-
     null = pa.table({"k": pa.nulls(1, pa.int64()), "n": [1], "v": [-5]})
     stream.add(rows[0], pa.concat_tables([rows[1], null]))
     stream.run(on_error="dead_letter")
@@ -225,8 +224,16 @@ def test_a_sink_whose_driver_was_killed_in_a_micro_batch_goes_on_after_an_edit(
     assert [progress["batchId"] for progress in query.recentProgress] == list(range(killed_in, 4))
     assert stream.stored() == added(expected, stream_sums(rows[killed_in:4]))
     store = arrowstate.open_store(stream.store)
-    assert store.rollback("before-edit-" + str(killed_in + 1)).properties["spark"]["batch_id"] == killed_in - 1
-    assert stream.stored() == stream_sums(rows[:killed_in])
+    back = store.rollback(f"before-edit-{killed_in + 1}").properties["spark"]["batch_id"]
+    assert (back, stream.stored()) == (killed_in - 1, stream_sums(rows[:killed_in]))
+    with pytest.raises(StreamingQueryException, match="QueryConflictError"):
+        stream.add(rows[4])
+        stream.run()
+    for path in [*(stream.checkpoint / "offsets").iterdir(), *(stream.checkpoint / "commits").iterdir()]:
+        if path.name.strip(".").removesuffix(".crc").isdecimal() and int(path.name.strip(".").split(".")[0]) > back:
+            path.unlink()
+    stream.run()
+    assert stream.stored() == stream_sums(rows[:5])
 
 
 def test_an_operator_of_a_query_is_renamed_with_what_it_emitted(tmp_path: Path) -> None:
@@ -363,3 +370,28 @@ def test_an_operator_goes_on_after_an_edit_of_its_state_its_timers_and_its_outpu
         assert {tuple(row.values()) for row in found} == changes(stream.store, 6)
         assert len(found) == len(changes(stream.store, 6))
     assert store.verify(deep=True).problems == []
+
+
+def test_a_stream_of_changes_that_holds_what_it_has_not_read_goes_on_over_a_purge(tmp_path: Path) -> None:
+    from arrowstate.spark.read.changes import ChangePlan
+
+    backend = arrowstate.KeyedStateBackend(key=pa.schema({"k": pa.int64()}), max_parallelism=128)
+    backend.state(arrowstate.ValueStateDescriptor("count", pa.int64())).update_batch([1, 2, 3], [1, 2, 3])
+    store = arrowstate.open_store(tmp_path, create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"visits": [backend]})
+    options = {"path": str(tmp_path), "operator": "visits", "readChangeFeed": "true", "leaseSeconds": "600"}
+    plan = ChangePlan.from_options(options)
+    stream = plan.stream_reader(plan.schema)
+    limit = stream.getDefaultReadLimit()
+    start = stream.latestOffset(stream.initialOffset(), limit)
+
+    with store.edit() as edit:
+        edit.delete_key("visits", [2])
+        report = edit.purge()
+    end = stream.latestOffset(start, limit)
+    rows = read(stream, stream.partitions(start, end))
+
+    assert [holder.checkpoint_id for holder in report.held_by] == [1]
+    assert "a change feed of visits.count" in report.held_by[0].reasons[0]
+    assert [tuple(row.values()) for row in rows] == [(2, 2, "delete", 2)]

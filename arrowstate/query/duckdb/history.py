@@ -7,6 +7,7 @@ that time, whichever checkpoint the query runs on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.clock import now_ms
+from arrowstate.errors import CorruptDataError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import newest_id
 from arrowstate.log.pins import Pin, read_pins
@@ -55,6 +57,7 @@ _CHECKPOINTS = pa.schema(
         pa.field("watermark_at", pa.timestamp("ms")),
         pa.field("tag", pa.string()),
         pa.field("is_kept_by", pa.string()),
+        pa.field("fence", pa.string()),
     ]
 )
 
@@ -74,6 +77,8 @@ _SUBTASKS = pa.schema(
 _ID = "checkpoint_id"
 _OF_PINS = ("tag", "is_kept_by")
 """Columns for which tags and leases are read."""
+_OF_FENCES = "fence"
+"""The column for which the entries before the checkpoints are read."""
 
 
 def _checkpoint(_: Storage, entry: LogEntryDocument, pins: Sequence[Pin]) -> Iterator[dict[str, Any]]:
@@ -158,7 +163,26 @@ def history_table(
     is_about_pins = name == HISTORY_NAMES[0] and (columns is None or not set(_OF_PINS).isdisjoint(columns))
     now = now_ms()
     pins = [pin for pin in read_pins(storage) if pin.holds(now)] if is_about_pins else []
-    return pa.Table.from_pylist([row for entry in entries for row in rows_of(storage, entry, pins)], schema=schema)
+    rows = [row for entry in entries for row in rows_of(storage, entry, pins)]
+    if _OF_FENCES in schema.names and (columns is None or _OF_FENCES in columns):
+        fences = _fences(storage, {entry.number for entry in entries})
+        rows = [{**row, _OF_FENCES: fences.get(entry.number)} for row, entry in zip(rows, entries, strict=True)]
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _fences(storage: Storage, numbers: Collection[int]) -> dict[int, str]:
+    """Return what the fence right before an entry says of who opened the store for it, as JSON; by number."""
+    log = CommitLog(storage)
+    found = {}
+    for number in numbers:
+        before = None
+        if number - 1 not in numbers:
+            # One that cannot be read is told by whoever needs more of it.
+            with suppress(CorruptDataError):
+                before = log.get(number - 1)
+        if before is not None and before.document.kind == "fence" and before.document.properties:
+            found[number] = msgspec.json.encode(before.document.properties).decode()
+    return found
 
 
 def _entries(storage: Storage, passes: Node | None) -> list[LogEntryDocument]:
