@@ -55,6 +55,15 @@ def make_parser(*, as_json: bool = False) -> Parser:
     _add_run(commands)
     _add_ui(commands)
     verbs = _add_flink(commands)
+    completed = _command(
+        commands,
+        "completion",
+        "print the script by which a shell completes the command line",
+        "completion.print_script",
+        checkpoint=False,
+        store=False,
+    )
+    completed.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell")
     parser.commands = tuple(commands.choices)
     for each in (parser, *commands.choices.values(), *verbs.choices.values()):
         each.as_json = as_json

@@ -48,6 +48,7 @@ COMMANDS = {
     "flink show": ["show", "FLINK"],
     "flink sql": ["sql", "FLINK", "select key as user, value as total from v2.v2_reduce"],
     "flink import": ["import", "FLINK", "IMPORTED"],
+    "completion": ["fish"],
     "warm": ["--processes", "1"],
     "run": ["FILE", "--mode", "threads"],
     "ui": ["STORE"],

@@ -1,0 +1,41 @@
+"""`arrowstate completion`: the script by which a shell completes commands, options and files."""
+
+from __future__ import annotations
+
+import argparse
+
+import shtab
+
+from arrowstate.cli.output import print_json
+from arrowstate.cli.parser import Parser, make_parser
+
+__all__ = ["print_script"]
+
+_FOLDERS = ("STORE", "SAVEPOINT", "PLACE", "NAME_OR_PATH")
+_FILES = ("FILE", "SCRIPT")
+"""What stands for a place in the help."""
+
+
+def print_script(options: argparse.Namespace) -> int:
+    """Print the script of a shell."""
+    parser = make_parser()
+    _name_places(parser)
+    script = shtab.complete(parser, shell=options.shell)
+    if options.json:
+        print_json({"shell": options.shell, "script": script})
+    else:
+        print(script)
+    return 0
+
+
+def _name_places(parser: argparse.ArgumentParser) -> None:
+    """Say of each argument that is a file or a folder that it is one."""
+    for action in parser._actions:  # noqa: SLF001 (shtab goes through them too)
+        if isinstance(action.choices, dict):
+            for each in action.choices.values():
+                if isinstance(each, Parser):
+                    _name_places(each)
+        elif action.metavar in _FOLDERS:
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.metavar in _FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
