@@ -67,6 +67,14 @@ def test_every_test_that_a_page_names_is_there():
     assert gone == []
 
 
+def test_each_line_of_the_comparison_in_sql_names_a_test():
+    section = (ROOT / "docs/sql.md").read_text().partition("## Beside others")[2]
+
+    lines = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(lines) == 12
+    assert [line for line in lines if not re.search(r"`tests/[\w/]+\.py::\w+` \|$", line)] == []
+
+
 def test_every_error_has_an_entry_of_what_to_do():
     entries = re.findall(r"^### (\w+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
 

@@ -223,3 +223,13 @@ def test_tables_tell_of_the_time_to_live(snapshot, world):
             ("city", 100, "processing_time"),
             ("pages", 100, "processing_time"),
         ]
+
+
+def test_a_row_tells_where_it_is_and_how_long(snapshot):
+    columns = "_checkpoint_id, _key_hash, _key_group, _updated_at, _expires_at"
+
+    (row,) = snapshot.sql(f'select {columns} from "shop.city"').fetchall()
+
+    hashed = arrowstate.key_hash(pa.array(["bob"]))[0].as_py()
+    group = arrowstate.key_groups(pa.array(["bob"]), 128)[0].as_py()
+    assert row == (1, hashed, group, 50, datetime.datetime(1970, 1, 1, 0, 0, 0, 150_000))

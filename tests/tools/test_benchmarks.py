@@ -169,6 +169,7 @@ def test_a_checkpoint_of_rocksdb_has_what_was_written_before_it_without_a_log(tm
     [
         ("per-record", ["--keys", 2000, "--batch", 1000, "--batches", 2]),
         ("kinds", ["--keys", 2000, "--batch", 1000, "--batches", 2]),
+        ("diff", ["--keys", 20_000, "--checkpoints", 20, "--lookups", 5]),
         ("windows", ["--elements", 20_000, "--keys", 2000, "--batch", 1000, "--window", 3000, "--disorder", 100]),
     ],
 )
@@ -179,4 +180,6 @@ def test_the_benchmarks_of_state_run_at_a_small_size(tmp_path, name, options):
     ran = bench(name, *options, "--rounds", 2, "--json", path)
 
     assert ran.returncode == 0, ran.stderr
-    assert all(one["contenders"] and one["ratios"] for one in json.loads(path.read_text())["comparisons"])
+    comparisons = json.loads(path.read_text())["comparisons"]
+    assert comparisons
+    assert all(one["ratios"] or len(one["contenders"]) == 1 for one in comparisons)
