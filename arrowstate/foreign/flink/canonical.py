@@ -44,7 +44,7 @@ def group_bytes(
     """
     size = len(stream.data)
     there = [(offset, first_key_group + place) for place, offset in enumerate(offsets) if offset]
-    ends = [offset for offset, _ in there[1:]] + [size]
+    ends = [offset for offset, _ in there[1:]] + [size] * bool(there)
     for (offset, group), end in zip(there, ends, strict=True):
         if not offset < end <= size:
             raise CorruptDataError(stream.name, f"key group {group} is at bytes {offset} to {end} of {size}")

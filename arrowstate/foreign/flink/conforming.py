@@ -6,13 +6,21 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from arrowstate.errors import CorruptDataError
+
 __all__ = ["coalesced", "conformed", "merged_schema"]
 
 _ROWS = 65536
 
 
 def merged_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return a schema with the fields of all, those of structs too."""
+    """Return a schema with the fields of all, those of structs too.
+
+    Raises
+    ------
+    CorruptDataError
+        If they do not agree about what a column is.
+    """
     found: dict[str, pa.Field] = {}
     for schema in schemas:
         for field in schema:
@@ -35,9 +43,9 @@ def _merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return pa.struct(list(fields.values()))
     if pa.types.is_list(one) and pa.types.is_list(other):
         return pa.list_(_merged(one.value_type, other.value_type))
-    if pa.types.is_map(one) and pa.types.is_map(other):
+    if pa.types.is_map(one) and pa.types.is_map(other) and one.key_type == other.key_type:
         return pa.map_(one.key_type, _merged(one.item_type, other.item_type))
-    return one
+    raise CorruptDataError("", f"subtasks describe one state as {one} and as {other}")
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -68,7 +76,7 @@ def _conformed(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_map(kind):
         items = _conformed(array.items, kind.item_type)
         return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=kind, mask=gone)
-    return array.cast(kind)
+    raise CorruptDataError("", f"a column of {array.type} where there must be one of {kind}")
 
 
 def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -88,7 +88,7 @@ class HeapSource:
         handle, size = self._handle, len(stream.data)
         there = sorted((offset, handle.first_key_group + place) for place, offset in enumerate(handle.offsets))
         there = [each for each in there if each[0]]
-        ends = [offset for offset, _ in there[1:]] + [size]
+        ends = [offset for offset, _ in there[1:]] + [size] * bool(there)
         for (offset, group), end in zip(there, ends, strict=True):
             if not offset + 4 <= end <= size:
                 raise CorruptDataError(stream.name, f"key group {group} is at bytes {offset} to {end} of {size}")

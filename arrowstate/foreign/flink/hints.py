@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.foreign.flink.layout import StateLayout
+from arrowstate.foreign.flink.operator_ids import resolved
 from arrowstate.foreign.flink.python_values import Pickled, python_column, python_serializer
 from arrowstate.foreign.flink.serializers.base import Opaque, Serializer
 from arrowstate.foreign.flink.serializers.composites import TtlOf
@@ -30,7 +31,6 @@ __all__ = ["Hint", "Hints", "StateHint", "known_subclasses"]
 Hint: TypeAlias = pa.DataType | pa.Schema | Pickled
 
 _COLUMNS = frozenset({"key", "namespace", "user_key", "value"})
-_OF_PYTHON = "python-state-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,18 @@ class Hints:
             if not isinstance(hint, pa.DataType | pa.Schema | Pickled):
                 raise InvalidInputError(f"a hint is a type or a schema of pyarrow, got {hint!r} for {name!r}")
         self._classes: dict[str, Hint] = {}
+        self._states: dict[str, tuple[str, Hint]] = {}
 
     def bind(self, states: Iterable[str]) -> None:
         """Say which states there are, as `operator.state`: other hints are of classes."""
         known = set(states)
-        known |= {name.replace(f".{_OF_PYTHON}", ".") for name in known}
-        self._classes = {name: hint for name, hint in self._given.items() if name not in known}
+        self._states = {}
+        for name, hint in self._given.items():
+            found = resolved(name, known)
+            if found is not None:
+                self._states[found] = (name, hint)
+        named = {name for name, _ in self._states.values()}
+        self._classes = {name: hint for name, hint in self._given.items() if name not in named}
         for name, hint in self._classes.items():
             if _fields(hint) is None:
                 raise InvalidInputError(
@@ -136,10 +142,8 @@ class Hints:
 
     def of_state(self, operator: str, state: str) -> StateHint | None:
         """Return the hint for a state; None if there is none."""
-        for name in (f"{operator}.{state}", f"{operator}.{state.removeprefix(_OF_PYTHON)}"):
-            if name in self._given:
-                return StateHint(name, self._types(self._given[name]))
-        return None
+        name, hint = self._states.get(f"{operator}.{state}", ("", None))
+        return None if hint is None else StateHint(name, self._types(hint))
 
     @staticmethod
     def _types(hint: Hint) -> dict[str, pa.DataType | Pickled]:
@@ -151,7 +155,7 @@ class Hints:
 
     def keeps_bytes(self, operator: str, state: str) -> bool:
         """Whether the values of a state are to stay bytes."""
-        hint = self._given.get(f"{operator}.{state}")
+        _, hint = self._states.get(f"{operator}.{state}", ("", None))
         return hint is not None and _keeps_bytes(self._types(hint))
 
     def layout(

@@ -20,6 +20,7 @@ from arrowstate.foreign.flink.hints import Hint, Hints, known_subclasses
 from arrowstate.foreign.flink.keyed_header import read_operator_header
 from arrowstate.foreign.flink.metadata import read_metadata
 from arrowstate.foreign.flink.opening import open_keyed
+from arrowstate.foreign.flink.operator_ids import operator_id, resolved
 from arrowstate.foreign.flink.places import Places
 from arrowstate.foreign.flink.querying import Query, look_up
 from arrowstate.foreign.flink.sources import KeyedSource
@@ -92,16 +93,18 @@ class FlinkSavepoint:
     def __getitem__(self, name: str) -> FlinkState:
         """Return a state by `operator.state`; one of PyFlink also by the name that its job gave it.
 
+        An operator is found by its uid also where a savepoint has no uids, as those before Flink 2.0: its id follows
+        from it.
+
         Raises
         ------
         StateNotFoundError
             If there is none.
         """
-        operator, _, state = name.rpartition(".")
-        found = self.states.get(name) or self.states.get(f"{operator}.python-state-{state}")
+        found = resolved(name, self.states)
         if found is None:
             raise StateNotFoundError(name, sorted(self.states), None, self.checkpoint_id)
-        return found
+        return self.states[found]
 
     def operator(self, label: str) -> FlinkOperator:
         """Return an operator.
@@ -111,7 +114,7 @@ class FlinkSavepoint:
         OperatorNotFoundError
             If there is none of this name.
         """
-        found = self.operators.get(label)
+        found = self.operators.get(label) or self.operators.get(operator_id(label))
         if found is None:
             raise OperatorNotFoundError(label, list(self.operators), self.checkpoint_id)
         return found
