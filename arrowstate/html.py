@@ -1,12 +1,13 @@
-"""Tables for notebooks, as HTML without a script; all that comes from a store is text, never markup."""
+"""Tables and pictures for notebooks and the page, without a script; what comes from a store is text, never markup."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any
 
-__all__ = ["table_html"]
+__all__ = ["graph_svg", "strip_svg", "table_html"]
 
 _MOST_CHARACTERS = 200
 
@@ -23,6 +24,96 @@ def table_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
     head = "".join(f"<th>{_text(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>" for row in rows)
     return f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def strip_svg(counts: Sequence[int], *, label: str, bins: int = 512) -> str:
+    """Return a strip with a cell for each count, darker where it is higher; many neighbours share a cell.
+
+    It has no style and no script of its own, and takes the colour of the text around it.
+
+    Examples
+    --------
+    >>> strip_svg([0, 5, 10], label="rows").count("<rect")
+    3
+    """
+    cells = min(bins, len(counts))
+    bounds = [number * len(counts) // cells for number in range(cells + 1)] if cells else []
+    means = [sum(counts[low:high]) / (high - low) for low, high in pairwise(bounds)]
+    most = max(means, default=0) or 1
+    parts = []
+    for number, ((low, high), mean) in enumerate(zip(pairwise(bounds), means, strict=True)):
+        which = f"{low}" if high - low == 1 else f"{low} to {high - 1}, on average"
+        parts.append(
+            f'<rect x="{number}" y="0" width="1" height="1" fill="currentColor" '
+            f'fill-opacity="{0.06 + 0.94 * mean / most if mean else 0.0:.3f}">'
+            f"<title>key group {which}: {mean:,.10g} {_text(label)}</title></rect>"
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="strip" viewBox="0 0 {max(cells, 1)} 1" width="100%" '
+        f'height="44" preserveAspectRatio="none" role="img" aria-label="{_text(label)} by key group">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+_NODE_WIDTH, _NODE_HEIGHT, _GAP_X, _GAP_Y = 200, 64, 90, 18
+
+
+def graph_svg(nodes: Sequence[tuple[str, Sequence[str]]], edges: Sequence[tuple[str, str, str]]) -> str:
+    """Return a graph from left to right: boxes with a name and lines below it, and arrows with what they carry.
+
+    Examples
+    --------
+    >>> picture = graph_svg([("a", ["1 row"]), ("b", [])], [("a", "b", "5 rows/s")])
+    >>> picture.count("<rect"), picture.count("<path")
+    (2, 1)
+    """
+    layers = _layers([name for name, _ in nodes], [(origin, target) for origin, target, _ in edges])
+    taken: dict[int, int] = {}
+    places = {}
+    for name, _ in nodes:
+        row = taken.get(layers[name], 0)
+        taken[layers[name]] = row + 1
+        places[name] = layers[name] * (_NODE_WIDTH + _GAP_X) + 2, row * (_NODE_HEIGHT + _GAP_Y) + 2
+    parts = []
+    for origin, target, label in edges:
+        (x, y), (to_x, to_y) = places[origin], places[target]
+        x, y, to_y = x + _NODE_WIDTH, y + _NODE_HEIGHT // 2, to_y + _NODE_HEIGHT // 2
+        middle = (x + to_x) // 2
+        parts.append(
+            f'<path d="M{x} {y}C{middle} {y} {middle} {to_y} {to_x} {to_y}" fill="none" stroke="currentColor" '
+            f'stroke-opacity="0.6"/><circle cx="{to_x}" cy="{to_y}" r="3" fill="currentColor"/>'
+            f'<text x="{middle}" y="{(y + to_y) // 2 - 5}" text-anchor="middle" font-size="11">{_text(label)}</text>'
+        )
+    for name, lines in nodes:
+        x, y = places[name]
+        shown = name if len(name) <= _NODE_CHARACTERS else f"{name[:_NODE_CHARACTERS]}…"
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{_NODE_WIDTH}" height="{_NODE_HEIGHT}" rx="5" fill="none" '
+            f'stroke="currentColor"/><text x="{x + 10}" y="{y + 19}" font-weight="bold">{_text(shown)}'
+            f"<title>{_text(name)}</title></text>"
+        )
+        parts += [
+            f'<text x="{x + 10}" y="{y + 36 + 16 * number}" font-size="11">{_text(line)}</text>'
+            for number, line in enumerate(lines)
+        ]
+    width = (max(layers.values(), default=0) + 1) * (_NODE_WIDTH + _GAP_X) - _GAP_X + 8
+    height = max(taken.values(), default=1) * (_NODE_HEIGHT + _GAP_Y)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="graph" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" aria-label="Graph">{"".join(parts)}</svg>'
+    )
+
+
+_NODE_CHARACTERS = 22
+
+
+def _layers(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Return how many steps each node is from a source, at most; a circle ends after as many as there are nodes."""
+    layers = dict.fromkeys(names, 0)
+    for _ in names:
+        for origin, target in edges:
+            layers[target] = max(layers[target], min(layers[origin] + 1, len(names) - 1))
+    return layers
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.runtime.status import JobStatus, status_of
 from arrowstate.runtime.tables import status_tables
 from arrowstate.storage.base import Storage
+from arrowstate.store.reading import Page
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
 from arrowstate_formats.documents import LogEntryDocument
@@ -152,6 +154,23 @@ class RunningJob:
             params,
             schema="runtime",
         )
+
+    def ui(self, *, host: str = "127.0.0.1", port: int = 0) -> Page:
+        """Show the job and its store in a browser, from this process; arguments and errors as for `StateStore.ui`.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from arrowstate.runtime import Job, OutputTable, TableSource
+        >>> job = Job("memory://running-ui-example")
+        >>> job.source(TableSource(pa.table({"n": [1, 2, 3]})), uid="numbers").sink(OutputTable("copy"))
+        >>> with job.start(mode="threads") as running, running.ui() as page:
+        ...     page.address.startswith("http://127.0.0.1:")
+        True
+        """
+        serving = importlib.import_module("arrowstate.ui.serving")
+        page: Page = serving.open_page(jobs=[self], host=host, port=port).start()
+        return page
 
     def checkpoint(self, *, timeout_ms: int | None = None) -> Snapshot:
         """Take a checkpoint now, and return it once it is committed and the sinks have had their rows.

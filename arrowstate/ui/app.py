@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
+from typing import IO, Any
+from urllib.parse import parse_qsl, urlencode
 
 import duckdb
 import pyarrow as pa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -25,14 +26,17 @@ from arrowstate.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from arrowstate.ui import checkpoints, shown
+from arrowstate.ui import checkpoint, checkpoints, diff, job, shown, sql, state, storage
 from arrowstate.ui.guard import Guard, Keys
+from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
-from arrowstate.ui.work import BusyError, TooSlowError
+from arrowstate.ui.work import BusyError, Progress, TooSlowError
 
 __all__ = ["make_app"]
 
 _HERE = Path(__file__).parent
+_MOST_BODY = 1 << 20
+_PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,33 @@ class Page:
     "Of a part."
 
 
+RUN = Page(sql.run, "result.html", "Result", is_part=True)
+VERIFY = Page(checkpoint.verified, "verified.html", is_part=True)
 PAGES: dict[str, Page] = {
     "stores": Page(checkpoints.stores, "stores.html", "Stores"),
     "checkpoints": Page(checkpoints.checkpoints, "checkpoints.html", "Checkpoints"),
     "batches": Page(checkpoints.batches, "batches.html", "Micro-batches"),
     "live": Page(checkpoints.live, "live.html", is_part=True, fault_template="live_fault.html"),
+    "checkpoint": Page(checkpoint.checkpoint, "checkpoint.html", "Checkpoint"),
+    "files": Page(checkpoint.files, "files.html", is_part=True),
+    "verified": Page(checkpoint.verified, "verified.html", is_part=True),
+    "state": Page(state.state, "state.html", "State"),
+    "state_files": Page(state.state_files, "state_files.html", is_part=True),
+    "strip": Page(state.strip, "strip.html", is_part=True),
+    "largest": Page(state.largest, "largest.html", is_part=True),
+    "rows": Page(state.rows, "rows.html", is_part=True),
+    "history": Page(state.history, "history.html", is_part=True),
+    "sql": Page(sql.form, "sql.html", "SQL"),
+    "diff": Page(diff.compare, "diff.html", "Compare"),
+    "counts": Page(diff.counts, "counts.html", is_part=True),
+    "grown": Page(diff.grown, "grown.html", is_part=True),
+    "changed_rows": Page(diff.changed_rows, "changed_rows.html", is_part=True),
+    "storage": Page(storage.storage, "storage.html", "Storage"),
+    "collection": Page(storage.collection, "collection.html", is_part=True),
+    "compaction": Page(storage.compaction, "compaction.html", is_part=True),
+    "amplification": Page(storage.amplification, None),
+    "job": Page(job.job, "job.html", "Running job"),
+    "job_now": Page(job.job, "job_now.html", is_part=True),
     "head": Page(checkpoints.head, None),
     "series": Page(checkpoints.series, None),
 }
@@ -78,6 +104,10 @@ def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "
             Route("/", answers.home),
             Route("/favicon.ico", answers.icon),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
+            Route("/metrics", answers.metrics),
+            Route("/{store:int}/verify", answers.verify, methods=["POST"]),
+            Route("/{store:int}/run{suffix}", answers.run, methods=["POST"]),
+            Route("/{store:int}/run", answers.run, methods=["POST"]),
             Route("/{store:int}/{name}", answers.page, methods=["GET"]),
         ],
         exception_handlers={404: answers.missing},
@@ -100,6 +130,7 @@ def _environment() -> Environment:
         duration=shown.as_duration,
         percent=shown.as_percent,
         time=shown.as_time,
+        merged=lambda values, more: {**values, **more},
         query=lambda values: urlencode({key: value for key, value in values.items() if value is not None}),
     )
     return environment
@@ -136,6 +167,23 @@ def fault_of(error: BaseException, url: str) -> Fault:
     if isinstance(error, (ArrowStateError, OSError)):
         return Fault(502, "The storage failed", text)
     raise error
+
+
+def _download(file: IO[bytes], format: str) -> Response:
+    """Return a file to keep, which is closed when it is sent."""
+
+    def pieces() -> Iterator[bytes]:
+        with file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+
+    kind = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}[format]
+    named = {"Content-Disposition": f'attachment; filename="result.{format}"'}
+    return StreamingResponse(pieces(), headers=named, media_type=kind)
+
+
+def _metrics(place: Place, _: Progress) -> list[Sample]:
+    return metrics_of(place)
 
 
 class Answers:
@@ -175,14 +223,80 @@ class Answers:
             return Response(status_code=204)
         return self.shown(place, page, page.template or "", {"data": data, "ask": query}, request)
 
-    async def read(self, place: Place, name: str, page: Page, query: Mapping[str, str]) -> dict[str, Any]:
+    async def run(self, request: Request) -> Response:
+        """Answer a query: with a part of a page, a page, JSON, or a file."""
+        suffix = request.path_params.get("suffix", "")
+        place = self.place(request)
+        if place is None or suffix not in ("", ".json", ".csv", ".parquet"):
+            return await self.missing(request, LookupError())
+        body = await request.body()
+        if len(body) > _MOST_BODY:
+            return PlainTextResponse("The query is too long.", 413)
+        asked = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+        is_fragment = request.headers.get("hx-request") == "true"
+        page = RUN if is_fragment else replace(RUN, template="result_page.html", is_part=False)
+        format = suffix.removeprefix(".")
+        try:
+            if format in ("csv", "parquet"):
+                file = await place.work.get(
+                    # Each wants a file of its own.
+                    (object(),),
+                    lambda progress: sql.written(Ask(self.site, place, asked, progress), format),
+                    seconds=2 * self.site.limits.sql_seconds,
+                )
+                return _download(file, format)
+            limit = self.site.limits.sql_seconds + 1
+            data = await self.read(place, object(), page, asked, seconds=limit)
+        except Exception as error:  # noqa: BLE001 (as for a page)
+            return self.fault(error, place, page, asked, request, as_json=format == "json")
+        if format == "json":
+            return Response(shown.to_json(data), media_type="application/json")
+        return self.shown(place, page, page.template or "", {"data": data, "ask": asked}, request)
+
+    async def verify(self, request: Request) -> Response:
+        """Begin to read every byte of a checkpoint, and say how far it is."""
+        place, query = self.place(request), dict(request.query_params)
+        if place is None:
+            return await self.missing(request, LookupError())
+
+        def begin(progress: Progress) -> dict[str, Any]:
+            ask = Ask(self.site, place, query, progress)
+            checkpoint.start_verifying(place, ask.snapshot())
+            return checkpoint.verified(ask)
+
+        try:
+            data = await place.work.get(
+                ("verify", *sorted(query.items())), begin, seconds=self.site.limits.page_seconds
+            )
+        except Exception as error:  # noqa: BLE001 (as for a page)
+            return self.fault(error, place, VERIFY, query, request, as_json=False)
+        if request.headers.get("hx-request") != "true":
+            return RedirectResponse(f"/{place.number}/checkpoint?{urlencode(query)}", 303)
+        return self.shown(place, VERIFY, "verified.html", {"data": data, "ask": query}, request)
+
+    async def metrics(self, _: Request) -> Response:
+        """Answer Prometheus."""
+        samples: list[Sample] = []
+        for place in self.site.places:
+            try:
+                samples += await place.work.get(
+                    "metrics", partial(_metrics, place), seconds=self.site.limits.page_seconds
+                )
+            except (TooSlowError, BusyError):
+                samples.append(("arrowstate_up", {"store": place.url}, 0))
+        return Response(metrics_text(samples), media_type="text/plain; version=0.0.4")
+
+    async def read(
+        self, place: Place, name: object, page: Page, query: Mapping[str, str], *, seconds: float | None = None
+    ) -> dict[str, Any]:
         """Return what a page says, within its time."""
         key = (name, *sorted(query.items()))
-        return await place.work.get(
+        found: dict[str, Any] = await place.work.get(
             key,
             lambda progress: page.read(Ask(self.site, place, query, progress)),
-            seconds=self.site.limits.page_seconds,
+            seconds=self.site.limits.page_seconds if seconds is None else seconds,
         )
+        return found
 
     def place(self, request: Request) -> Place | None:
         """Return the store of an address."""
@@ -198,7 +312,7 @@ class Answers:
             place=place,
             base=f"/{place.number}",
             title=page.title,
-            name=request.path_params["name"],
+            name=request.path_params.get("name", ""),
             address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
             json_address=request.url.path + ".json" + (f"?{request.url.query}" if request.url.query else ""),
             is_part=page.is_part,

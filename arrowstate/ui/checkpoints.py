@@ -11,7 +11,7 @@ from arrowstate.errors import ArrowStateError
 from arrowstate.ui.log_view import LogLine
 from arrowstate.ui.site import Ask
 
-__all__ = ["batches", "checkpoints", "head", "live", "series", "stores"]
+__all__ = ["a_day_before", "batches", "checkpoints", "head", "live", "series", "stores"]
 
 _PAGE = 50
 _MOST_POINTS = 20_000
@@ -53,7 +53,7 @@ def checkpoints(ask: Ask) -> dict[str, Any]:
         "is_newest": before == 1 << 53,
         "older": shown[_PAGE - 1].number if len(shown) > _PAGE else None,
         "newest": None if newest is None else newest.checkpoint_id,
-        "a_day_before": _a_day_before(lines, newest),
+        "a_day_before": a_day_before(lines, newest),
         "percentiles": _percentiles(lines),
         "entries_shown": [_row(line, tags, lines) for line in shown[:_PAGE]],
         "has_batches": any(line.batch for line in lines[-_PAGE:]),
@@ -103,7 +103,7 @@ def _around(fence: LogLine, lines: Sequence[LogLine]) -> dict[str, Any]:
     }
 
 
-def _a_day_before(lines: Sequence[LogLine], newest: LogLine | None) -> int | None:
+def a_day_before(lines: Sequence[LogLine], newest: LogLine | None) -> int | None:
     """Return the checkpoint as of a day before the newest one; the oldest where none is as old."""
     if newest is None:
         return None

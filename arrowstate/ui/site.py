@@ -76,6 +76,8 @@ class Place:
         self.job = job
         self.log = LogView(store.storage)
         self.work = Work()
+        self.uses = Kept(1024)
+        "What checkpoints take, by commit id."
         self.kept = Kept(64)
         "What was read of checkpoints, by names that begin with the commit id."
         self.verifications: dict[str, Verifying] = {}

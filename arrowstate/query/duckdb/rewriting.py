@@ -207,7 +207,9 @@ class _Evaluation:
             )
         if self._own is None:
             self._own = self._parent.cursor()
-            self._own.execute("set timezone = 'UTC'")
+            # One whose configuration is locked says UTC already.
+            if _first(self._own, "select current_setting('timezone')", []) != "UTC":
+                self._own.execute("set timezone = 'UTC'")
         query = json.loads(_first(self._own, "select json_serialize_sql('select 1')", []))
         query["statements"][0]["node"]["select_list"] = [expression]
         text = _first(self._own, "select json_deserialize_sql(?::json)", [json.dumps(query)])

@@ -89,7 +89,10 @@
     const charts = document.getElementById("charts");
     if (!charts) return;
     const answer = await fetch(charts.dataset.series, { headers: { Accept: "application/json" } });
-    if (!answer.ok) return;
+    if (!answer.ok) {
+      if (answer.status === 504 || answer.status === 503) setTimeout(drawCharts, 1000);
+      return;
+    }
     figures = await answer.json();
     for (const [plot] of drawn.splice(0)) plot.destroy();
     for (const element of charts.querySelectorAll(".chart")) draw(element, charts.dataset.open);
@@ -108,6 +111,17 @@
     if (!button || !query) return;
     query.setRangeText(button.dataset.name, query.selectionStart, query.selectionEnd, "end");
     query.focus();
+  });
+
+  // A file to keep: sent as a form, past htmx, so that the browser saves what comes.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-download]");
+    if (!button) return;
+    event.preventDefault();
+    const { action } = button.form;
+    button.form.action = button.formAction;
+    HTMLFormElement.prototype.submit.call(button.form);
+    button.form.action = action;
   });
 
   // Completion of the name before the cursor, by Ctrl-Space or Tab after a letter; Escape leaves Tab to the keyboard.

@@ -1,0 +1,54 @@
+"""Keys as texts: what a form takes and an address holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.ui.shown import plain
+
+__all__ = ["key_of", "text_of"]
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a key column as text; `key_of` reads it.
+
+    Examples
+    --------
+    >>> text_of("ann"), text_of(7), text_of(b"\\xff"), text_of({"a": 1})
+    ('ann', '7', 'ff', '{"a": 1}')
+    """
+    value = plain(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def key_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+    """Return a key of which each column is given as a text.
+
+    Raises
+    ------
+    InvalidInputError
+        If a text is none of its column's type.
+    """
+    if len(texts) != len(schema):
+        raise InvalidInputError(f"the key has the columns {', '.join(schema.names)}, got {len(texts)} values")
+    columns = [_column(text, field) for text, field in zip(texts, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(text: str, field: pa.Field) -> pa.Array:
+    kind = field.type
+    try:
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return pa.array([text], kind)
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            return pa.array([bytes.fromhex(text)], kind)
+        if pa.types.is_nested(kind):
+            return pa.array([json.loads(text)], kind)
+        return pa.array([text.strip()], pa.string()).cast(kind)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InvalidInputError(f"the key column {field.name} is {kind}, got {text[:100]!r}") from error

@@ -1,0 +1,127 @@
+"""The page of what a store takes: tags, leases, what plans would do, and the space over time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from arrowstate.log.collected import reading_checkpoint
+from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.query.duckdb.about import about
+from arrowstate.snapshot.storage_use import StorageUse, storage_use
+from arrowstate.ui.site import Ask
+
+__all__ = ["amplification", "collection", "compaction", "storage"]
+
+_SHOWN = 100
+_POINTS = 40
+
+
+def storage(ask: Ask) -> dict[str, Any]:
+    """Return tags, leases, and what each state of the newest checkpoint takes."""
+    ask.place.refresh()
+    store = ask.place.store
+    snapshot = ask.place.snapshot(None)
+    now_ms = store.clock_ms()
+    pins = ask.place.pins()
+    states = ask.place.kept.get(
+        (snapshot.entry.commit_id, "storage"), lambda: about(snapshot.storage, snapshot.entry, "storage").to_pylist()
+    )
+    use = ask.place.kept.get((snapshot.entry.commit_id, "use"), snapshot.storage_use)
+    return {
+        "checkpoint_id": snapshot.checkpoint_id,
+        "files": use.files,
+        "bytes": use.bytes,
+        "live_bytes": use.live_bytes,
+        "small_files": use.small_files,
+        "space_amplification": use.space_amplification,
+        "states": states,
+        "tags": [{"tag": pin.tag, "checkpoint_id": pin.checkpoint_id} for pin in pins if pin.tag is not None],
+        "leases": [
+            {
+                "holder": pin.holder,
+                "checkpoint_id": pin.checkpoint_id,
+                "and_later": pin.and_later,
+                "expires_at_ms": pin.expires_at_ms,
+                "holds": pin.holds(now_ms),
+            }
+            for pin in pins
+            if pin.tag is None
+        ],
+        "count": ask.number("count", 1) or 1,
+    }
+
+
+def collection(ask: Ask) -> dict[str, Any]:
+    """Return what a collection would do that keeps some checkpoints; nothing is done."""
+    count = ask.number("count", 1) or 1
+    plan = ask.place.store.collect(RetentionPolicy(count)).plan
+    kinds = Counter(deletion.kind for deletion in plan.deletions)
+    return {
+        "count": count,
+        "kept": [{"checkpoint_id": item.checkpoint_id, "reasons": list(item.reasons)} for item in plan.kept[-_SHOWN:]],
+        "kept_count": len(plan.kept),
+        "dropped": len(plan.dropped) + plan.further,
+        "files": len(plan.deletions),
+        "kinds": dict(kinds),
+        "bytes": plan.bytes,
+        "unknown_sizes": plan.unknown_sizes,
+        "waiting": [{"path": item.path, "until_ms": item.until_ms} for item in plan.waiting[:_SHOWN]],
+        "waiting_count": len(plan.waiting),
+        "foreign": list(plan.foreign[:_SHOWN]),
+        "deletions": [
+            {"path": item.path, "kind": item.kind, "reason": item.reason, "bytes": item.bytes}
+            for item in plan.deletions[:_SHOWN]
+        ],
+    }
+
+
+def compaction(ask: Ask) -> dict[str, Any]:
+    """Return what a compaction of the newest checkpoint would merge; nothing is done."""
+    plan = ask.place.store.compact().plan
+    return {
+        "checkpoint_id": plan.checkpoint_id,
+        "space_amplification": plan.use.space_amplification,
+        "small_files": plan.use.small_files,
+        "bytes_read": plan.bytes_read,
+        "bytes_written": plan.bytes_written,
+        "merges": [
+            {
+                "operator": merge.uid,
+                "state": merge.state,
+                "subtask": merge.subtask,
+                "runs": len(merge.runs),
+                "rows": merge.rows,
+            }
+            for merge in plan.merges[:_SHOWN]
+        ],
+        "merge_count": len(plan.merges),
+    }
+
+
+def amplification(ask: Ask) -> dict[str, Any]:
+    """Return for some checkpoints over time what they refer to and how much of it is live, by their manifests."""
+    place = ask.place
+    place.refresh()
+    lines = [line for line in place.log.lines() if line.is_checkpoint]
+    step = max(1, -(-len(lines) // _POINTS))
+    chosen = lines[::-1][::step][::-1]
+    ask.progress.total = len(chosen)
+    found = []
+    for line in chosen:
+        entry = place.snapshot(str(line.checkpoint_id)).entry
+
+        def use(entry: Any = entry) -> StorageUse:
+            with reading_checkpoint(place.store.storage, entry):
+                return storage_use(place.store.storage, entry)
+
+        found.append((entry, place.uses.get(entry.commit_id, use)))
+        ask.progress.advance()
+    return {
+        "checkpoint_id": [entry.checkpoint_id for entry, _ in found],
+        "committed_at_ms": [entry.committed_at_ms for entry, _ in found],
+        "bytes": [use.bytes for _, use in found],
+        "live_bytes": [use.live_bytes for _, use in found],
+        "space_amplification": [use.space_amplification for _, use in found],
+        "marks": [],
+    }
