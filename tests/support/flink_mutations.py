@@ -25,6 +25,7 @@ from arrowstate.foreign.flink.hints import Hints
 from arrowstate.foreign.flink.metadata import read_metadata
 from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.savepoint import FlinkSavepoint
+from arrowstate.storage import Storage
 
 LENGTHS = (0, 1, -1, 127, 128, 255, 65535, 2**31 - 1, -(2**31), 2**24)
 
@@ -36,10 +37,10 @@ class Damaged(Places):
         self.changed: dict[str, bytes] = {}
         super().__init__(place)
 
-    def _mapped(self, path: str) -> Stream:
-        if path in self.changed:
+    def _mapped(self, path: str, storage: Storage | None = None) -> Stream:
+        if path in self.changed and storage in (None, self.storage):
             return Stream(np.frombuffer(self.changed[path], np.uint8), path)
-        return super()._mapped(path)
+        return super()._mapped(path, storage)
 
     @property
     def files(self) -> list[str]:

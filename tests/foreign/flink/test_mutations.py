@@ -62,4 +62,4 @@ def test_what_is_under_checksums_is_read_as_it_was_or_not_at_all(savepoint_folde
             continue
         for each, rows in found.items():
             assert isinstance(rows, Exception) or str(rows.to_pylist()) == expected[each], (seed, path, each)
-    assert changed > 5
+    assert changed > 2
