@@ -78,11 +78,15 @@ class Model:
             self.sales[user, start] = self.sales.get((user, start), 0) + price
 
     def advance(self, watermark: int) -> None:
+        if watermark < self.watermark:
+            # Rows are read again, and event time stays where it is.
+            return
+        if watermark > self.watermark:
+            self.sales = {place: sum for place, sum in self.sales.items() if place[1] + WIDTH - 1 > watermark}
         self.watermark = watermark
         for timestamp, user in sorted(timer for timer in self.timers if timer[0] <= watermark):
             self.fired[user].append(timestamp)
             self.timers.discard((timestamp, user))
-        self.sales = {place: sum for place, sum in self.sales.items() if place[1] + WIDTH - 1 > watermark}
 
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:
         """The rows of each state, sorted."""
@@ -198,7 +202,7 @@ def step(model: Model, batches: list[list[dict[str, Any]]]) -> None:
 def edit(edit: Any, model: Model, chance: random.Random) -> None:
     """Change something of each kind, in the checkpoint and in the model."""
     users = sorted(model.total)
-    poor, gone, new = users[0], users[1], f"new{chance.randrange(10)}"
+    poor, gone, new = users[0], users[1], f"new{chance.random()}"
     factor = chance.randrange(2, 5)
     edit.update("ledger.total", set={"total": f"total * {factor}"}, where="total > 30")
     model.total = {user: total * factor if total > 30 else total for user, total in model.total.items()}
@@ -215,6 +219,13 @@ def edit(edit: Any, model: Model, chance: random.Random) -> None:
     model.sales = {
         (user, start): 0 if start >= WIDTH or sales < 20 else sales for (user, start), sales in model.sales.items()
     }
+    # One that nobody has had a row of, and one that is due already.
+    starts = [model.watermark // WIDTH * WIDTH + WIDTH, model.watermark // WIDTH * WIDTH - WIDTH]
+    rows = pa.table({"user": [new, new], "window_start": starts, "window_end": [at + WIDTH for at in starts]})
+    edit.insert("windows.sales", rows.append_column("sales", pa.array([5, 6])))
+    model.sales |= {(new, start): sales for start, sales in zip(starts, (5, 6), strict=True)}
+    edit.insert("ledger.timers_event_time", pa.table({"user": [new], "timestamp": [model.watermark - 10]}))
+    model.timers.add((model.watermark - 10, new))
     for uid in ("ledger", "windows"):
         edit.delete_key(uid, [gone])
     for rows in (model.total, model.last, model.fired):
@@ -239,7 +250,9 @@ def test_a_job_goes_on_from_an_edited_checkpoint_as_a_model_does(tmp_path: Path,
     assert stored(store.latest()) == model.rows()
 
     for parallelism in (2, 3):
-        with store.edit() as changes:
+        with store.edit(
+            format=chance.choice(short_or_long(("arrow", "parquet"), ("arrow", "parquet", "lance")))
+        ) as changes:
             edit(changes, model, chance)
             assert stored(changes.snapshot) == model.rows()
             changes.commit()

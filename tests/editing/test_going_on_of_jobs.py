@@ -14,7 +14,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import FencedError, InvalidInputError, JobFailedError
-from arrowstate.runtime import Job, OutputTable, Watermarks
+from arrowstate.runtime import Job, OutputTable, Restart, Watermarks
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 from runtime_jobs import SUM, Committed, SlowTable
 
@@ -238,6 +238,34 @@ def test_a_job_goes_on_from_an_edited_savepoint_that_was_brought_into_another_st
     model.read_all()
 
     check_end(end, other, model)
+
+
+class Refusing(Committed):
+    """A sink that is out of order."""
+
+    def commit(self, rows: Any, token: Any) -> None:
+        raise OSError("the sink is out of order")
+
+
+def test_a_sink_gets_what_an_edited_checkpoint_keeps_for_it_once_and_as_it_was_edited(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    rows = pa.table({"user": ["a", "b", "c"], "n": [1, 2, 3]})
+
+    def declared(sink: Any) -> Job:
+        job = Job(place, restart=Restart.none())
+        job.source(SlowTable(rows), uid="rows").sink(sink, uid="outside")
+        return job
+
+    with pytest.raises(JobFailedError, match="out of order"):
+        declared(Refusing(str(place))).run(mode="inline")
+    with arrowstate.open_store(place).edit() as edit:
+        edit.update("outside.pending", set={"n": 20}, where="\"user\" = 'b'")
+        edit.delete("outside.pending", where="\"user\" = 'c'")
+        edit.commit()
+    for _ in range(2):
+        end = declared(Committed(str(place))).run(mode="inline")
+
+    assert Committed(str(place)).rows_of(end.store_id) == [{"user": "a", "n": 1}, {"user": "b", "n": 20}]
 
 
 def test_an_operator_that_keeps_rows_for_its_sink_is_not_renamed(tmp_path: Path) -> None:

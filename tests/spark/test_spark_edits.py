@@ -112,6 +112,24 @@ class TestOfASink:
 
         assert sink.stored() == sink.expected(*rows[:3])
 
+    def test_goes_on_from_an_edited_savepoint_in_another_store(
+        self, sink: Any, rows: list[pa.Table], tmp_path: Path
+    ) -> None:
+        sink.run(0, rows[0])
+        with arrowstate.open_store(sink.store).edit() as edit:
+            edit.delete_key("counter", [1, 2])
+            savepoint = edit.commit(to="fixed")
+        sink.run(1, rows[1])
+        assert sink.stored() == sink.expected(*rows[:2])
+
+        other = sink.but(store=tmp_path / "other", run_id="run-2", max_parallelism=64, parallelism=3)
+        arrowstate.open_store(other.store, create=True).import_savepoint(savepoint)
+        kept = {k: counted for k, counted in sink.expected(rows[0]).items() if k not in (1, 2)}
+        assert other.stored() == kept
+        other.run(1, rows[1])
+
+        assert other.stored() == added(kept, sink.expected(rows[1]))
+
     def test_is_fenced_by_a_rollback_too(self, sink: Any, rows: list[pa.Table]) -> None:
         sink.run(0, rows[0])
         before = sink.stored()
