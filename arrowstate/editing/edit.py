@@ -18,6 +18,7 @@ from arrowstate.editing.plan import EditPlan
 from arrowstate.editing.purging import Holder, PurgeReport, rewrite_dead_rows
 from arrowstate.editing.staging import Staging
 from arrowstate.editing.statements import Statements
+from arrowstate.errors import InvalidInputError
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.query.difference import difference
@@ -96,9 +97,11 @@ class Edit(Statements, Generic[S]):
         newest: CommittedEntry,
         content: int,
         *,
+        to: str | Path | None,
         format: RunFormat,
         folder: str | Path | None,
     ) -> None:
+        self._to = to
         self._side = side
         self._content = content
         commit = side.commit
@@ -193,8 +196,11 @@ class Edit(Statements, Generic[S]):
             If it cannot be told whether it was committed.
         """
         entry = self._entry()
-        if to is not None:
-            return self._side.savepoint_of(self._staging.overlay, entry, to)
+        place = self._to if to is None else to
+        if place is not None:
+            if comment is not None:
+                raise InvalidInputError("a comment is kept in the log of the store, and a savepoint is not in it")
+            return self._side.savepoint_of(self._staging.overlay, entry, place)
         if entry is self._base:
             return self._side.snapshot_of(entry)
         tag = self._side.free_tag(self._base.checkpoint_id or 0, entry.checkpoint_id or 0)
@@ -223,6 +229,8 @@ class Edit(Statements, Generic[S]):
             As for `commit`, and so are the other errors.
         """
         self._check_open()
+        if self._to is not None:
+            raise InvalidInputError("a purge is of a store, and this edit is to be a savepoint: begin one without `to`")
         rewritten = rewrite_dead_rows(self._staging)
         entry = self._entry()
         if entry is self._base and not self._side.is_newest(entry):

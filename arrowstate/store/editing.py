@@ -34,6 +34,7 @@ class EditableStore(KeptStore):
         self,
         checkpoint: CheckpointReference | None = None,
         *,
+        to: str | Path | None = None,
         format: RunFormat = "arrow",
         folder: str | Path | None = None,
     ) -> Edit[Snapshot]:
@@ -46,6 +47,8 @@ class EditableStore(KeptStore):
         ----------
         checkpoint
             Its id, a tag or a time, as for `snapshot`. What is committed then takes the place of what came after it.
+        to
+            The savepoint that `commit` writes, unless it is told of another place: then the store stays as it is.
         format
             The format of new run files: `arrow`, `parquet` or `lance`.
         folder
@@ -91,7 +94,7 @@ class EditableStore(KeptStore):
             savepoints=self._own_savepoints,
             free_tag=self._free_tag,
         )
-        return Edit(side, base, newest, content.number, format=format, folder=folder)
+        return Edit(side, base, newest, content.number, to=to, format=format, folder=folder)
 
     def savepoint(
         self,

@@ -6,6 +6,7 @@ import io
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
@@ -101,6 +102,7 @@ def test_a_purged_key_is_in_no_file_and_what_holds_it_is_named(store, tmp_path, 
         (["--set-property", "offset", "{"], "takes a JSON value"),
         (["--delete-key", "shop2", "ann"], "no operator"),
         (["broken.sql"], "statement 2 of the script"),
+        (["fix.sql", "--to", "saved", "--comment", "why"], "a savepoint is not in it"),
     ],
 )
 def test_what_does_not_fit_is_told_and_changes_nothing(store, tmp_path, capsys, monkeypatch, arguments, said):
@@ -126,3 +128,20 @@ def test_a_script_reads_a_state_as_it_was(store, tmp_path):
     assert main(["edit", store.url, str(tmp_path / "back.sql"), "--apply"]) == 0
 
     assert content(store) == {"ann": 10, "bob": 20, "zoe": 3}
+
+
+def test_an_edit_that_is_to_be_a_savepoint_says_so_at_its_beginning(store, tmp_path):
+    with store.edit(to=tmp_path / "saved") as edit:
+        edit.upsert("shop.total", f"select * from '{_parquet(tmp_path)}'")
+        with pytest.raises(arrowstate.InvalidInputError, match="begin one without"):
+            edit.purge()
+        edit.commit()
+
+    saved = arrowstate.open_store(tmp_path / "saved")
+    assert content(saved) == {"ann": 1, "bob": 20, "bot-1": 30, "new": 2}
+    assert store.latest().checkpoint_id == 1
+
+
+def _parquet(folder):
+    pq.write_table(pa.table({"user": ["ann", "new"], "total": [1, 2]}), folder / "fix.parquet")
+    return folder / "fix.parquet"
