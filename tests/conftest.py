@@ -38,14 +38,17 @@ LONGEST = {
 
 # Of these the short form takes every n-th test, each commit another: there are many alike, or they are dear.
 BY_TURNS = {
-    "tests/conformance/": 2,
-    "tests/runtime/": 2,
-    "tests/spark/test_spark_bootstrap": 2,
-    "tests/spark/test_spark_changes": 2,
-    "tests/spark/test_spark_import": 2,
-    "tests/spark/test_spark_outputs_reader": 2,
-    "tests/spark/test_spark_recovery": 2,
-    "tests/spark/test_spark_triggers": 2,
+    "tests/conformance/": 3,
+    "tests/editing/": 2,
+    "tests/foreign/": 2,
+    "tests/runtime/": 3,
+    "tests/spark/test_spark_bootstrap": 3,
+    "tests/spark/test_spark_changes": 3,
+    "tests/spark/test_spark_edits": 2,
+    "tests/spark/test_spark_import": 3,
+    "tests/spark/test_spark_outputs_reader": 3,
+    "tests/spark/test_spark_recovery": 3,
+    "tests/spark/test_spark_triggers": 3,
     "tests/testing/test_simulation.py::test_the_": 2,
     "tests/testing/test_simulation.py::test_without_a_guarantee": 2,
 }
