@@ -61,12 +61,16 @@ def test_bash_completes_commands_options_their_values_and_files(tmp_path, capsys
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_has_each_command_and_option(capsys, shell):
+@pytest.mark.parametrize(
+    ("shell", "own"),
+    [("bash", "-F _shtab_arrowstate arrowstate"), ("zsh", "#compdef arrowstate"), ("fish", "complete -c arrowstate")],
+)
+def test_a_script_has_each_command_and_option(capsys, shell, own):
     (commands,) = (action for action in make_parser()._actions if action.dest == "command")
 
     script = script_of(shell, capsys)
 
+    assert own in script
     for name, parser in commands.choices.items():
         assert name in script
         options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]

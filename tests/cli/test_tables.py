@@ -51,6 +51,7 @@ COMMANDS = {
     "show": [],
     "show --state": ["--state", "counter-of-clicks.clicks_of_the_day"],
     "sql": [VISITS],
+    "edit": ["--delete-key", "counter-of-clicks", "u1"],
     "diff": ["1"],
     "diff --rows": ["1", "2", "--state", "counter-of-clicks.clicks_of_the_day", "--rows"],
     "lookup": ["counter-of-clicks.visit", "u1"],
