@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl, urlencode
@@ -115,6 +115,7 @@ def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "
     return Guard(app, keys=keys, hosts=hosts, cookie=f"arrowstate-{port}")
 
 
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),

@@ -15,7 +15,7 @@ from rich import filesize
 __all__ = ["as_bytes", "as_cell", "as_count", "as_duration", "as_percent", "as_time", "plain", "to_json"]
 
 _UNKNOWN = "\N{EN DASH}"
-_LONGEST = 2_000
+_LONGEST = 500
 """Characters of a cell."""
 _LAST_TIME_MS = 253_402_300_799_000
 

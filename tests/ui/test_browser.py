@@ -1,0 +1,245 @@
+"""The page in a real browser, Debian's chromium: each page opened, used and photographed, in both themes and widths.
+
+Without chromium, or the package playwright, they are skipped with a reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.runtime import Job, OutputTable, TableSource
+from arrowstate.ui.serving import open_page
+from long_form import short_or_long
+
+pytestmark = pytest.mark.turns(3)
+
+CHROMIUM = shutil.which("chromium")
+THEMES_AND_WIDTHS = [("light", 1600), ("dark", 400), ("dark", 1600), ("light", 400)]
+PAGES = [
+    "checkpoints",
+    "checkpoint",
+    "state?operator=counter&state=pages",
+    "state?operator=counter&state=profile&key0=user-37",
+    "sql?q=select+*+from+counter.profile+at+(version+%3D%3E+6)+limit+9",
+    "diff?operator=counter&state=pages",
+    "storage",
+    "stores",
+    "batches",
+    "checkpoint?checkpoint=99",
+]
+WATCH = """
+window.shifted = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
+}).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine; Debian has it as a package of that name")
+    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def page_of(clicks):
+    with open_page([clicks, arrowstate.open_store("memory://ui-browser", create=True)]).start() as page:
+        yield page
+
+
+class Look:
+    """A tab of the browser and what it complained about."""
+
+    def __init__(self, browser, page, theme="light", width=1280, **options):
+        self.context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": 900}, **options)
+        self.tab = self.context.new_page()
+        self.tab.set_default_timeout(20_000)
+        self.tab.add_init_script(WATCH)
+        self.complaints: list[str] = []
+        self.foreign: list[str] = []
+        self.address = page.address
+        self.tab.on("console", self._note)
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", lambda asked: self._asked(asked.url))
+        self.tab.goto(page.url)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+    def _note(self, message):
+        # A page that is not there is a 404 for the console as well.
+        if message.type in ("error", "warning") and "status of 404" not in message.text:
+            self.complaints.append(message.text)
+
+    def _asked(self, url):
+        if not url.startswith((self.address, "data:")):
+            self.foreign.append(url)
+
+    def open(self, path):
+        self.tab.goto(f"{self.address}0/{path}")
+        self.settle()
+
+    def settle(self):
+        """Wait until all parts are there."""
+        self.tab.wait_for_function("() => !document.querySelector('.part > .wait[hx-get], .part[hx-trigger] > .wait')")
+        self.tab.wait_for_function(
+            "() => !document.querySelector('.charts') || document.querySelector('.charts').dataset.points"
+        )
+
+    def text(self, selector):
+        return self.tab.inner_text(selector)
+
+
+def looked_at(look, folder, name):
+    """Check what holds of every page, and photograph it."""
+    axe = Path(pytest.importorskip("axe_playwright_python").__file__).with_name("axe.min.js").read_text()
+    look.tab.evaluate(axe)
+    found = look.tab.evaluate("() => axe.run(document, {resultTypes: ['violations']})")["violations"]
+    serious = [
+        (item["id"], [node["html"][:200] for node in item["nodes"]][:3])
+        for item in found
+        if item["impact"] in ("serious", "critical")
+    ]
+    look.tab.screenshot(path=folder / f"{name}.png", full_page=True)
+
+    assert serious == []
+    assert look.complaints == []
+    assert look.foreign == []
+    assert look.tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "it is wider than the window"
+    assert look.tab.evaluate("() => window.shifted") < 0.1
+
+
+@pytest.mark.turns(4)
+@pytest.mark.parametrize("number", range(len(PAGES)))
+def test_every_page_is_whole_in_both_themes_and_at_both_widths(browser, page_of, number, tmp_path):
+    begin = number % len(THEMES_AND_WIDTHS)
+    for theme, width in (THEMES_AND_WIDTHS[begin:] + THEMES_AND_WIDTHS[:begin])[: short_or_long(1, 4)]:
+        with Look(browser, page_of, theme, width) as look:
+            look.open(PAGES[number])
+
+            looked_at(look, tmp_path, f"{number}-{theme}-{width}")
+
+
+def test_which_key_made_the_state_grow_is_found_by_clicks(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("checkpoints")
+        look.tab.click("text=What changed since a day ago")
+        look.tab.click("table a:has-text('counter.pages')")
+        look.settle()
+        look.tab.click("section[aria-label='Keys that grew most'] tbody tr:first-child a")
+        look.settle()
+
+        assert look.tab.input_value("input[name=key0]") == "bot-7"
+        assert "600 rows of the key" in look.text("section[aria-label=Rows]")
+        assert "came" in look.text("section[aria-label='History of the key']")
+        assert look.complaints == []
+
+
+def test_what_the_last_deployment_changed_is_found_by_clicks(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("checkpoints")
+        look.tab.click("text=What changed from 6 to 7")
+        look.settle()
+
+        assert "plan" in look.text("section[aria-label='Counts of changes']")
+        assert '"release":"42"' in look.text("main")
+        assert look.complaints == []
+
+
+def test_a_query_is_completed_run_kept_in_the_address_and_downloaded(browser, page_of):
+    with Look(browser, page_of, accept_downloads=True) as look:
+        look.open("sql")
+        look.tab.fill("#query", "select count(*) as n from counter.pa")
+        look.tab.press("#query", "End")
+        look.tab.press("#query", "Tab")
+        look.tab.press("#query", "Control+Enter")
+        look.tab.wait_for_selector("#result td")
+
+        assert look.tab.input_value("#query") == "select count(*) as n from counter.pages"
+        assert look.text("#result tbody td") == "840"
+        assert "q=select+count" in look.tab.url
+        with look.tab.expect_download() as saved:
+            look.tab.click("text=CSV")
+        assert Path(saved.value.path()).read_text() == "n\n840\n"
+        look.tab.reload()
+        look.tab.wait_for_selector("#result td")
+        assert look.complaints == []
+
+
+def test_a_mistake_in_a_query_is_told_where_the_result_would_be(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("sql?q=select+nothing+from+nowhere")
+        look.tab.wait_for_selector("#result .fault")
+
+        assert "nowhere" in look.text("#result")
+        assert look.complaints == []
+
+
+def test_every_byte_is_read_by_a_click(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("checkpoint")
+        look.tab.click("text=Read every byte")
+        look.tab.wait_for_selector("text=Every byte is whole")
+
+        assert look.complaints == []
+
+
+def test_a_new_checkpoint_is_shown_without_a_click(browser):
+    store = arrowstate.open_store("memory://ui-live", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+    with open_page([store]).start() as page, Look(browser, page) as look, store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+        look.open("checkpoints")
+        writer.checkpoint({"op": [backend]})
+        look.tab.wait_for_selector("#table a:text-is('2')")
+        look.tab.wait_for_selector("#charts[data-points='2']")
+
+        assert look.complaints == []
+
+
+def test_a_job_is_drawn_while_it_runs(browser, tmp_path):
+    job = Job("memory://ui-browser-job", parallelism=2)
+    rows = pa.table({"user": [f"u{number % 50}" for number in range(5_000)]})
+    job.source(TableSource(rows), uid="users").sink(OutputTable("copy"))
+    with job.start(mode="threads") as running, running.ui() as page, Look(browser, page) as look:
+        running.wait()
+        look.open("job")
+        look.tab.wait_for_selector("#job svg text")
+
+        looked_at(look, tmp_path, "job")
+
+
+def test_times_are_those_of_the_reader_with_utc_on_hover(browser, page_of):
+    with Look(browser, page_of, timezone_id="Asia/Tokyo") as look:
+        look.open("checkpoints")
+        shown, utc = look.tab.eval_on_selector("tbody time", "(time) => [time.textContent, time.title]")
+
+        assert (shown, utc) == ("2025-11-24 05:26:40", "2025-11-23 20:26:40 UTC")
+        assert look.text("#zone") == "Asia/Tokyo"
+
+
+def test_it_is_used_by_keyboard_alone(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("checkpoints")
+        look.tab.keyboard.press("Tab")
+        skip = look.tab.evaluate("() => document.activeElement.textContent")
+        look.tab.keyboard.press("Enter")
+        look.tab.keyboard.press("Tab")
+        look.tab.keyboard.press("Enter")
+        look.tab.wait_for_url("**/checkpoint?checkpoint=12")
+
+        assert skip == "Skip to the content"
+        assert look.complaints == []
