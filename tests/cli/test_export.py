@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -146,3 +148,29 @@ def test_expired_rows_are_left_out_unless_they_are_asked_for(tmp_path, capsys):
 
     assert [file[0] for file in files] == ["user,city", "user,city,_expires_at"] * 2
     assert [[line[:8] for line in file[1:]] for file in files] == [[], ["ann,Rome"]] * 2
+
+
+HELD_UP = """
+import sys
+from arrowstate.cli import main, results
+
+def held_up(descriptor):
+    print("all is written", flush=True)
+    sys.stdin.read()
+
+results.os.fsync = held_up
+sys.exit(main())
+"""
+"""The command, which stops before its file has its name."""
+
+
+def test_a_process_that_is_killed_leaves_no_half_of_a_file(store, tmp_path):
+    path = tmp_path / "visit.csv"
+    path.write_text("of before")
+    command = [sys.executable, "-c", HELD_UP, "export", store, "op-1.visit", "-o", path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout.readline() == b"all is written\n"
+
+        running.kill()
+
+    assert path.read_text() == "of before"
