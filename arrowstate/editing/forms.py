@@ -187,7 +187,7 @@ def from_sql(array: pa.Array, kind: pa.DataType) -> pa.Array:
             lambda items: from_sql(items, kind.item_type),
         )
     if _is_list(kind) and _is_list(array.type):
-        return _list_from_sql(array, kind)
+        return _list_of_nulls(array, kind) if pa.types.is_null(kind.value_type) else _list_from_sql(array, kind)
     if pa.types.is_time(kind) and pa.types.is_string(array.type):
         return _time_of_text(array, kind)
     if pa.types.is_duration(kind) and array.type == pa.month_day_nano_interval():
@@ -252,6 +252,17 @@ def _duration_of_interval(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return any(test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def _list_of_nulls(array: Any, kind: Any) -> pa.Array:
+    """Return lists of nothing but nulls, of which DuckDB gives fewer than there are."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int32)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    mask = array.is_null() if array.null_count else None
+    plain = pa.ListArray.from_arrays(pa.array(offsets), pa.nulls(int(offsets[-1])), mask=mask)
+    if pa.types.is_fixed_size_list(kind):
+        return array.cast(kind)
+    return plain.cast(kind)
 
 
 def _list_from_sql(array: Any, kind: Any) -> pa.Array:
