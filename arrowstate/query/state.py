@@ -259,6 +259,8 @@ class StateReader:
         if condition is not None:
             tested = pa.schema([self.schema.field(name) for name in condition.columns])
             needed += [name for name in self._stored(condition.columns) if name not in output]
+            # A batch without columns does not tell its rows.
+            needed = needed or [HASH_COLUMN]
         with_times = needed if UPDATED_COLUMN in needed else [*needed, UPDATED_COLUMN]
         for part in parts:
             latest, earliest = (0, 0) if expired_up_to is None else part.run.times_of_update

@@ -474,3 +474,11 @@ def test_importing_the_reader_loads_no_engine():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
 
     assert done.stdout == "[]\n"
+
+
+def test_a_filter_on_the_checkpoint_alone_keeps_all_rows_or_none(people):
+    for number, rows in ((1, 2), (2, 0)):
+        query = f'select count(*) from "people.age" where _checkpoint_id = {number}'
+
+        assert people.sql(query).fetchall() == [(rows,)]
+        assert len(people.sql(query.replace("count(*)", "_checkpoint_id")).fetchall()) == rows
