@@ -14,11 +14,12 @@ from arrowstate.foreign.flink.handles import OperatorStatePlace
 from arrowstate.foreign.flink.keyed_header import StateInfo
 from arrowstate.foreign.flink.layout import is_always_opaque
 from arrowstate.foreign.flink.places import Stream
-from arrowstate.foreign.flink.serializers.base import Opaque, Serializer, bytes_of, compiled
+from arrowstate.foreign.flink.serializers.base import CountedBytes, Opaque, Serializer, bytes_of, compiled
 from arrowstate.foreign.flink.serializers.columns import masked
 from arrowstate.foreign.flink.serializers.composites import ListOf, StructOf
-from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape
+from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape, UndecodableError
 from arrowstate.foreign.flink.snappy import decompressed
+from arrowstate.foreign.flink.source_positions import SPLIT, SPLITS, split_column
 
 __all__ = ["operator_batch", "operator_schema"]
 
@@ -33,6 +34,8 @@ def operator_schema(info: StateInfo) -> pa.Schema:
         fields.append(pa.field("key", key.arrow))
         fallible = fallible or key.fallible
     opaque = is_always_opaque(value)
+    if _is_of_splits(info):
+        return pa.schema([pa.field("value", SPLIT), pa.field("_subtask", pa.int32())])
     metadata = {"flink.class": ", ".join(value.opaque)} if value.opaque else None
     fields.append(pa.field("value", pa.binary() if opaque else value.arrow, metadata=metadata))
     if fallible and (info.backend_kind == "broadcast" or not opaque):
@@ -76,9 +79,16 @@ def operator_batch(
         serializer: Serializer = ListOf(StructOf(("key", "value"), (info.serializer("KEY_SERIALIZER"), value)))
     else:
         serializer = Opaque("", "") if is_always_opaque(value) else value
-    code, column = compiled(serializer, last=True)
+    together = compressed and len(place.offsets) > 1 and len(set(place.offsets)) == 1
+    code, column = compiled(serializer, last=not together)
     tape = Tape(code, data, stream.name, len(starts))
-    stops, unknown = tape.values(starts, ends)
+    if together:
+        # Before Flink 1.19 what is compressed is not cut at its elements, and follows each other.
+        starts, stops = _followed(tape, info.name, len(place.offsets))
+        ends = np.append(stops[:-1], len(data))
+        unknown = np.zeros(len(stops), dtype=np.bool_)
+    else:
+        stops, unknown = tape.values(starts, ends)
     wrong = stops != ends
     if wrong.any():
         raise CorruptDataError(stream.name, f"at byte {stops[wrong.argmax()]}: {info.name!r} ends too early")
@@ -86,11 +96,26 @@ def operator_batch(
     if info.backend_kind == "broadcast":
         columns = _entries(found, bytes_of(data, starts, ends, unknown), "_raw" in schema.names)
     else:
-        columns = [masked(found, ~unknown)]
+        columns = [split_column(found, stream.name) if _is_of_splits(info) else masked(found, ~unknown)]
         if "_raw" in schema.names:
             columns.append(bytes_of(data, starts, ends, unknown))
     columns.append(pa.array(np.full(len(columns[0]), subtask, dtype=np.int32)))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _is_of_splits(info: StateInfo) -> bool:
+    """Whether elements are the splits of a source."""
+    return info.name == SPLITS and isinstance(info.serializer("VALUE_SERIALIZER"), CountedBytes)
+
+
+def _followed(tape: Tape, name: str, count: int) -> tuple[Ints, Ints]:
+    """Where elements begin and end that follow each other from the beginning of what is decompressed."""
+    try:
+        stops = tape.chain(0, len(tape.data), count)
+    except UndecodableError as error:
+        detail = f"at byte {error.position}: an element of {name!r} that cannot be decoded hides where the next begins"
+        raise CorruptDataError(tape.name, detail) from error
+    return np.append(0, stops[:-1]), stops
 
 
 def _entries(maps: pa.Array, raw: pa.Array, with_raw: bool) -> list[pa.Array]:
@@ -110,11 +135,15 @@ def _parts(
     size = len(stream.data)
     ends = dict(zip(all_offsets, [*all_offsets[1:], size], strict=True))
     for offset in place.offsets:
-        if offset >= size:
+        if offset > size:
             raise CorruptDataError(stream.name, f"{place.name!r} has something at byte {offset} of {size}")
     starts = np.array(place.offsets, dtype=np.int64)
     if not compressed:
         return stream.data, starts, np.array([ends[each] for each in place.offsets], dtype=np.int64)
+    if len(set(place.offsets)) == 1:
+        offset = place.offsets[0]
+        content = decompressed(stream.view, offset, ends[offset], stream.name, whole=False)
+        return np.frombuffer(content, np.uint8), np.zeros(1, np.int64), np.full(1, len(content), np.int64)
     parts = [decompressed(stream.view, offset, ends[offset], stream.name, whole=False) for offset in place.offsets]
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     stops = np.cumsum(lengths)

@@ -48,6 +48,8 @@ class FlinkOperator:
     states: tuple[FlinkState, ...]
     left_out: tuple[str, ...]
     "What of it is not read, and why."
+    coordinator: bytes | None = None
+    "What its coordinator stored, such as the splits that no reader has yet; only the connector knows what it says."
 
 
 class FlinkSavepoint:
@@ -242,6 +244,7 @@ class _Found:
     operator_parts: dict[str, list[OperatorPart]]
     modes: dict[str, str]
     left_out: list[str]
+    coordinator: bytes | None = None
 
     @property
     def names(self) -> set[str]:
@@ -251,6 +254,8 @@ class _Found:
 
 def _found(places: Places, operator: Operator, label: str) -> _Found:
     found = _Found(label, operator, [], {}, {}, [])
+    if operator.coordinator is not None:
+        found.coordinator = places.open(operator.coordinator).data.tobytes()
     if operator.finished:
         found.left_out.append("all of its subtasks were finished")
     for subtask in operator.subtasks:
@@ -291,6 +296,7 @@ def _opened(found: _Found, hints: Hints) -> FlinkOperator:
         operator.max_parallelism,
         tuple(states),
         tuple(dict.fromkeys(found.left_out)),
+        found.coordinator,
     )
 
 

@@ -24,11 +24,15 @@ JOBS += ["small-hashmap-changelog-checkpoint", "core-hashmap-native", "small-has
 JOBS += ["small-rocksdb-filemerging-checkpoint", "small-rocksdb-heaptimers-checkpoint"]
 
 OF_OTHERS = ["flink-1.20-core-hashmap-canonical", "flink-1.20-small-rocksdb-filemerging-checkpoint"]
+OF_OTHERS += ["flink-1.18-small-hashmap-snappy-native", "flink-1.18-small-rocksdb-full-checkpoint"]
 # 300 key groups, whose numbers take two bytes.
 OF_OTHERS += ["flink-2.2-wide-small-hashmap-snappy-native", "flink-2.2-wide-small-rocksdb-full-checkpoint"]
 
 LISTS_OF_KRYO = "before Flink 2.0 Kryo wrote the lists and maps of an object"
 NOT_DECODED = {
+    # In one key group nothing tells them apart.
+    ("flink-1.18-small-hashmap-snappy-native", "core-long.v_pojo"): (LISTS_OF_KRYO, 25),
+    ("flink-1.18-small-rocksdb-full-checkpoint", "core-long.v_pojo"): (LISTS_OF_KRYO, 24),
     ("flink-1.20-core-hashmap-canonical", "core-long.v_pojo"): (LISTS_OF_KRYO, 24),
     ("flink-1.20-small-rocksdb-filemerging-checkpoint", "core-long.v_pojo"): (LISTS_OF_KRYO, 24),
     ("flink-1.20-core-hashmap-canonical", "types-int.t_kryo_bitset"): (OF_KRYO, 40),
