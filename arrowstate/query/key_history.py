@@ -11,7 +11,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import gather
-from arrowstate_formats.documents import LogEntryDocument, RunDocument
+from arrowstate_formats.documents import DeletionVectorDocument, LogEntryDocument, RunDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.manifest_text import RunsOfState
@@ -81,7 +80,7 @@ class KeyHistory:
         schema = pa.schema([state.schema.field(name) for name in self._read])
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
         self._files: dict[str, _InFile] = {}
-        self._live: dict[tuple[Any, ...], list[int]] = {}
+        self._live: dict[tuple[str, int, int], tuple[DeletionVectorDocument | None, list[int]]] = {}
         self._manifests = RunsOfState(state.document.name, self._may_have_rows)
         self._hashes: list[int] = self._batch.hashes.tolist()
 
@@ -150,15 +149,14 @@ class KeyHistory:
         rows = self._in_file(run).places
         if not rows.size:
             return []
-        vector = run.deletion_vector
-        known = run.id, run.first_row, run.last_row, None if vector is None else (vector.xxh3_128, vector.inline)
-        live_rows = self._live.get(known)
-        if live_rows is None:
+        piece = run.id, run.first_row, run.last_row
+        before = self._live.get(piece)
+        if before is None or before[0] != run.deletion_vector:
             own = np.flatnonzero((rows >= run.first_row) & (rows < run.last_row))
             live = QueriedRun(self._storage, run, self._state.schemas)
-            live_rows = [place for place in own.tolist() if live.live_rows(int(rows[place]), int(rows[place]) + 1)[1]]
-            self._live[known] = live_rows
-        return live_rows
+            places = [place for place in own.tolist() if live.live_rows(int(rows[place]), int(rows[place]) + 1)[1]]
+            before = self._live[piece] = run.deletion_vector, places
+        return before[1]
 
     def _in_file(self, run: RunDocument) -> _InFile:
         """Return the rows of a file that have a key, dead ones too; each file is looked into once."""

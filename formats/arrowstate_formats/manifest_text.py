@@ -24,7 +24,7 @@ _KEPT_BYTES = 32 << 20
 """Of text; what is decoded of it takes a few times as much."""
 
 
-_KEPT_RUNS = 1 << 12
+_KEPT_RUNS = 1 << 9
 
 
 def _sketch(kind: type[msgspec.Struct], **types: Any) -> Any:
