@@ -23,6 +23,7 @@ from arrowstate.errors import (
     ValueTypeError,
 )
 from every_kind import small_files
+from object_servers import S3_OPTIONS, s3_server
 
 KEY = pa.schema([("user", pa.string())])
 USERS = ["ann", "bob", "eve"]
@@ -31,8 +32,9 @@ MORTAL = arrowstate.ValueStateDescriptor("t", pa.int64(), ttl=arrowstate.TimeToL
 _names = itertools.count()
 
 
-def fill(url=None):
-    store = arrowstate.open_store(url or f"memory://bad-edits-{next(_names)}", create=True)
+def fill(url=None, storage_options=None):
+    url = url or f"memory://bad-edits-{next(_names)}"
+    store = arrowstate.open_store(url, create=True, storage_options=storage_options)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
     backend.advance_watermark(50)
     backend.state(VALUE).update_batch(USERS, [1, 2, 3])
@@ -200,6 +202,8 @@ GOOD = {
     "places exchanged": (update("op.v", {"user": "if(user = 'ann', 'bob', 'ann')"}, "v < 3"), 2),
     "other states": (delete("op.v", "v in (select l from op.l where l > 1)"), 2),
     "what has expired": (upsert("op.t", rows(user=["ann"], t=[9]), "insert"), 1),
+    "touched": (lambda edit: edit.update("op.t", set={"t": "t"}, touch=True), 2),
+    "another time": (update("op.t", {"_updated_at": "_updated_at + 1"}, "t = 2"), 1),
     "lists together": (update("op.l", {"user": "'ann'"}), 2),
     "no rows": (upsert("op.v", rows(user=pa.array([], pa.string()), v=pa.array([], pa.int64()))), 0),
     "key of nobody": (lambda edit: edit.delete_key("op", ["nobody"]), 0),
@@ -405,3 +409,68 @@ def test_a_damaged_file_is_named(tmp_path):
 
     with store.edit() as edit, pytest.raises(CorruptDataError, match="data/op/v"):
         edit.update("op.v", set={"v": "v + 1"})
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "inside"])
+def test_a_savepoint_is_a_store_that_is_edited_by_itself(tmp_path, place):
+    store = fill(str(tmp_path / "store"))
+    name = "inside" if place == "inside" else str(tmp_path / "elsewhere")
+    folder = store.savepoint(name).storage.url
+    saved = arrowstate.open_store(folder)
+
+    with saved.edit() as edit:
+        one_more(edit)
+        edit.commit()
+
+    assert sorted(saved.latest().to_arrow("op.v")["v"].to_pylist()) == [2, 3, 4]
+    assert saved.tags() == {"before-edit-2": 1}
+    assert saved.verify(deep=True).problems == []
+    assert sorted(saved.rollback("before-edit-2").to_arrow("op.v")["v"].to_pylist()) == [1, 2, 3]
+    assert sorted(store.latest().to_arrow("op.v")["v"].to_pylist()) == [1, 2, 3]
+    assert store.verify(deep=True).problems == []
+
+
+@pytest.mark.long
+def test_a_store_in_object_storage_is_edited_and_purged():
+    with s3_server() as endpoint, small_files():
+        store = fill("s3://bucket/edited", {**S3_OPTIONS, "endpoint_url": endpoint})
+        with store.edit() as edit:
+            one_more(edit)
+            edit.delete_key("op", ["ann"])
+            edit.commit()
+        assert sorted(store.latest().to_arrow("op.v")["v"].to_pylist()) == [3, 4]
+        store.untag("before-edit-2")
+        with store.edit() as edit:
+            assert edit.purge().is_done
+        assert sorted(store.latest().to_arrow("op.v")["v"].to_pylist()) == [3, 4]
+        assert store.verify(deep=True).problems == []
+
+
+def test_states_and_operators_are_dropped_and_renamed_and_no_row_is_written():
+    with small_files():
+        store = fill()
+    with store.edit() as edit:
+        edit.rename_state("op", "v", "w")
+        edit.rename_state("op", "offsets", "places")
+        edit.drop_state("op", "l")
+        edit.drop_state("op", "rules")
+        edit.rename_operator("op", "shop")
+        edit.change_max_parallelism("shop", 32)
+        plan = edit.plan()
+        assert plan.bytes < 20_000
+        assert store.storage.list("data/op/v") != []
+        assert edit._staging.overlay.own.list("data") == []
+        edit.update("shop.w", set={"w": "w * 2"}, where="user = 'eve'")
+        edit.commit()
+    found = store.latest()
+
+    # A state with another name is another one.
+    differ = {f"{item.operator}.{item.state}": (item.inserted, item.deleted) for item in plan.changed_states}
+    assert (differ["op.v"], differ["shop.w"], differ["op.l"]) == ((0, 3), (3, 0), (0, 3))
+    assert found.operators == {"shop": ["w", "m", "d", "q", "t", "timers_event_time", "timers_processing_time"]}
+    assert found.show()["operators"][0]["max_parallelism"] == 32
+    assert found.operator_state("shop", "places").column("places").to_pylist() == [1, 2]
+    assert sorted(found.to_arrow("shop.w")["w"].to_pylist()) == [1, 2, 6]
+    state = found.restore("shop").state(arrowstate.ValueStateDescriptor("w", pa.int64()))
+    assert state.get_batch(USERS).to_pylist() == [1, 2, 6]
+    assert store.verify(deep=True).problems == []
