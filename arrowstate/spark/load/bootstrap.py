@@ -25,6 +25,7 @@ from arrowstate.spark.load.planning import plan_fill
 from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.schemas import spark_type
 from arrowstate.store import Snapshot, open_store
+from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
@@ -174,9 +175,9 @@ def bootstrap(
         watermark=watermark,
         storage_options=storage_options,
     )
-    run_fills([(frame, plan, order_by)], lambda _: dict(properties or {}))
+    entry, _ = run_fills([(frame, plan, order_by)], lambda _: dict(properties or {}))
     made = open_store(plan.store, storage_options=storage_options)
-    return made.latest() if savepoint is None else made.savepoint(savepoint)
+    return made.snapshot_of(entry) if savepoint is None else made.savepoint(savepoint, checkpoint=entry.checkpoint_id)
 
 
 def check_savepoint(name_or_path: str | Path | None) -> None:
@@ -188,7 +189,7 @@ def check_savepoint(name_or_path: str | Path | None) -> None:
 def run_fills(
     fills: Sequence[tuple[DataFrame, FillPlan, Sequence[str]]],
     properties: Callable[[Sequence[FilledOperator]], Mapping[str, Any]],
-) -> list[FilledOperator]:
+) -> tuple[LogEntryDocument, Sequence[FilledOperator]]:
     """Run the jobs of operators, each with its frame and the columns to sort by, and commit them as one checkpoint.
 
     `properties` is asked when all is written. After an error nothing is committed and no file is left, but what a
@@ -203,8 +204,7 @@ def run_fills(
         for _, plan, _ in fills:
             delete_files_of(storage, plan)
 
-    _, filled = commit_filled(storage, fill, properties, abandon=abandon, new_id=new_id, clock_ms=now_ms)
-    return list(filled)
+    return commit_filled(storage, fill, properties, abandon=abandon, new_id=new_id, clock_ms=now_ms)
 
 
 def _run(frame: DataFrame, plan: FillPlan, order_by: Sequence[str]) -> list[SubtaskHandle]:

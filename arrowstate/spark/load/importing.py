@@ -31,7 +31,6 @@ from arrowstate.spark.load.spark_checkpoints import (
     stateful_operators,
 )
 from arrowstate.spark.routing import quoted
-from arrowstate.store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -188,7 +187,7 @@ def import_state(
             "offsets": list(log.offsets),
         }
     }
-    filled = run_fills(fills, lambda _: properties) if fills else []
+    entry, filled = run_fills(fills, lambda _: properties) if fills else (None, ())
     imported: list[ImportedState] = []
     for (operator, parts, observation), made in zip(taken, filled, strict=True):
         imported += [_imported(operator, part, made) for part in parts]
@@ -205,7 +204,7 @@ def import_state(
         watermark_ms=log.watermark_ms,
         offsets=log.offsets,
         store=fills[0][1].store if fills else str(store),
-        checkpoint_id=open_store(store, storage_options=storage_options).latest().checkpoint_id if filled else None,
+        checkpoint_id=None if entry is None else entry.checkpoint_id,
         imported=tuple(imported),
         left_out=tuple(item for operator in operators for item in operator.left_out),
     )

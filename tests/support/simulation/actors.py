@@ -24,6 +24,9 @@ from arrowstate.errors import (
     NotFoundError,
     StorageError,
 )
+from arrowstate.filling.planning import AskedStates
+from arrowstate.filling.tables import TableFill, fill_operators, plan_table
+from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.timeline import steps_between
 from arrowstate.maintenance.collection import apply_collection
@@ -35,10 +38,14 @@ from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.store import StateStore
 from arrowstate_formats.documents import LogEntryDocument
 from simulation.content import (
+    MAX_PARALLELISM,
+    NOTE,
     OPERATOR,
     Backends,
+    Content,
     change,
     content_of,
+    loaded,
     new_backends,
     restored_backends,
 )
@@ -104,7 +111,7 @@ def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
         entry = draw.choice([*log.backwards()] or [entry])
     try:
         return _restored(process, store, entry, parallelism)
-    except CorruptDataError as error:
+    except (CollectedError, CorruptDataError) as error:
         process.explained(error)
     acknowledged = process.oracle.newest_acknowledged()
     try:
@@ -112,7 +119,7 @@ def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
         if whole.number < acknowledged:
             process.oracle.violated(f"{process.name} was given {whole.number} as the newest that is whole")
         return _restored(process, store, whole, parallelism)
-    except CorruptDataError as error:
+    except (CollectedError, CorruptDataError) as error:
         process.explained(error)
         if acknowledged:
             process.oracle.violated(f"{process.name} finds no checkpoint that is whole: {error}")
@@ -122,7 +129,8 @@ def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
 def _restored(process: Process, store: StateStore, entry: LogEntryDocument, parallelism: int) -> tuple[Backends, str]:
     token: str = entry.properties["token"]
     content = process.oracle.promises[token].content
-    return restored_backends(process.storage, store.store_id, entry, parallelism, content), token
+    with reading_checkpoint(process.storage, entry):
+        return restored_backends(process.storage, store.store_id, entry, parallelism, content), token
 
 
 def _committed(
@@ -307,6 +315,63 @@ def _compact(process: Process) -> None:
             process.explained(error)
 
 
+def _load(process: Process) -> None:
+    """Fill the state anew from tables, a few times, while others write too."""
+    draw = process.actor.random
+    for _ in range(draw.randint(1, 3)):
+        process.actor.wait(draw.choice((5, 30, 80)))
+        try:
+            _load_once(process)
+        except FencedError:
+            continue
+        except InvalidInputError as error:
+            # Another one has made the operator meanwhile, with another number of subtasks.
+            if "so its parallelism must stay" not in str(error):
+                process.explained(error)
+        except ArrowStateError as error:
+            process.explained(error)
+
+
+def _load_once(process: Process) -> None:
+    draw, oracle, actor = process.actor.random, process.oracle, process.actor
+    store, started_at_ms = process.open(), process.now_ms()
+    entry = CommitLog(process.storage).latest_checkpoint()
+    base = None if entry is None else entry.properties["token"]
+    table, content = loaded(Content() if base is None else oracle.promises[base].content, draw)
+    plan = plan_table(
+        process.storage,
+        table.schema,
+        uid=OPERATOR,
+        key=["k"],
+        states=AskedStates([NOTE], overwrite=True),
+        parallelism=draw.randint(1, 2) if entry is None else None,
+        max_parallelism=MAX_PARALLELISM,
+        format="parquet" if draw.random() < 0.3 else "arrow",
+        new_id=actor.new_id,
+        clock_ms=actor.clock_ms,
+    )
+    if plan.base != (None if entry is None else entry.number):
+        # Another one has committed since; its offsets are not those of this content.
+        return
+    token = process.token()
+    oracle.promise(token, content, base, rollback=False)
+    fill = TableFill(plan, table.to_batches())
+    with process.attempt():
+        committed = fill_operators(
+            process.storage,
+            store.store_id,
+            [fill],
+            properties={"token": token},
+            new_id=actor.new_id,
+            clock_ms=actor.clock_ms,
+        )
+    oracle.acknowledged(committed)
+    before = None if entry is None else oracle.commit(entry.number)
+    secure = before is None or (before.acknowledged and before.number not in oracle.late)
+    if not secure or process.now_ms() - started_at_ms >= (process.nominal_grace_ms or 0):
+        oracle.late.add(committed.number)
+
+
 def _save(process: Process) -> None:
     """Write a savepoint of the newest checkpoint, and another one."""
     for number in range(2):
@@ -395,6 +460,7 @@ SCRIPTS: dict[str, Script] = {
     "reader": _read,
     "follower": _follow,
     "compactor": _compact,
+    "loader": _load,
     "savepoint": _save,
     "tagger": _tag,
     "collector": _collect,

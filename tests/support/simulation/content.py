@@ -24,15 +24,26 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import key_group_range, key_groups
 
-__all__ = ["OPERATOR", "Backends", "Content", "change", "content_of", "new_backends", "restored_backends"]
+__all__ = [
+    "MAX_PARALLELISM",
+    "NOTE",
+    "OPERATOR",
+    "Backends",
+    "Content",
+    "change",
+    "content_of",
+    "loaded",
+    "new_backends",
+    "restored_backends",
+]
 
 OPERATOR = "op"
 KEYS = 24
 _KEY = pa.schema([("k", pa.int64())])
-_NOTE = ValueStateDescriptor("note", pa.string())
+NOTE = ValueStateDescriptor("note", pa.string())
 _OFFSETS = OperatorListStateDescriptor("offsets", pa.string())
 _POLICY = MergePolicy(fan_in=3, first_tier_rows=20)
-_MAX_PARALLELISM = 8
+MAX_PARALLELISM = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +67,10 @@ def new_backends(parallelism: int) -> Backends:
     """Return empty backends."""
     keyed = []
     for subtask in range(parallelism):
-        groups = key_group_range(_MAX_PARALLELISM, parallelism=parallelism, subtask=subtask)
+        groups = key_group_range(MAX_PARALLELISM, parallelism=parallelism, subtask=subtask)
         keyed.append(
             KeyedStateBackend(
-                key=_KEY, max_parallelism=_MAX_PARALLELISM, key_groups=groups, merge_policy=_POLICY, clock_ms=lambda: 0
+                key=_KEY, max_parallelism=MAX_PARALLELISM, key_groups=groups, merge_policy=_POLICY, clock_ms=lambda: 0
             )
         )
     operator = [OperatorStateBackend() for _ in range(parallelism)]
@@ -100,7 +111,7 @@ def content_of(storage: Storage, store_id: str, entry: LogEntryDocument, paralle
     offsets = []
     for keyed, operator in zip(backends.keyed, backends.operator, strict=True):
         own = _own_keys(keyed)
-        found = keyed.state(_NOTE).get_batch(pa.array(own, pa.int64())).to_pylist()
+        found = keyed.state(NOTE).get_batch(pa.array(own, pa.int64())).to_pylist()
         for key, note in zip(own, found, strict=True):
             notes[key] = note
         offsets += operator.state(_OFFSETS).get()
@@ -109,31 +120,43 @@ def content_of(storage: Storage, store_id: str, entry: LogEntryDocument, paralle
 
 def change(backends: Backends, draw: random.Random) -> Backends:
     """Write random rows to the backends; return them with the model of what they hold then."""
-    notes = list(backends.content.notes)
-    keys = draw.sample(range(KEYS), draw.choice((2, 6, 14)))
-    cleared = set(draw.sample(keys, draw.randrange(2)))
-    for key in keys:
-        notes[key] = None if key in cleared else draw.randbytes(1000).hex()
+    keys, notes = _changed(backends.content, draw)
     for keyed in backends.keyed:
         # A null clears, so one batch does both.
         own = [key for key in _own_keys(keyed) if key in keys]
-        keyed.state(_NOTE).update_batch(pa.array(own, pa.int64()), pa.array([notes[key] for key in own], pa.string()))
+        keyed.state(NOTE).update_batch(pa.array(own, pa.int64()), pa.array([notes[key] for key in own], pa.string()))
     offset = draw.randbytes(draw.choice((8, 12_000))).hex()
     for subtask, operator in enumerate(backends.operator):
         operator.state(_OFFSETS).update([] if subtask else [offset])
     return replace(backends, content=Content(tuple(notes), (offset,)))
 
 
+def loaded(content: Content, draw: random.Random) -> tuple[pa.Table, Content]:
+    """Return a table of notes that are to take the place of those there are, and what there is with them."""
+    notes = tuple(_changed(content, draw)[1])
+    return pa.table({"k": range(KEYS), "note": pa.array(notes, pa.string())}), replace(content, notes=notes)
+
+
+def _changed(content: Content, draw: random.Random) -> tuple[list[int], list[str | None]]:
+    """Return which notes change, and all of them afterwards."""
+    notes = list(content.notes)
+    keys = draw.sample(range(KEYS), draw.choice((2, 6, 14)))
+    cleared = set(draw.sample(keys, draw.randrange(2)))
+    for key in keys:
+        notes[key] = None if key in cleared else draw.randbytes(1000).hex()
+    return keys, notes
+
+
 def _declare(keyed: Sequence[KeyedStateBackend], operator: Sequence[OperatorStateBackend]) -> None:
     for backend in keyed:
-        backend.state(_NOTE)
+        backend.state(NOTE)
     for part in operator:
         part.state(_OFFSETS)
 
 
 @functools.cache
 def _groups() -> list[int]:
-    groups: list[int] = key_groups(pa.array(range(KEYS), pa.int64()), _MAX_PARALLELISM).to_pylist()
+    groups: list[int] = key_groups(pa.array(range(KEYS), pa.int64()), MAX_PARALLELISM).to_pylist()
     return groups
 
 

@@ -104,6 +104,10 @@ class Oracle:
     "By holder the number of the entry that is leased, and until when in milliseconds."
     followers: set[str] = field(default_factory=set)
     "Those of them whose lease holds what comes after the entry, too."
+    _lease_numbers: dict[str, int] = field(default_factory=dict)
+    "Number of the entry that each file of a lease names, of those that went too."
+    _lost_leases: set[str] = field(default_factory=set)
+    "Files of leases that held nothing any more when they went; whoever had read them before finds that out after."
     now_ms: Callable[[], int] = lambda: 0
     "The time in milliseconds."
     trust_clocks: bool = True
@@ -166,6 +170,8 @@ class Oracle:
         is_new = path not in self.written
         self.written[path] = digest
         self.statements += path.startswith("gc/")
+        if path.startswith("leases/"):
+            self._lease_numbers[path] = json.loads(data)["entry"]["number"]
         if is_new and path.startswith("log/"):
             self._appended(path, data, digest)
 
@@ -174,6 +180,8 @@ class Oracle:
         if self.written.pop(path, None) is None:
             return
         self._touched(path)
+        if path.startswith("leases/") and self._is_lost(path):
+            self._lost_leases.add(path)
         self.deletions += 1
         if path in self.live():
             self.violated(f"{path} was deleted, which a live root refers to")
@@ -348,17 +356,17 @@ class Oracle:
         return sorted(path for path in self.written if path.startswith("tags/") and path not in known)
 
     def lost_leases(self) -> list[str]:
-        """Return the files of leases that need not hold, of checkpoints that were collected.
+        """Return the files of leases that need not hold, of checkpoints that were collected; those that went since too.
 
-        One stays behind if deleting it failed; or if a wrong clock ended the lease early, until its holder notices.
+        One stays behind if deleting it failed; or if a wrong clock ended the lease early, until its holder notices; or
+        it came too late, and its holder is about to notice.
         """
-        lost = []
-        for path in self.written:
-            if path.startswith("leases/"):
-                number = json.loads(self.storage.read(path))["entry"]["number"]
-                if path_of(number) not in self.written and number not in self._leased():
-                    lost.append(path)
-        return sorted(lost)
+        there = (path for path in self.written if path.startswith("leases/"))
+        return sorted({*self._lost_leases, *filter(self._is_lost, there)})
+
+    def _is_lost(self, path: str) -> bool:
+        number = self._lease_numbers[path]
+        return path_of(number) not in self.written and number not in self._leased()
 
     def check_newest(self) -> None:
         """Check that whoever opens the store now finds the newest commit."""

@@ -92,7 +92,9 @@ class Profile:
             portions=draw.random() < 0.4,
         )
         # Drawn last: a seed without one is the run that it was before there were any.
-        return replace(profile, cast=(*cast, "follower")) if 0.45 < draw.random() < 0.8 else profile
+        if 0.45 < draw.random() < 0.8:
+            profile = replace(profile, cast=(*cast, "follower"))
+        return replace(profile, cast=(*profile.cast, "loader")) if 0.6 < draw.random() < 0.9 else profile
 
 
 _CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
