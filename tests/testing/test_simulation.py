@@ -56,6 +56,12 @@ def test_collections_that_overtake_each_other_find_no_damage(seed):
     assert simulate(seed).violation is None
 
 
+@pytest.mark.parametrize("seed", [678, 2466])
+def test_what_is_going_is_not_taken_for_damage(seed):
+    """A lease that came too late went while a collection had read it; a checkpoint was condemned, and half of it gone."""
+    assert simulate(seed).violation is None
+
+
 def test_a_plan_from_before_a_writer_went_back_may_condemn_what_it_took_from_there():
     """The next commit is refused, and writes the file anew when it is tried again; nothing is lost."""
     assert simulate(19776).violation is None
