@@ -3,7 +3,8 @@
 Of each key group, of each state: its id, the number of its entries, and the entries, each a namespace, a key and a
 value. So to find a state is to walk through those before it. A value that cannot be decoded is gone around: what
 follows must be another entry whose key belongs to the key group, or another state, and all that is left must parse to
-the last byte of the group, in one way only. What cannot be told apart stays one run of bytes.
+the last byte of the group, in one way only. What cannot be told apart stays one run of bytes; so does all of a state
+whose entries would take too long to tell apart.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from arrowstate.foreign.flink.serializers.scalars import FlippedLong
 __all__ = ["GroupParser", "Segment", "entry_serializer"]
 
 _ROWS = 65536
-_TRIES = 20_000
+_WINDOW = 1 << 16
+_TRIES = 3_000
+_TRIES_OF_STATES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,18 @@ class _Group:
     def __init__(self, parser: GroupParser, data: Bytes, name: str, end: int, group: int) -> None:
         self.parser, self.data, self.name, self.end, self.group = parser, data, name, end, group
         self.tries = 0
+        self.by_entries = True
         self.damage: CorruptDataError | None = None
 
     def all(self, start: int) -> list[Segment]:
-        left = frozenset(self.parser.walkers)
-        try:
-            found = self._states(start, left)
-        except _TooManyTriesError:
-            found = []
+        found: list[list[Segment]] = []
+        for self.by_entries in (True, False):
+            self.tries = 0
+            try:
+                found = self._states(start, frozenset(self.parser.walkers))
+                break
+            except _TooManyTriesError:
+                continue
         if len(found) == 1:
             return found[0]
         if self.damage is not None and not self.tries:
@@ -175,13 +182,13 @@ class _Group:
                 ways[rest] = [Segment(number, "blob", start, stop, count), *rest]
             else:
                 ways[rest] = way
-            if len(ways) > 1:
+            if len(ways) > 1 or not self.by_entries:
                 break
         return list(ways.values())
 
     def _after_one(self, number: int, start: int, count: int, left: frozenset[int]) -> Iterator[list[Segment]]:
         found = False
-        if count > 1:
+        if count > 1 and self.by_entries:
             for place in self._next_entries(number, start):
                 self._count_try()
                 done, stop, is_known = self._walk(number, place, count - 1)
@@ -201,7 +208,7 @@ class _Group:
 
     def _count_try(self) -> None:
         self.tries += 1
-        if self.tries > _TRIES:
+        if self.tries > (_TRIES if self.by_entries else _TRIES_OF_STATES):
             raise _TooManyTriesError
 
     def _next_states(self, start: int, left: frozenset[int]) -> Iterator[int]:
@@ -209,11 +216,11 @@ class _Group:
         if not left:
             yield self.end
             return
-        there = self.data[start : self.end - 5]
-        if len(there) < 1:
-            return
-        ids = there.astype(np.int64) << 8 | self.data[start + 1 : self.end - 4]
-        yield from (np.flatnonzero(np.isin(ids, sorted(left))) + start).tolist()
+        ids = sorted(left)
+        for begin in range(start, self.end - 5, _WINDOW):
+            end = min(begin + _WINDOW, self.end - 5)
+            found = self.data[begin:end].astype(np.int64) << 8 | self.data[begin + 1 : end + 1]
+            yield from (np.flatnonzero(np.isin(found, ids)) + begin).tolist()
 
     def _next_entries(self, number: int, start: int) -> Iterator[int]:
         """Where another entry of the state may begin, if its key tells the key group that it belongs to."""
@@ -225,12 +232,13 @@ class _Group:
         last = self.end - before - length
         if last <= start:
             return
-        places = np.arange(start + 1, last + 1, dtype=np.int64)
-        keys, _ = layout.key.decode(self.data, places + before, places + before + length, self.name)
-        fits = key_groups_of(keys, self.parser.max_parallelism) == self.group
-        if not layout.has_namespace and before:
-            fits &= self.data[places] == 0
-        yield from places[fits].tolist()
+        for begin in range(start + 1, last + 1, _WINDOW):
+            places = np.arange(begin, min(begin + _WINDOW, last + 1), dtype=np.int64)
+            keys, _ = layout.key.decode(self.data, places + before, places + before + length, self.name)
+            fits = key_groups_of(keys, self.parser.max_parallelism) == self.group
+            if not layout.has_namespace and before:
+                fits &= self.data[places] == 0
+            yield from places[fits].tolist()
 
 
 def _walker(entry: Serializer) -> Code:

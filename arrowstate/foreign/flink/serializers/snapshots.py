@@ -22,15 +22,12 @@ from arrowstate.foreign.flink.serializers.logical_types import arrow_of_logical_
 from arrowstate.foreign.flink.serializers.pojo import PojoOf, Subclass
 from arrowstate.foreign.flink.serializers.rows import BinaryArray, BinaryMap, BinaryRow, DecimalData
 from arrowstate.foreign.flink.serializers.scalars import (
-    BigNumber,
-    Char,
     Enumeration,
     FlippedLong,
-    Nothing,
     Number,
-    Text,
     Time,
 )
+from arrowstate.foreign.flink.serializers.simple import SIMPLE
 
 __all__ = ["UnknownSnapshotError", "read_proxy", "read_snapshot"]
 
@@ -48,59 +45,6 @@ class UnknownSnapshotError(Exception):
     def __init__(self, class_name: str) -> None:
         self.class_name = class_name
         super().__init__(class_name)
-
-
-def _numbers() -> dict[str, Serializer]:
-    kinds = {
-        "Boolean": pa.bool_(),
-        "Byte": pa.int8(),
-        "Short": pa.int16(),
-        "Int": pa.int32(),
-        "Long": pa.int64(),
-        "Float": pa.float32(),
-        "Double": pa.float64(),
-    }
-    found: dict[str, Serializer] = {}
-    for name, kind in kinds.items():
-        found[name], found[f"{name}Value"] = Number(kind, hashed=name in ("Int", "Long")), Number(kind)
-        found[f"{name}PrimitiveArray"] = ListOf(Number(kind))
-    return found
-
-
-_SIMPLE: Final[dict[str, Serializer]] = {
-    **_numbers(),
-    "BytePrimitiveArray": CountedBytes(),
-    "CharPrimitiveArray": ListOf(Char()),
-    "StringArray": ListOf(Text()),
-    "String": Text(),
-    "StringValue": Text(nullable=False),
-    "Char": Char(),
-    "CharValue": Char(),
-    "BigInt": BigNumber(scaled=False),
-    "BigDec": BigNumber(scaled=True),
-    "LocalDate": Time("date"),
-    "LocalTime": Time("time"),
-    "LocalDateTime": Time("datetime"),
-    "Instant": Time("instant"),
-    "Date": Time("millis"),
-    "SqlDate": Time("millis"),
-    "SqlTime": Time("millis"),
-    "SqlTimestamp": Time("sql_timestamp"),
-    "Void": Nothing(1),
-    "NullValue": Nothing(1),
-    "VoidNamespace": Nothing(1),
-    "GlobalWindow": Nothing(1),
-    "TimeWindow": StructOf(("start", "end"), (Number(pa.int64()), Number(pa.int64())), "TimeWindow"),
-    "CountWindow": StructOf(("id",), (Number(pa.int64()),), "CountWindow"),
-    "StringData": CountedBytes(text=True),
-    "ByteArrayWrapper": CountedBytes(),
-    "SortedLong": FlippedLong(),
-    "Null": Nothing(1),
-    "Bitmap": Opaque("org.apache.flink.types.bitmap.Bitmap", "a bitmap of Flink is kept as it is"),
-    "Variant": Opaque("org.apache.flink.types.variant.Variant", "a variant is kept as it is"),
-    "Java": Opaque("org.apache.flink.runtime.state.JavaSerializer", "Java's own serialization wrote it"),
-}
-"""Serializers whose snapshots have no content, by the names of their classes without `Serializer`."""
 
 
 def read_proxy(reader: ByteReader) -> Serializer:
@@ -127,8 +71,8 @@ def read_snapshot(reader: ByteReader, depth: int = 0) -> Serializer:
     class_name = reader.utf()
     version = reader.integer()
     short = _short_name(class_name)
-    if short in _SIMPLE:
-        return _SIMPLE[short]
+    if short in SIMPLE:
+        return SIMPLE[short]
     if short in _READERS:
         return _READERS[short](reader, version, depth + 1)
     return _unknown(reader, class_name, depth + 1)
@@ -172,19 +116,24 @@ def _few(reader: ByteReader, parts: list[Serializer], number: int) -> list[Seria
 def _unknown(reader: ByteReader, class_name: str, depth: int) -> Serializer:
     """A class that is not known: its parts are skipped where their frame is found."""
     start = reader.position
-    if reader.left >= 8 and reader.integer() == _COMPOSITE:
-        magic = _DELEGATE.to_bytes(4, "big") + (1).to_bytes(4, "big")
-        place = bytes(reader.data[reader.position : reader.end]).find(magic)
-        if place >= 0:
-            reader.position += place
-            try:
-                _parts(reader, depth)
-            except CorruptDataError:
-                place = -1
-            if place >= 0:
-                return Opaque(class_name, _NO_CLASS)
+    if reader.left >= 8 and reader.integer() == _COMPOSITE and _to_parts(reader):
+        try:
+            _parts(reader, depth)
+        except CorruptDataError:
+            reader.position = start
+            raise UnknownSnapshotError(class_name) from None
+        return Opaque(class_name, _NO_CLASS)
     reader.position = start
     raise UnknownSnapshotError(class_name)
+
+
+def _to_parts(reader: ByteReader) -> bool:
+    """Go over what a composite serializer wrote of itself, to its parts; whether they were found."""
+    magic = _DELEGATE.to_bytes(4, "big") + (1).to_bytes(4, "big")
+    place = bytes(reader.data[reader.position : reader.end]).find(magic)
+    if place >= 0:
+        reader.position += place
+    return place >= 0
 
 
 def _framed(data: bytes, name: str, class_name: str, depth: int) -> Serializer:
@@ -265,6 +214,23 @@ def _option(reader: ByteReader, _version: int, depth: int) -> Serializer:
     return Optional(_few(reader, parts, 1)[0], 0)
 
 
+def _traversable(reader: ByteReader, _version: int, depth: int) -> Serializer:
+    """A collection of Scala: what makes it is code, and is gone over."""
+    if reader.integer() != _COMPOSITE:
+        reader.position -= 4
+        raise reader.wrong("no snapshot of a composite serializer where there must be one")
+    if not _to_parts(reader):
+        raise UnknownSnapshotError("org.apache.flink.api.scala.typeutils.TraversableSerializer")
+    return ListOf(Optional(_few(reader, _parts(reader, depth), 1)[0], 0))
+
+
+def _stream_element(reader: ByteReader, _version: int, depth: int) -> Serializer:
+    """A record with a timestamp, or without one."""
+    parts, _ = _composite(reader, depth)
+    record = _few(reader, parts, 1)[0]
+    return Either(StructOf(("timestamp", "value"), (Number(pa.int64()), record)), record, flags=(0, 1))
+
+
 def _generic_array(reader: ByteReader, _version: int, depth: int) -> Serializer:
     parts, _ = _composite(reader, depth, lambda outer, _: outer.utf())
     return ListOf(Optional(_few(reader, parts, 1)[0], 0))
@@ -343,7 +309,7 @@ def _kryo(reader: ByteReader, _version: int, _depth: int) -> Serializer:
 def _copied_value(reader: ByteReader, _version: int, _depth: int) -> Serializer:
     class_name = reader.utf()
     name = class_name.removeprefix("org.apache.flink.types.")
-    return _SIMPLE.get(name) or Opaque(class_name, "a Value of the job writes itself")
+    return SIMPLE.get(name) or Opaque(class_name, "a Value of the job writes itself")
 
 
 def _avro(reader: ByteReader, version: int, _depth: int) -> Serializer:
@@ -420,6 +386,8 @@ _READERS: Final[dict[str, Callable[[ByteReader, int, int], Serializer]]] = {
     "ScalaEither": _either,
     "Union": _tagged_union,
     "ScalaOption": _option,
+    "Traversable": _traversable,
+    "StreamElement": _stream_element,
     "GenericArray": _generic_array,
     "Nullable": _nullable,
     "Ttl": _ttl,
