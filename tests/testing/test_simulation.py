@@ -58,7 +58,7 @@ def test_collections_that_overtake_each_other_find_no_damage(seed):
 
 @pytest.mark.parametrize("seed", [678, 2466])
 def test_what_is_going_is_not_taken_for_damage(seed):
-    """A lease that came too late went when a collection had read it; a checkpoint was condemned, and half of it gone."""
+    """A lease that came too late went when a collection had read it; a checkpoint was condemned and half gone."""
     assert simulate(seed).violation is None
 
 
