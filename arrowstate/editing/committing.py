@@ -15,7 +15,15 @@ from typing import Any
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.editing.overlay import Overlay
-from arrowstate.errors import ArrowStateError, CommitUnknownError, EditConflictError, FencedError
+from arrowstate.errors import (
+    ArrowStateError,
+    CollectedError,
+    EditConflictError,
+    FencedError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import content_of
 from arrowstate.snapshot.references import ReferenceReader
@@ -28,6 +36,8 @@ from arrowstate_formats.documents import LogEntryDocument
 __all__ = ["EditCommit", "new_files", "new_inline_bytes"]
 
 _PIECE = 1 << 20
+_NOT_COMMITTED = (FencedError, CollectedError, InvalidInputError, StorageFullError, StorageError)
+"""What a commit raises that was not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,7 @@ class EditCommit:
         operators = whole_operators(overlay, entry.operators)
         files = set(ReferenceReader(overlay).files(operators))
         written = sorted(path for path in files if overlay.own.exists(path))
-        tagged = False
+        tagged = is_tried = False
         try:
             in_parallel(self.storage, lambda path: self._copy(overlay.own, path), written, name="uploads", writes=True)
             committer = Committer(
@@ -97,6 +107,7 @@ class EditCommit:
             if tag is not None and tag not in self.tags():
                 self.tag(tag, _id_of(base))
                 tagged = True
+            is_tried = True
             return committer.commit(
                 operators,
                 properties=of_stopped_query(entry.properties, self.new_id),
@@ -104,9 +115,10 @@ class EditCommit:
                 started_at_ms=started_at_ms,
                 needs=Needs(files, set(written), content),
             )
-        except CommitUnknownError:
-            raise
         except Exception as error:
+            if is_tried and not isinstance(error, _NOT_COMMITTED):
+                # The entry may be there, and refer to the files.
+                raise
             delete_quietly(self.storage, written)
             # Whoever fenced this edit may be another one of the same checkpoint, which found the tag there.
             if tag is not None and tagged and not isinstance(error, FencedError):

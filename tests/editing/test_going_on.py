@@ -18,6 +18,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import EditConflictError, FencedError
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 from long_form import short_or_long
 
@@ -324,6 +325,30 @@ def test_an_edit_of_what_a_job_has_gone_on_from_is_refused_and_the_job_goes_on(j
 
     assert stored(store.latest()) == modelled(5).rows()
     assert store.tags() == {}
+
+
+def test_an_edit_whose_commit_fails_in_a_way_that_nobody_foresaw_keeps_what_it_may_have_committed(
+    job: PlainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = job.store
+    append = CommitLog.append
+
+    def interrupted(log: Any, document: Any, *arguments: Any) -> Any:
+        committed = append(log, document, *arguments)
+        if document.kind == "checkpoint":
+            raise RuntimeError("after the entry was written")
+        return committed
+
+    with store.edit(format="parquet") as changes:
+        new = pa.table({"user": [f"n{n}" for n in range(5000)], "total": range(5000)})
+        changes.upsert("ledger.total", new)
+        with monkeypatch.context() as patch:
+            patch.setattr(CommitLog, "append", interrupted)
+            with pytest.raises(RuntimeError, match="after the entry"):
+                changes.commit()
+
+    assert store.verify(deep=True).problems == []
+    assert store.latest().to_arrow("ledger.total").num_rows > 5000
 
 
 def test_a_job_goes_on_from_a_checkpoint_that_was_gone_back_to(job: PlainJob) -> None:
