@@ -180,7 +180,7 @@ def test_what_a_query_raises_is_raised_where_it_is_waited_for():
     assert interruptible(lambda: 7) == 7
 
 
-ROWS, BATCHES = 2500, 40
+ROWS, BATCHES = 1000, 24
 
 
 @pytest.mark.parametrize("format", FORMATS)
