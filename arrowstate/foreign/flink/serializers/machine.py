@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from arrowstate.foreign.flink.serializers.machine_parts import (
     blank,
     put,
@@ -202,7 +204,8 @@ def shred(
         r[FAILED] = 0
         r[POSITION] = stops[row - 1] if chained and row else starts[row]
         r[END] = ends[row]
-        i = 0
+        # A plain 0 has a type of its own, for which all operations would be compiled once more.
+        i = np.int64(0)
         while i >= 0:
             op = c[i]
             if op == HALT:
