@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.cli.listing import open_checkpoint
-from arrowstate.cli.output import bytes_text, print_json, print_table, problems_text, progress_bar, say
+from arrowstate.cli.output import Bar, bytes_text, print_json, print_table, problems_text, progress_bar, say
 from arrowstate.clock import new_id, now_ms
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.schema.layout import StateLayout, descriptor_of
@@ -72,10 +72,10 @@ def _check(snapshot: Snapshot, options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _advancing(bar: Any, snapshot: Snapshot, parallelism: int | None) -> Callable[[], None]:
+def _advancing(bar: Bar, snapshot: Snapshot, parallelism: int | None) -> Callable[[], None]:
     steps = sum(parallelism or operator.parallelism for operator in snapshot.entry.operators if operator.parallelism)
-    bar.update(bar.task_ids[0], total=steps)
-    return lambda: bar.advance(bar.task_ids[0])
+    bar.update(total=steps)
+    return bar.advance
 
 
 def _restore(

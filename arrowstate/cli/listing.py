@@ -45,7 +45,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         # An entry is let go before the next one is read: a log may be long.
         for entry in itertools.islice(CommitLog(storage).backwards(), options.limit):
             newest_first.append(_line_of(storage, entry))
-            progress.advance(progress.task_ids[0])
+            progress.advance()
     found = newest_first[::-1]
     if options.json:
         print_json(found)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 __all__ = [
+    "Bar",
     "bytes_text",
     "plain",
     "print_json",
@@ -99,17 +100,36 @@ def _width(otherwise: int) -> int:
     return otherwise
 
 
+class Bar:
+    """A progress bar, or nothing where nobody would see it."""
+
+    def __init__(self, shown: Progress | None = None, text: str = "") -> None:
+        self._shown = shown
+        self._task = None if shown is None else shown.add_task(text, total=None)
+
+    def advance(self) -> None:
+        """Tell that one more is done."""
+        if self._shown is not None and self._task is not None:
+            self._shown.advance(self._task)
+
+    def update(self, *, total: int, completed: int | None = None) -> None:
+        """Tell how many there are, and how many are done."""
+        if self._shown is not None and self._task is not None:
+            self._shown.update(self._task, total=total, completed=completed)
+
+
 @contextmanager
-def progress_bar(text: str) -> Iterator[Progress]:
-    """Give a progress bar on stderr; nothing is shown where stderr is no terminal."""
+def progress_bar(text: str) -> Iterator[Bar]:
+    """Give a progress bar on stderr; nothing is shown, and none is loaded, where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield Bar()
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        progress.add_task(text, total=None)
-        yield progress
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, text)
 
 
 def bytes_text(size: int) -> str:

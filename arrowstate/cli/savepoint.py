@@ -24,7 +24,7 @@ def write(options: argparse.Namespace) -> int:
     with progress_bar("writing files") as bar:
 
         def progress(done: int, total: int) -> None:
-            bar.update(bar.task_ids[0], completed=done, total=total)
+            bar.update(completed=done, total=total)
 
         savepoint = store.savepoint(
             options.place, checkpoint=options.checkpoint, format=options.format, progress=progress
@@ -66,7 +66,7 @@ def bring_in(options: argparse.Namespace) -> int:
         warnings.simplefilter("always", RuntimeWarning)
 
         def progress(done: int, total: int) -> None:
-            bar.update(bar.task_ids[0], completed=done, total=total)
+            bar.update(completed=done, total=total)
 
         imported = store.import_savepoint(
             options.place, claim_mode=ClaimMode.CLAIM if options.claim else ClaimMode.NO_CLAIM, progress=progress

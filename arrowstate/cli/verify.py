@@ -40,7 +40,7 @@ def diagnose(options: argparse.Namespace) -> int:
 def _look(options: argparse.Namespace, *, deep: bool) -> tuple[str, StoreVerification]:
     store = open_store(options.store)
     with progress_bar("reading" if deep else "looking") as bar:
-        found = store.verify(deep=deep, advance=lambda: bar.advance(bar.task_ids[0]))
+        found = store.verify(deep=deep, advance=lambda: bar.advance())
     return store.url, found
 
 

@@ -71,17 +71,17 @@ def warm(options: argparse.Namespace) -> int:
 
 def _compile(numbers: list[int], processes: int) -> None:
     with progress_bar("compiling") as bar:
-        bar.update(bar.task_ids[0], total=len(numbers))
+        bar.update(total=len(numbers))
         if processes == 1:
             for number in numbers:
                 KERNELS[number].compile()
-                bar.advance(bar.task_ids[0])
+                bar.advance()
             return
         # numba compiles one kernel at a time in a process. They are started anew, as threads do not survive a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, mp_context=context, initializer=_import_kernels) as pool:
             for _ in pool.map(_compile_one, [KERNELS[number].name for number in numbers]):
-                bar.advance(bar.task_ids[0])
+                bar.advance()
 
 
 def _import_kernels() -> None:

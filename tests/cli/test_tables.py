@@ -11,7 +11,7 @@ from rich.console import Console
 
 import arrowstate
 from arrowstate.cli import main
-from arrowstate.cli.output import print_table
+from arrowstate.cli.output import print_table, progress_bar
 from arrowstate.cli.run_display import _tasks_table
 from arrowstate.cli.tables import table_text
 from arrowstate.runtime.status import JobStatus, TaskStatus
@@ -163,3 +163,16 @@ def test_the_table_of_a_running_job_fits_60_columns():
     assert max(map(len, lines)) <= 60
     assert "1,234,567" not in captured.get()
     assert {"98,765", "123,456", "97%", "123.5"} <= words(captured.get())
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_shown_on_a_terminal_alone(capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+
+    with progress_bar("verifying") as bar:
+        bar.update(total=3)
+        bar.advance()
+        bar.update(total=3, completed=2)
+
+    shown = capsys.readouterr().err
+    assert ("verifying" in shown, "2/3" in shown) == (is_terminal, is_terminal)
