@@ -23,7 +23,7 @@ __all__ = ["canonical_entries", "group_bytes"]
 
 _ROWS = 65536
 _BYTES = 16 << 20
-_AT, _STATE, _WRONG = 0, 1, 2
+_AT, _STATE, _WRONG, _LEFT = 0, 1, 2, 3
 _NO_STATE, _END = -2, -1
 _REASONS = {1: "it is cut off", 2: "a length is longer than what is left", 3: "a key of no bytes"}
 
@@ -71,13 +71,15 @@ def canonical_entries(
         if found.rows and data is not found.data:
             yield found.taken()
         found.data, found.name = data, name
-        registers = np.array([start, _NO_STATE, 0], dtype=np.int64)
+        registers = np.array([start, _NO_STATE, 0, found.bytes_left], dtype=np.int64)
         while registers[_STATE] != _END:
             found.rows = _walk(data, end, state, found.rows, registers, *found.arrays)
             if registers[_WRONG]:
                 raise CorruptDataError(name, f"at byte {registers[_AT]}: {_REASONS[int(registers[_WRONG])]}")
-            if found.rows == _ROWS:
+            found.bytes_left = int(registers[_LEFT])
+            if found.rows == _ROWS or found.bytes_left <= 0:
                 yield found.taken()
+                registers[_LEFT] = found.bytes_left
         if registers[_AT] != end:
             raise CorruptDataError(name, f"at byte {registers[_AT]}: key group {group} ends here and not at byte {end}")
     if found.rows:
@@ -88,7 +90,7 @@ class _Found:
     """Places of entries, as many as fit into a batch."""
 
     def __init__(self) -> None:
-        self.rows, self.name = 0, ""
+        self.rows, self.name, self.bytes_left = 0, "", _BYTES
         self.data: Bytes = np.empty(0, np.uint8)
         self.arrays: tuple[Ints, Ints, Ints, Ints] = self._new()
 
@@ -100,7 +102,7 @@ class _Found:
     def taken(self) -> Entries:
         key_starts, key_ends, value_starts, value_ends = (each[: self.rows] for each in self.arrays)
         entries = Entries(self.name, self.data, key_starts, key_ends, self.data, value_starts, value_ends)
-        self.rows, self.arrays = 0, self._new()
+        self.rows, self.arrays, self.bytes_left = 0, self._new(), _BYTES
         return entries
 
 
@@ -129,7 +131,7 @@ def _walk(
             if state < 0:
                 state = _END
                 break
-        if state == wanted and rows == len(key_starts):
+        if state == wanted and (rows == len(key_starts) or r[_LEFT] <= 0):
             break
         if end - position < 4:
             r[_WRONG] = 1
@@ -154,6 +156,7 @@ def _walk(
             value_starts[rows] = value
             value_ends[rows] = value + length
             rows += 1
+            r[_LEFT] -= size + length
         position = value + length
         if data[key] & 0x80:
             state = _NO_STATE

@@ -30,6 +30,7 @@ from arrowstate.foreign.flink.snappy import decompressed
 __all__ = ["HeapSource", "heap_value"]
 
 _ROWS = 65536
+_BYTES = 16 << 20
 
 
 def heap_value(layout: StateLayout) -> Serializer | None:
@@ -192,15 +193,17 @@ class HeapRows:
         if self._tape is not None and self._tape.data is not data:
             yield from self.taken()
         done, position = 0, segment.start
+        # Large values make small batches.
+        most = max(1, min(_ROWS, _BYTES * segment.count // max(segment.end - segment.start, 1)))
         while done < segment.count:
             if self._tape is None:
                 self._tape = Tape(self._entry[0], data, name, min(segment.count, _ROWS))
-            chunk = min(segment.count - done, _ROWS - self._rows)
+            chunk = min(segment.count - done, max(most - self._rows, 1))
             position = int(self._tape.chain(position, segment.end, chunk)[-1])
             self._groups.append((group, chunk))
             self._rows += chunk
             done += chunk
-            if self._rows == _ROWS:
+            if self._rows >= most:
                 yield from self.taken()
         if position != segment.end:
             raise CorruptDataError(name, f"at byte {position}: entries end here and not at byte {segment.end}")

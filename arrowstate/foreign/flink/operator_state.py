@@ -133,7 +133,7 @@ def _parts(
 ) -> tuple[Bytes, Ints, Ints]:
     """The bytes that elements lie in, where each begins, and where the next one does."""
     size = len(stream.data)
-    ends = dict(zip(all_offsets, [*all_offsets[1:], size], strict=True))
+    ends = dict(zip(all_offsets, [min(offset, size) for offset in (*all_offsets[1:], size)], strict=True))
     for offset in place.offsets:
         if offset > size:
             raise CorruptDataError(stream.name, f"{place.name!r} has something at byte {offset} of {size}")

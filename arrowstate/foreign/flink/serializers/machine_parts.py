@@ -43,7 +43,7 @@ __all__ = [
     "wrong",
 ]
 
-_MOST_EMPTY = 1 << 20
+_MOST_EMPTY = 64
 """How many elements may follow a count where each of them has no bytes."""
 
 

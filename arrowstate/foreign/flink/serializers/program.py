@@ -206,6 +206,9 @@ class Tape:
         CorruptDataError
             If bytes are no such value.
         """
+        if len(starts) and (starts.min() < 0 or ends.max() > len(self.data) or (starts > ends).any()):
+            # The machine looks at no bounds but these.
+            raise CorruptDataError(self.name, f"a value is to end at byte {ends.max()} of {len(self.data)}")
         straight = self.code.straight
         if straight is not None and (ends - starts >= straight.width).all() and self._read_numbers(straight, starts):
             return starts + straight.width, np.zeros(len(starts), dtype=np.bool_)
@@ -226,6 +229,8 @@ class Tape:
         CorruptDataError
             If bytes are no such value.
         """
+        if not 0 <= start <= end <= len(self.data):
+            raise CorruptDataError(self.name, f"values are to be at bytes {start} to {end} of {len(self.data)}")
         straight = self.code.straight
         if straight is not None and end - start >= count * straight.width:
             places = start + np.arange(count + 1, dtype=np.int64) * straight.width
