@@ -256,11 +256,11 @@ class EditableStore(KeptStore):
         newest = self.latest().entry.number
         kept = []
         for item in collection.plan.kept:
-            if item.entry_number == newest or not item.reasons:
+            if item.entry_number == newest:
                 continue
             found = self._log.get(item.entry_number)
             if found is not None:
-                kept.append((found.document, item.reasons))
+                kept.append((found.document, item.reasons or ("others before and after it are kept",)))
         plan = collection.plan
         return report.deleted_count, report.deleted_bytes, kept, len(plan.waiting) + len(plan.foreign)
 

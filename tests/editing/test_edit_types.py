@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 import arrowstate
+from arrowstate.errors import ValueTypeError
 from arrowstate.table.columns import columns_equal
 from every_type import KINDS, any_bits, places, to_arrow
 from long_form import every_nth
@@ -131,6 +132,27 @@ def test_keys_of_every_type_come_to_others_and_back(keys):
         assert edit.plan().is_empty
 
     assert differing(before, after, but=()) == []
+
+
+def test_durations_are_reckoned_in_intervals_of_24_hours():
+    units = ("s", "ms", "us", "ns")
+    store = a_store(
+        "durations",
+        pa.schema([("k", pa.int64())]),
+        pa.array(range(ROWS)),
+        {unit: pa.array([-1, None, 5_000, 86_400_000], pa.duration(unit)) for unit in units},
+    )
+    nanos = {"s": 10**9, "ms": 10**6, "us": 10**3}
+
+    with store.edit() as edit:
+        edit.update("op.s", set={unit: f'"{unit}" + interval 1 day' for unit in nanos})
+        found = rows_of(edit.snapshot)
+        for unit, each in nanos.items():
+            day = 86_400 * 10**9 // each
+            assert found[unit].cast(pa.int64()).to_pylist() == [day - 1, None, day + 5_000, day + 86_400_000]
+        for value in ("interval 1 month", "interval 1 microsecond"):
+            with pytest.raises(ValueTypeError, match="months have no length"):
+                edit.update("op.s", set={"ms": value})
 
 
 def test_names_that_need_quotes_and_such_that_duckdb_keeps_are_edited():
