@@ -81,7 +81,10 @@ class KeyHistory:
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
         self._files: dict[str, _InFile] = {}
         self._live: dict[tuple[str, int, int], tuple[DeletionVectorDocument | None, list[int]]] = {}
+        # A key that has one row and still has it has none in files that came since.
+        self._one_row_each = state.layout.second is None
         self._manifests = RunsOfState(state.document.name, self._may_have_rows)
+        self._with_rows = RunsOfState(state.document.name, self._has_rows)
         self._hashes: list[int] = self._batch.hashes.tolist()
 
     @property
@@ -112,19 +115,40 @@ class KeyHistory:
         # One after the other, so that runs in which no key was found need not be looked at again.
         at_once = _WINDOW if overlaps(self._storage) else 1
         while window := list(islice(left, at_once)):
-            found = in_parallel(self._storage, self._runs, window, name="manifests", small=True)
+            ahead = at_once > 1 or not self._one_row_each
+            found = in_parallel(self._storage, self._runs if ahead else self._runs_with_rows, window, name="manifests")
             for entry, runs in zip(window, found, strict=True):
                 with reading_checkpoint(self._storage, entry):
-                    live = [(run.id, self._live_rows(run)) for run in runs]
-                now = [(run, places) for run, places in live if places]
+                    now = self._live_in(run for run in runs if not self._one_row_each or self._has_rows(run.id))
+                    if self._one_row_each and not self._are_all(now):
+                        now = self._live_in(runs if ahead else self._runs(entry))
                 if now != seen:
                     before, seen, rows = rows, now, self._rows_of(now)
                     changes = changed_rows(self._state, before, rows, self._columns)
                     if changes.num_rows:
                         yield self._told(entry, changes)
 
-    def _runs(self, entry: LogEntryDocument) -> list[RunDocument]:
-        """Return the runs of the state in a checkpoint that may hold a key, in a fixed order."""
+    def _live_in(self, runs: Iterable[RunDocument]) -> list[tuple[str, list[int]]]:
+        """Return the live rows of the keys by the files that they are in, in a fixed order."""
+        found = []
+        for run in runs:
+            places = self._live_rows(run)
+            if places:
+                found.append((run.id, places))
+                if self._one_row_each and self._are_all(found):
+                    break
+        return sorted(found)
+
+    def _are_all(self, found: Sequence[tuple[str, list[int]]]) -> bool:
+        return sum(len(places) for _, places in found) == len(self._batch)
+
+    def _runs_with_rows(self, entry: LogEntryDocument) -> list[RunDocument]:
+        """Return those runs of the state in a checkpoint in whose files a key was found before."""
+        return self._runs(entry, self._with_rows)
+
+    def _runs(self, entry: LogEntryDocument, manifests: RunsOfState | None = None) -> list[RunDocument]:
+        """Return the runs of the state in a checkpoint that may hold a key, the newest first."""
+        reader = self._manifests if manifests is None else manifests
         uid, name = self._state.operator.uid, self._state.document.name
         found = []
         for operator in entry.operators:
@@ -136,8 +160,8 @@ class KeyHistory:
                             if self._is_within(
                                 *KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism)
                             ):
-                                found += runs_of_state(self._storage, subtask.manifest, uid, name, self._manifests)
-        return sorted(filter(self._may_hold, found), key=lambda run: (run.id, run.first_row))
+                                found += runs_of_state(self._storage, subtask.manifest, uid, name, reader)
+        return [run for run in reversed(found) if self._may_hold(run)]
 
     def _may_hold(self, run: RunDocument) -> bool:
         if not run.batches:
@@ -180,9 +204,12 @@ class KeyHistory:
         hashes, asked = part.segment().hashes, self._batch.hashes
         return bool((np.searchsorted(hashes, asked, "left") < np.searchsorted(hashes, asked, "right")).any())
 
-    def _may_have_rows(self, run: str) -> bool:
+    def _has_rows(self, run: str) -> bool:
         known = self._files.get(run)
-        return known is None or known.places.size > 0
+        return known is not None and known.places.size > 0
+
+    def _may_have_rows(self, run: str) -> bool:
+        return run not in self._files or self._has_rows(run)
 
     def _is_within(self, low: int, high: int) -> bool:
         return bisect_left(self._hashes, low) < bisect_right(self._hashes, high)

@@ -47,6 +47,7 @@ _Outline = _sketch(
     states=list.__class_getitem__(_sketch(StateRunsDocument, runs=list.__class_getitem__(msgspec.Raw))),
 )
 _Id: Any = msgspec.defstruct("Id", [("id", str)])
+_ID_FIRST = b'{"id":"'
 _FIELDS = [field.name for field in msgspec.structs.fields(RunDocument) if field.name != "batches"]
 
 
@@ -147,7 +148,7 @@ class RunsOfState:
         return msgspec.structs.replace(whole, states=[state for state in whole.states if state.name == self._name])
 
     def _wanted(self, texts: Sequence[msgspec.Raw]) -> list[RunDocument]:
-        return [self._run(bytes(text)) for text in texts if self._is_wanted(unpack(text, _Id).id)]
+        return [self._run(text) for text in map(bytes, texts) if self._is_wanted(_id_of(text))]
 
     def _run(self, text: bytes) -> RunDocument:
         found = self._runs.get(text)
@@ -156,6 +157,15 @@ class RunsOfState:
                 self._runs.clear()
             found = self._runs[text] = _run(unpack(text, _Run))
         return found
+
+
+def _id_of(text: bytes) -> str:
+    """Return the id of a run, which this package writes first."""
+    end = text.find(b'"', len(_ID_FIRST))
+    if text.startswith(_ID_FIRST) and b"\\" not in text[:end]:
+        return text[len(_ID_FIRST) : end].decode()
+    found: str = unpack(text, _Id).id
+    return found
 
 
 def _run(sketch: Any) -> RunDocument:

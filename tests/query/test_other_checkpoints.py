@@ -139,7 +139,9 @@ def test_changes_turn_one_checkpoint_into_another(seed):
 
 
 @pytest.mark.parametrize("seed", range(short_or_long(4, 300)))
-def test_the_history_of_a_key_tells_each_change_of_it(seed):
+def test_the_history_of_a_key_tells_each_change_of_it(seed, monkeypatch):
+    # Manifests are read ahead where requests overlap.
+    monkeypatch.setattr("arrowstate.query.key_history.overlaps", lambda _: seed % 2 == 1)
     made = History(seed)
     keys = made.random.sample(range(40), 3)
 
@@ -283,6 +285,24 @@ def test_rows_that_have_expired_are_left_out_of_every_checkpoint(seed):
             at = f"{query} at (version => {number})"
             assert sorted(made.store.sql(at).fetchall()) == fresh
             assert sorted(made.store.sql(at, expired=True).fetchall()) == everything
+
+
+@pytest.mark.parametrize("seed", range(short_or_long(3, 300)))
+def test_a_history_has_the_rows_that_have_expired_too(seed):
+    made = ExpiringHistory(seed)
+    keys = made.random.sample(range(30), 4)
+
+    for state, columns in _EXPIRING.items():
+        query = f"select _checkpoint_id, _change_type, {columns} from arrowstate.history('op.{state}', ?)"
+        told = made.store.sql(query, params=[keys]).fetchall()
+        rows = Counter()
+        for number in range(1, len(made.models) + 1):
+            for at, kind, *row in told:
+                if at == number:
+                    rows[tuple(row)] += -1 if kind in ("delete", "update_preimage") else 1
+            stored = made.store.snapshot(number).lookup(f"op.{state}", keys, expired=True)
+            there = Counter(tuple(row.values()) for row in stored.select(columns.split(", ")).to_pylist())
+            assert +rows == there
 
 
 @pytest.fixture(scope="module")
