@@ -6,6 +6,7 @@ that Flink writes, metadata and key groups of its hash included.
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,7 @@ def _rocksdb(folder: Path, keys: Longs, groups: npt.NDArray[np.uint8], max_paral
         for path in paths:
             moved = path.rename(folder / path.name)
             handle += _utf(path.name) + _relative(path.name, moved.stat().st_size)
+    shutil.rmtree(folder / "db")
     return handle
 
 

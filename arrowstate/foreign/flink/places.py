@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StoreNotFoundError
 from arrowstate.foreign.flink.handles import FileHandle, InlineHandle, StreamHandle
-from arrowstate.storage import Storage, open_storage
+from arrowstate.foreign.flink.sst import HeldFile, RangeFile, StoredFile
+from arrowstate.storage import ObjectStorage, Storage, open_storage
 
 __all__ = ["METADATA", "Bytes", "Places", "Stream"]
 
@@ -126,6 +127,23 @@ class Places:
         if is_sized and len(stream.data) != handle.size:
             raise CorruptDataError(path, f"it has {len(stream.data)} bytes and must have {handle.size}")
         return stream
+
+    def ranges(self, handle: StreamHandle) -> RangeFile:
+        """Return a file to be read by ranges: mapped where it is at hand, and else no more of it than is asked for.
+
+        Raises
+        ------
+        MissingFileError
+            If the file is not below the folders of the savepoint.
+        CorruptDataError
+            If the handle leads outside.
+        """
+        if isinstance(handle, FileHandle):
+            storage, path = self._place(handle)
+            if isinstance(storage, ObjectStorage):
+                return StoredFile(storage, path, handle.start or 0, handle.size)
+        stream = self.open(handle)
+        return HeldFile(stream.name, stream.view)
 
     def _mapped(self, path: str, storage: Storage | None = None) -> Stream:
         buffer: pa.Buffer = (storage or self.storage).open_buffer(path)

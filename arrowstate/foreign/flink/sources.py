@@ -18,7 +18,7 @@ from arrowstate.foreign.flink.handles import IncrementalHandle, KeyGroupsHandle
 from arrowstate.foreign.flink.keyed_header import KeyedHeader, read_keyed_header
 from arrowstate.foreign.flink.layout import StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places, Stream
-from arrowstate.foreign.flink.sst import Database, HeldFile
+from arrowstate.foreign.flink.sst import Database, RangeFile
 
 __all__ = ["CanonicalSource", "DatabaseSource", "EntrySource", "KeyedSource"]
 
@@ -120,18 +120,16 @@ class DatabaseSource:
 
     @cached_property
     def _database(self) -> Database:
-        tables: dict[str, HeldFile] = {}
+        tables: dict[str, RangeFile] = {}
         manifest = None
         for name, handle in (*self._handle.shared, *self._handle.private):
             if handle is None:
                 continue
             base = name.rpartition("/")[2]
             if base.endswith(".sst"):
-                stream = self._places.open(handle)
-                tables[base] = HeldFile(stream.name, stream.view)
+                tables[base] = self._places.ranges(handle)
             elif base.startswith("MANIFEST-"):
-                stream = self._places.open(handle)
-                manifest = HeldFile(stream.name, stream.view)
+                manifest = self._places.ranges(handle)
         return Database(tables, manifest)
 
     @cached_property

@@ -5,8 +5,8 @@ checksum: data in the order of the keys, an index, properties. What was written 
 """
 
 from arrowstate.foreign.flink.sst.database import Database
-from arrowstate.foreign.flink.sst.files import HeldFile, RangeFile
+from arrowstate.foreign.flink.sst.files import HeldFile, RangeFile, StoredFile
 from arrowstate.foreign.flink.sst.merging import merged
 from arrowstate.foreign.flink.sst.table import Table
 
-__all__ = ["Database", "HeldFile", "RangeFile", "Table", "merged"]
+__all__ = ["Database", "HeldFile", "RangeFile", "StoredFile", "Table", "merged"]

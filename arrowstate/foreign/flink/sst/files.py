@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from arrowstate.errors import CorruptDataError
+from arrowstate.storage import Storage
 
-__all__ = ["HeldFile", "RangeFile", "WithTail", "read_exactly"]
+__all__ = ["HeldFile", "RangeFile", "StoredFile", "WithTail", "read_exactly"]
 
 
 class RangeFile(Protocol):
@@ -48,6 +49,24 @@ class HeldFile:
     def read(self, start: int, length: int) -> bytes | memoryview:
         """Return `length` bytes from `start`, fewer where the file ends."""
         return self.content[start : start + length]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a storage, or a part of one, of which only what is asked for is read."""
+
+    storage: Storage
+    "Where it is."
+    name: str
+    "Its path."
+    start: int
+    "The first byte of the part."
+    size_bytes: int
+    "How many bytes the part has."
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return `length` bytes from `start`, fewer where the file ends."""
+        return self.storage.read(self.name, self.start + start, min(length, self.size_bytes - start))
 
 
 class WithTail:

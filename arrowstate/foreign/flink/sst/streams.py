@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 
 _GAP_BYTES = 1 << 16
 """What lies between two blocks and is not asked for is read with them, up to so many bytes."""
+_READ_AHEAD = 4
+"""So many times as much is read at a time as is decoded at a time: each read of a bucket waits for its answer."""
 _MAX_KEY_BYTES = 1 << 28
 """Of the blocks that are taken at a time: what keys share with those before them takes no room in a file."""
 _KINDS = {0x11: "a value in a blob file", 0x16: "a wide column", 0x18: "a value with a time"}
@@ -119,7 +121,7 @@ class SortedStream:
         return keys + self._raw_size
 
     def _append(self, size_bytes: int) -> None:
-        self._window_bytes = size_bytes
+        self._window_bytes = _READ_AHEAD * size_bytes
         contents: list[memoryview] = []
         offsets: list[int] = []
         total = 0
