@@ -78,7 +78,7 @@ def numbers_of(do, url):
     store = fill(url)
     counting = FaultyStorage(store.storage, PlannedFaults({}))
     do(StateStore(counting, store.store_id))
-    assert counting.calls > 25
+    assert counting.calls > 20
     step = short_or_long(19, 1)
     return range(1 + TURN % step, counting.calls + 1, step)
 
