@@ -226,7 +226,8 @@ class Edit(Statements, Generic[S]):
         Raises
         ------
         EditConflictError
-            As for `commit`, and so are the other errors.
+            As for `commit`, and so are the other errors. If the collection fails, the checkpoint is committed: purge
+            once more.
         """
         self._check_open()
         if self._to is not None:

@@ -237,7 +237,7 @@ class Statements:
     # States and operators
 
     def drop_state(self, operator: str, state: str) -> None:
-        """Leave a state out, whatever it holds. No row is written again.
+        """Leave a state out, whatever it holds, operator state too. No row is written again.
 
         Raises
         ------
@@ -249,7 +249,7 @@ class Statements:
         self._done(Statement(f"drop state {operator}.{state}", None))
 
     def rename_state(self, operator: str, state: str, new: str) -> None:
-        """Give a state another name. No row is written again.
+        """Give a state another name. No row is written again, but those of operator state.
 
         Raises
         ------
