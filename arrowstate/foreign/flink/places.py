@@ -166,9 +166,11 @@ class Places:
                 if place and _JOB.fullmatch(parts[place - 1]) and self._other(parts[place - 1]).exists(path):
                     return self._other(parts[place - 1]), path
         if self._files is None:
-            self._files = {}
+            # Whole before another thread sees it.
+            files: dict[str, list[str]] = {}
             for path in self.storage.list(""):
-                self._files.setdefault(path.rpartition("/")[2], []).append(path)
+                files.setdefault(path.rpartition("/")[2], []).append(path)
+            self._files = files
         found = self._files.get(parts[-1], [])
         if len(found) != 1:
             places = f" ({' and '.join(found)} have its name)" if found else ""

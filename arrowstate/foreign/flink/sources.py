@@ -5,6 +5,7 @@ Each kind of handle has a source of its own; all of them give the same columns (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Protocol
@@ -19,8 +20,12 @@ from arrowstate.foreign.flink.keyed_header import KeyedHeader, read_keyed_header
 from arrowstate.foreign.flink.layout import StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.sst import Database, RangeFile
+from arrowstate.storage import in_parallel
 
 __all__ = ["CanonicalSource", "DatabaseSource", "EntrySource", "KeyedSource"]
+
+_OF_A_DATABASE = re.compile(r"\.sst$|(^|/)MANIFEST-\d+$")
+"""Files that are read; the others are options."""
 
 
 class KeyedSource(Protocol):
@@ -120,17 +125,16 @@ class DatabaseSource:
 
     @cached_property
     def _database(self) -> Database:
-        tables: dict[str, RangeFile] = {}
-        manifest = None
-        for name, handle in (*self._handle.shared, *self._handle.private):
-            if handle is None:
-                continue
-            base = name.rpartition("/")[2]
-            if base.endswith(".sst"):
-                tables[base] = self._places.ranges(handle)
-            elif base.startswith("MANIFEST-"):
-                manifest = self._places.ranges(handle)
-        return Database(tables, manifest)
+        handles = {
+            name.rpartition("/")[2]: handle
+            for name, handle in (*self._handle.shared, *self._handle.private)
+            if handle is not None and _OF_A_DATABASE.search(name)
+        }
+        places = self._places
+        files = in_parallel(places.storage, places.ranges, list(handles.values()), small=True)
+        found: dict[str, RangeFile] = dict(zip(handles, files, strict=True))
+        manifest = next((found.pop(name) for name in handles if not name.endswith(".sst")), None)
+        return Database(found, manifest)
 
     @cached_property
     def layouts(self) -> dict[str, StateLayout]:

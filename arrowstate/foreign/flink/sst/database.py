@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from arrowstate.errors import CorruptDataError
-from arrowstate.foreign.flink.sst.files import RangeFile
+from arrowstate.foreign.flink.sst.files import RangeFile, StoredFile
 from arrowstate.foreign.flink.sst.manifest import read_manifest
 from arrowstate.foreign.flink.sst.merging import Batch, merged
 from arrowstate.foreign.flink.sst.table import Table
+from arrowstate.storage import in_parallel
 
 __all__ = ["Database"]
 
@@ -46,8 +47,13 @@ class Database:
             for name in sorted(name for name in tables if numbers.get(name) not in live):
                 raise CorruptDataError(manifest.name, f"it does not name the table {name}, which was given")
         self._tables: dict[str, list[Table]] = {}
-        for name, file in tables.items():
-            table = Table(file, None if live is None else live[numbers[name]])
+
+        def opened(name: str) -> Table:
+            return Table(tables[name], None if live is None else live[numbers[name]])
+
+        stored = next((file.storage for file in tables.values() if isinstance(file, StoredFile)), None)
+        names = list(tables)
+        for table in map(opened, names) if stored is None else in_parallel(stored, opened, names, small=True):
             self._tables.setdefault(table.column_family or "default", []).append(table)
 
     @property
