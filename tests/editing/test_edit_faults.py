@@ -79,11 +79,7 @@ def numbers_of(do, url):
     counting = FaultyStorage(store.storage, PlannedFaults({}))
     do(StateStore(counting, store.store_id))
     assert counting.calls > 20
-<<<<<<< Updated upstream
-    step = short_or_long(19, 1)
-=======
     step = short_or_long(23, 1)
->>>>>>> Stashed changes
     return range(1 + TURN % step, counting.calls + 1, step)
 
 
