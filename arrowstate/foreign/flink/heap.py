@@ -17,13 +17,13 @@ from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.foreign.flink.byte_reader import ByteReader
 from arrowstate.foreign.flink.entries import Entries
 from arrowstate.foreign.flink.handles import KeyGroupsHandle
-from arrowstate.foreign.flink.heap_index import GroupParser, Segment, entry_serializer
+from arrowstate.foreign.flink.heap_index import GroupParser, Segment, entry_serializer, walker
 from arrowstate.foreign.flink.keyed_header import KeyedHeader, read_keyed_header
 from arrowstate.foreign.flink.layout import RowColumns, StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.serializers.base import Serializer, bytes_of, compiled
 from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, Optional, StructOf
-from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Tape
+from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Tape, UndecodableError
 from arrowstate.foreign.flink.slices import EntryBuilder, Marked
 from arrowstate.foreign.flink.snappy import decompressed
 
@@ -179,6 +179,7 @@ class HeapRows:
         self.layout = layout
         self._entry: tuple[Code, Column] = compiled(entry_serializer(layout, value))
         self._key: tuple[Code, Column] = compiled(StructOf(("namespace", "key"), (layout.namespace, layout.key)))
+        self._walk = walker(entry_serializer(layout, value))
         self._is_map = layout.user_key is not None
         self._tape: Tape | None = None
         self._groups: list[tuple[int, int]] = []
@@ -199,7 +200,14 @@ class HeapRows:
             if self._tape is None:
                 self._tape = Tape(self._entry[0], data, name, min(segment.count, _ROWS))
             chunk = min(segment.count - done, max(most - self._rows, 1))
-            position = int(self._tape.chain(position, segment.end, chunk)[-1])
+            try:
+                position = int(self._tape.chain(position, segment.end, chunk)[-1])
+            except UndecodableError as error:
+                # Its end is known, and Arrow has no such value.
+                chunk, start = error.row, error.position
+                position = int(Tape(self._walk, data, name).chain(start, segment.end, 1)[-1])
+                yield self._bytes(data, name, group, Segment(segment.state, "raw", start, position, 1))
+                done += 1
             self._groups.append((group, chunk))
             self._rows += chunk
             done += chunk
@@ -239,6 +247,12 @@ class HeapRows:
     def _bytes(self, data: Bytes, name: str, group: int, segment: Segment) -> pa.RecordBatch:
         """A row of the bytes of an entry, or of entries that cannot be told apart: then its key is not known."""
         layout = self.layout
+        if not layout.may_fail and not layout.is_raw:
+            raise CorruptDataError(
+                name,
+                f"at byte {segment.start}: a text has half of a character; of a canonical savepoint a hint of binary "
+                "keeps its bytes",
+            )
         start: Ints = np.array([segment.start], dtype=np.int64)
         end: Ints = np.array([segment.end], dtype=np.int64)
         keys = pa.nulls(1, layout.key.arrow)

@@ -22,7 +22,7 @@ from arrowstate.foreign.flink.serializers.composites import StructOf
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Program, Tape, UndecodableError
 from arrowstate.foreign.flink.serializers.scalars import FlippedLong
 
-__all__ = ["GroupParser", "Segment", "entry_serializer"]
+__all__ = ["GroupParser", "Segment", "entry_serializer", "walker"]
 
 _ROWS = 65536
 _WINDOW = 1 << 16
@@ -70,7 +70,7 @@ class GroupParser:
         self, entries: Mapping[int, Serializer], layouts: Mapping[int, StateLayout], max_parallelism: int
     ) -> None:
         self.layouts, self.max_parallelism = layouts, max_parallelism
-        self.walkers = {number: _walker(entry) for number, entry in entries.items()}
+        self.walkers = {number: walker(entry) for number, entry in entries.items()}
         self.least = {number: max(entry.least, 1) for number, entry in entries.items()}
         self.lengths = {number: entry.length for number, entry in entries.items()}
 
@@ -241,7 +241,8 @@ class _Group:
             yield from places[fits].tolist()
 
 
-def _walker(entry: Serializer) -> Code:
+def walker(entry: Serializer) -> Code:
+    """Return what finds the end of an entry, and looks at nothing in it."""
     program = Program()
     with program.walking():
         entry.add_to(program)

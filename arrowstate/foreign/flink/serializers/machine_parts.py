@@ -114,7 +114,10 @@ def run_range(r: Any, data: Any, c: Any, i: Any, tape: Any, fills: Any, limits: 
 
 @subroutine
 def run_string(r: Any, data: Any, c: Any, i: Any, tape: Any, fills: Any, limits: Any) -> Any:
-    """The first unit, the number of units (-1 for null) and the bytes of the text in UTF-8."""
+    """The first unit, the number of units (-1 for null) and the bytes of the text in UTF-8.
+
+    If b is 1, halves of characters are gone over.
+    """
     position = r[POSITION]
     end = r[END]
     length = 0
@@ -136,6 +139,7 @@ def run_string(r: Any, data: Any, c: Any, i: Any, tape: Any, fills: Any, limits:
     begin = position
     bytes_needed = 0
     high = False
+    lenient = c[i + 2] == 1
     for _ in range(units):
         if position >= end:
             return wrong(r, SHORT)
@@ -158,11 +162,11 @@ def run_string(r: Any, data: Any, c: Any, i: Any, tape: Any, fills: Any, limits:
             if unit > 0xFFFF:
                 return wrong(r, DAMAGED)
         low = 0xDC00 <= unit < 0xE000
-        if low != high:
+        if low != high and not lenient:
             return wrong(r, UNKNOWN)
         high = 0xD800 <= unit < 0xDC00
         bytes_needed += 1 if unit < 0x80 else 2 if unit < 0x800 or low or high else 3
-    if high:
+    if high and not lenient:
         return wrong(r, UNKNOWN)
     slot = c[i + 7]
     if slot >= 0:

@@ -25,7 +25,10 @@ from arrowstate.foreign.flink.serializers.operations import (
     HALT,
     OVERFLOW,
     POSITION,
+    RANGE,
     SHORT,
+    SLOT_TIME,
+    STRING,
     UNKNOWN,
     WIDTH,
 )
@@ -36,6 +39,8 @@ __all__ = ["Bytes", "Column", "Ints", "Program", "Slots", "Tape", "UndecodableEr
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Column: TypeAlias = Callable[["Slots"], pa.Array]
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 _REASONS = {
     SHORT: "the value is longer than what is left",
@@ -96,8 +101,17 @@ class Program:
         return self.registers - count
 
     def add(self, code: int, *arguments: int, slot: int = -1) -> int:
-        """Add an operation and return where it stands."""
+        """Add an operation and return where it stands.
+
+        Where nothing is looked at, values may be those that Arrow does not have: their ends are known.
+        """
         place = self.here
+        if self.silent and code == STRING:
+            arguments = (arguments[0], 1)
+        elif self.silent and code == RANGE and arguments[3] == UNKNOWN:
+            arguments = (arguments[0], _LEAST, _MOST, *arguments[3:])
+        elif self.silent and code == SLOT_TIME:
+            arguments = (*arguments[:2], _LEAST, _MOST, *arguments[4:])
         self.code += [code, *arguments, *[0] * (WIDTH - 2 - len(arguments)), slot]
         return place
 
