@@ -185,6 +185,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(place)
+        # From now on a browser waits for its answer, however soon it comes.
+        listening.listen()
     except OSError as error:
         raise InvalidInputError(f"the page cannot listen at {host}, port {port}: {error}") from error
     return listening
