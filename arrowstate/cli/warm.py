@@ -22,6 +22,11 @@ __all__ = ["KERNEL_MODULES", "warm"]
 KERNEL_MODULES = (
     "arrowstate_formats._roaring",
     "arrowstate_formats._xxh64",
+    "arrowstate.foreign.flink.canonical",
+    "arrowstate.foreign.flink.serializers.machine",
+    "arrowstate.foreign.flink.serializers.straight",
+    "arrowstate.foreign.flink.sst.checksums",
+    "arrowstate.foreign.flink.sst.kernels",
     "arrowstate.query.picking",
     "arrowstate.state.folds.aggregates.numbers",
     "arrowstate.state.folds.decimals",
