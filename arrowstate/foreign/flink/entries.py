@@ -15,7 +15,7 @@ import pyarrow as pa
 from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.layout import RowColumns, StateLayout, is_always_opaque
 from arrowstate.foreign.flink.serializers.base import Opaque, Serializer, bytes_of
-from arrowstate.foreign.flink.serializers.columns import as_bytes, masked
+from arrowstate.foreign.flink.serializers.columns import as_bytes, masked, named
 from arrowstate.foreign.flink.serializers.composites import JoinedList, Optional
 from arrowstate.foreign.flink.serializers.operations import FIXED, MARK, REST, SUFFIX
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Program, Tape
@@ -135,6 +135,10 @@ class EntryDecoder:
         CorruptDataError
             If bytes are not such keys or values.
         """
+        with named(entries.name):
+            return self._batch(entries)
+
+    def _batch(self, entries: Entries) -> pa.RecordBatch:
         code, columns = self._keys
         rows = len(entries.key_starts)
         tape = Tape(code, entries.keys, entries.name, rows)

@@ -22,6 +22,7 @@ from arrowstate.foreign.flink.keyed_header import KeyedHeader, read_keyed_header
 from arrowstate.foreign.flink.layout import RowColumns, StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.serializers.base import Serializer, bytes_of, compiled
+from arrowstate.foreign.flink.serializers.columns import named
 from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, Optional, StructOf
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Tape, UndecodableError
 from arrowstate.foreign.flink.slices import EntryBuilder, Marked
@@ -220,7 +221,8 @@ class HeapRows:
         """Yield what was added and not yet given."""
         if self._tape is None:
             return
-        entries = self._entry[1](self._tape.slots)
+        with named(self._tape.name):
+            entries = self._entry[1](self._tape.slots)
         groups = np.repeat(*np.array(self._groups, dtype=np.int64).T)
         self._tape, self._groups, self._rows = None, [], 0
         fields = {field.name: column for field, column in zip(entries.type, entries.flatten(), strict=True)}

@@ -15,7 +15,7 @@ from arrowstate.foreign.flink.keyed_header import StateInfo
 from arrowstate.foreign.flink.layout import is_always_opaque
 from arrowstate.foreign.flink.places import Stream
 from arrowstate.foreign.flink.serializers.base import CountedBytes, Opaque, Serializer, bytes_of, compiled
-from arrowstate.foreign.flink.serializers.columns import masked
+from arrowstate.foreign.flink.serializers.columns import masked, named
 from arrowstate.foreign.flink.serializers.composites import ListOf, StructOf
 from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape, UndecodableError
 from arrowstate.foreign.flink.snappy import decompressed
@@ -92,7 +92,8 @@ def operator_batch(
     wrong = stops != ends
     if wrong.any():
         raise CorruptDataError(stream.name, f"at byte {stops[wrong.argmax()]}: {info.name!r} ends too early")
-    found = column(tape.slots)
+    with named(stream.name):
+        found = column(tape.slots)
     if info.backend_kind == "broadcast":
         columns = _entries(found, bytes_of(data, starts, ends, unknown), "_raw" in schema.names)
     else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -10,11 +13,22 @@ from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.serializers import machine
 from arrowstate.foreign.flink.serializers.program import Bytes, Ints
 
-__all__ = ["as_bytes", "as_list", "as_map", "as_numbers", "as_struct", "as_texts", "masked", "offsets_of"]
+__all__ = ["as_bytes", "as_list", "as_map", "as_numbers", "as_struct", "as_texts", "masked", "named", "offsets_of"]
 
 Flags = npt.NDArray[np.bool_]
 
 _MOST_BYTES = (1 << 31) - 1
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Errors of columns made in the block say what bytes they were made of."""
+    try:
+        yield
+    except CorruptDataError as error:
+        if error.path:
+            raise
+        raise CorruptDataError(name, error.detail) from error
 
 
 def as_numbers(values: Ints, kind: pa.DataType) -> pa.Array:
