@@ -86,10 +86,10 @@ def metrics_text(samples: list[Sample]) -> str:
 
     Examples
     --------
-    >>> print(metrics_text([("arrowstate_up", {"store": 'a"b'}, 1)]), end="")
+    >>> print(metrics_text([("arrowstate_up", {"store": "clicks"}, 1)]), end="")
     # HELP arrowstate_up Whether the log of the store could be read.
     # TYPE arrowstate_up gauge
-    arrowstate_up{store="a\\\\"b"} 1
+    arrowstate_up{store="clicks"} 1
     """
     lines = []
     for name, text in _HELP.items():

@@ -12,6 +12,7 @@ import pytest
 
 import arrowstate
 from arrowstate.html import graph_svg, strip_svg
+from arrowstate.ui.metrics import metrics_text
 
 from .conftest import NASTY, Visit
 
@@ -296,6 +297,12 @@ def test_metrics_are_as_prometheus_reads_them(visit):
     assert {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")} == names
     (newest,) = (value for name, value in samples.items() if name.startswith("arrowstate_checkpoint_id{"))
     assert float(newest) == 12
+
+
+def test_names_in_metrics_are_quoted():
+    text = metrics_text([("arrowstate_up", {"store": 'a"b\\c\nd'}, 1)])
+
+    assert text.splitlines()[-1] == r'arrowstate_up{store="a\"b\\c\nd"} 1'
 
 
 def test_micro_batches_of_spark_are_told_once_each():
