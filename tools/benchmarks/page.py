@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -84,11 +85,13 @@ def main(argv: list[str]) -> int:
         _make_many(many, arguments.checkpoints)
         _make_large(large, arguments.rows, arguments.key_groups)
         with Server(many, large) as server:
+            _measure(report, "many: checkpoints, opened", partial(server.get, "/0/checkpoints"), 0, None)
+            _measure(report, "many: all entries of the log", server.wait_for_log, 0, None)
             half = arguments.checkpoints // 2
             _ask(report, server, 0, [path.format(half=half) for path in MANY], arguments.rounds)
             half = arguments.rows // 2
             _ask(report, server, 1, [path.format(half=half) for path in LARGE], arguments.rounds)
-            query = urlencode({"q": "select count(*), max(item) from op.items"}).encode()
+            query = urlencode({"q": "select count(*), max(items) from op.items"}).encode()
             _measure(report, "large: sql over all rows", lambda: server.get("/1/run", query), arguments.rounds, None)
             report.figure("memory of the server, its own", server.highest / (1 << 20), "MiB")
             report.require("memory of the server", server.highest, at_most=MOST_BYTES, unit="bytes")
@@ -123,6 +126,11 @@ class Server:
     def get(self, path: str, body: bytes | None = None) -> None:
         """Ask for a page."""
         self._opener.open(urllib.request.Request(self._address + path, body), timeout=60).read()
+
+    def wait_for_log(self) -> None:
+        """Return when the page knows all entries of the first log."""
+        while json.loads(self._opener.open(self._address + "/0/head", timeout=60).read())["is_loading"]:
+            time.sleep(0.1)
 
     def _look(self) -> None:
         while not self._ended.wait(0.05):
