@@ -6,6 +6,7 @@ import argparse
 
 import shtab
 
+from arrowstate.cli.argparse_internals import arguments_of
 from arrowstate.cli.output import print_json
 from arrowstate.cli.parser import Parser, make_parser
 
@@ -30,7 +31,7 @@ def print_script(options: argparse.Namespace) -> int:
 
 def _name_places(parser: argparse.ArgumentParser) -> None:
     """Say of each argument that is a file or a folder that it is one."""
-    for action in parser._actions:  # noqa: SLF001 (shtab goes through them too)
+    for action in arguments_of(parser):
         if isinstance(action.choices, dict):
             for each in action.choices.values():
                 if isinstance(each, Parser):

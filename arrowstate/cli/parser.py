@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import NoReturn, TypeAlias, get_args
+from typing import NoReturn, get_args
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.cli.argparse_internals import Commands
 from arrowstate.cli.formats import FORMATS
 from arrowstate.cli.messages import tell_error
 from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
@@ -14,8 +15,6 @@ from arrowstate.snapshot.validation import Validation
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["make_parser"]
-
-_Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001
 
 _EXPIRED = "show rows that have expired, too, and when each does"
 _FLINK_SAVEPOINT = "the folder or URL with _metadata, or of the checkpoints of a job: then its newest"
@@ -70,7 +69,7 @@ def make_parser(*, as_json: bool = False) -> Parser:
     return parser
 
 
-def _add_reading(commands: _Commands) -> None:
+def _add_reading(commands: Commands) -> None:
     listed = _command(commands, "list", "list the checkpoints of a store", "listing.list_checkpoints", checkpoint=False)
     listed.add_argument("--limit", type=_positive, metavar="N", help="only the newest N checkpoints")
 
@@ -104,7 +103,7 @@ def _add_query(queried: Parser, tables: str, otherwise: str = "what a pipe bring
     )
 
 
-def _add_savepoints(commands: _Commands) -> None:
+def _add_savepoints(commands: Commands) -> None:
     saved = _command(
         commands, "savepoint", "write a checkpoint as a folder of its own, of plain Parquet files", "savepoint.write"
     )
@@ -134,7 +133,7 @@ def _add_savepoints(commands: _Commands) -> None:
     disposed.add_argument("place", metavar="PLACE", help="folder or URL of the savepoint")
 
 
-def _add_tags(commands: _Commands) -> None:
+def _add_tags(commands: Commands) -> None:
     tagged = _command(commands, "tag", "keep a checkpoint until its tag is removed", "tags.tag")
     tagged.add_argument("name", metavar="NAME", help="of the tag")
     untagged = _command(commands, "untag", "remove a tag", "tags.untag", checkpoint=False)
@@ -179,7 +178,7 @@ def _add_tags(commands: _Commands) -> None:
     changed.add_argument("--comment", metavar="TEXT", help="why; kept in the log")
 
 
-def _add_comparing(commands: _Commands) -> None:
+def _add_comparing(commands: Commands) -> None:
     compared = _command(commands, "diff", "say what changed between two checkpoints", "diff.compare", checkpoint=False)
     compared.add_argument(
         "before", metavar="BEFORE", help="the earlier checkpoint: an id, a tag, a time, or -1 for the one before"
@@ -207,7 +206,7 @@ def _add_comparing(commands: _Commands) -> None:
             asked.add_argument("--expired", action="store_true", help=_EXPIRED)
 
 
-def _add_checks(commands: _Commands) -> None:
+def _add_checks(commands: Commands) -> None:
     checked = _command(
         commands, "restore-check", "restore a checkpoint for trial and verify every checksum", "check.restore_check"
     )
@@ -227,7 +226,7 @@ def _add_checks(commands: _Commands) -> None:
     )
 
 
-def _add_care(commands: _Commands) -> None:
+def _add_care(commands: Commands) -> None:
     collected = _command(
         commands, "gc", "plan or apply a collection of what is not needed any more", "gc.collect", checkpoint=False
     )
@@ -289,7 +288,7 @@ def _add_care(commands: _Commands) -> None:
     )
 
 
-def _add_run(commands: _Commands) -> None:
+def _add_run(commands: Commands) -> None:
     started = _command(
         commands,
         "run",
@@ -334,7 +333,7 @@ def _add_run(commands: _Commands) -> None:
     )
 
 
-def _add_ui(commands: _Commands) -> None:
+def _add_ui(commands: Commands) -> None:
     shown = _command(
         commands,
         "ui",
@@ -352,7 +351,7 @@ def _add_ui(commands: _Commands) -> None:
     shown.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
 
 
-def _add_flink(commands: _Commands) -> _Commands:
+def _add_flink(commands: Commands) -> Commands:
     flink = commands.add_parser(
         "flink",
         help="look into a savepoint of Flink, and import it",
@@ -385,7 +384,7 @@ def _add_flink(commands: _Commands) -> _Commands:
 
 
 def _command(
-    commands: _Commands,
+    commands: Commands,
     name: str,
     help: str,
     run: str,

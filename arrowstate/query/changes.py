@@ -175,15 +175,19 @@ class _Side:
         return [part for part in parts if part.max_hash >= bounds[0] and part.min_hash <= bounds[1]]
 
 
-def check_same_schema(state: StateReader, operator: OperatorDocument, stored: StateDocument) -> None:
+def check_same_schema(
+    state: StateReader, operator: OperatorDocument, stored: StateDocument, document: StateDocument | None = None
+) -> None:
     """Refuse a state of a checkpoint whose rows cannot be read in another schema of it.
+
+    `document` is the state with more of its earlier schemas than the checkpoint of the reader names.
 
     Raises
     ------
     IncompatibleStateError
         If the key has other columns, or the schema is not among those that the other one came from.
     """
-    wanted = state.document
+    wanted = state.document if document is None else document
     if _identity(operator.key) != _identity(state.operator.key):
         raise IncompatibleStateError(
             stored.name, _text("keyed by", operator.key), _text("keyed by", state.operator.key), _ANEW

@@ -22,16 +22,18 @@ from arrowstate.query.changes import CHANGE_TYPE_COLUMN, changed_rows, check_sam
 from arrowstate.query.files import Part, QueriedRun
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.schema.keys import key_columns
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.subtasks import runs_of_state, subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import gather
-from arrowstate_formats.documents import DeletionVectorDocument, LogEntryDocument, RunDocument
+from arrowstate_formats.documents import DeletionVectorDocument, LogEntryDocument, OperatorDocument, RunDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.manifest_text import RunsOfState
+from arrowstate_formats.schema_documents import SchemaDocument, StateDocument
 
 __all__ = ["COMMITTED_COLUMN", "KeyHistory"]
 
@@ -75,6 +77,7 @@ class KeyHistory:
         self._batch = KeyBatch.of(hash_columns(given), given)
         self._columns = state.columns
         self._read = columns_to_compare(state, self._columns)
+        self._schemas = state.schemas
         stored = state.schemas.schema
         self._fields = [(stored.get_field_index(name), stored.field(name).type) for name in self._read]
         schema = pa.schema([state.schema.field(name) for name in self._read])
@@ -109,7 +112,9 @@ class KeyHistory:
         CorruptDataError, CollectedError
             If a file is missing or damaged, or was collected meanwhile.
         """
-        left = iter(entries)
+        every = list(entries)
+        self._learn_schemas(every)
+        left = iter(every)
         seen: list[tuple[str, list[int]]] = []
         rows = self._rows_of([])
         # One after the other, so that runs in which no key was found need not be looked at again.
@@ -127,6 +132,28 @@ class KeyHistory:
                     changes = changed_rows(self._state, before, rows, self._columns)
                     if changes.num_rows:
                         yield self._told(entry, changes)
+
+    def _learn_schemas(self, entries: Sequence[LogEntryDocument]) -> None:
+        """Take in the schemas that the checkpoint of the reader names no more, because no run of its has them.
+
+        Versions rise with each evolution and begin anew with a state that is made again, so going back they only fall
+        as long as it is the same state.
+        """
+        state, own = self._state, self._state.document
+        known = {schema.version: schema for schema in own.earlier_schemas}
+        oldest = own
+        for entry in reversed(entries):
+            for operator in entry.operators:
+                for document in operator.states if operator.uid == state.operator.uid else ():
+                    if document.name != own.name or not _comes_before(document, oldest):
+                        continue
+                    oldest = document
+                    for schema in (_schema_of(operator, document), *document.earlier_schemas):
+                        if schema.version < own.schema_version:
+                            known.setdefault(schema.version, schema)
+        if len(known) > len(own.earlier_schemas):
+            earlier = [known[version] for version in sorted(known)]
+            self._schemas = RunSchemas(state.operator.key, replace(own, earlier_schemas=earlier))
 
     def _live_in(self, runs: Iterable[RunDocument]) -> list[tuple[str, list[int]]]:
         """Return the live rows of the keys by the files that they are in, in a fixed order."""
@@ -154,7 +181,7 @@ class KeyHistory:
         for operator in entry.operators:
             for document in operator.states if operator.uid == uid else ():
                 if document.name == name:
-                    check_same_schema(self._state, operator, document)
+                    check_same_schema(self._state, operator, document, self._schemas.document)
                     with reading_checkpoint(self._storage, entry):
                         for subtask in subtasks_of(self._storage, operator):
                             if self._is_within(
@@ -177,7 +204,7 @@ class KeyHistory:
         before = self._live.get(piece)
         if before is None or before[0] != run.deletion_vector:
             own = np.flatnonzero((rows >= run.first_row) & (rows < run.last_row))
-            live = QueriedRun(self._storage, run, self._state.schemas)
+            live = QueriedRun(self._storage, run, self._schemas)
             places = [place for place in own.tolist() if live.live_rows(int(rows[place]), int(rows[place]) + 1)[1]]
             before = self._live[piece] = run.deletion_vector, places
         return before[1]
@@ -187,7 +214,7 @@ class KeyHistory:
         known = self._files.get(run.id)
         if known is None:
             whole = replace(run, first_row=0, last_row=run.rows, live_rows=run.rows, deletion_vector=None)
-            queried = QueriedRun(self._storage, whole, self._state.schemas)
+            queried = QueriedRun(self._storage, whole, self._schemas)
             parts = [part for part in queried.parts() if self._may_be_in(part)]
             found = [(opened, *opened.find_all(self._batch)) for opened in [queried.run(parts)]] if parts else []
             known = _InFile(found[0][2] if found else np.empty(0, dtype=np.int64), self._nothing)
@@ -227,3 +254,23 @@ class KeyHistory:
         return pa.RecordBatch.from_arrays(
             [*constants, *(changes.column(name) for name in (CHANGE_TYPE_COLUMN, *self._columns))], schema=self.schema
         )
+
+
+def _comes_before(document: StateDocument, later: StateDocument) -> bool:
+    """Whether a state may have become another one by evolution, or is it."""
+    return (
+        document.kind == later.kind
+        and document.schema_version <= later.schema_version
+        and document.last_field_id <= later.last_field_id
+    )
+
+
+def _schema_of(operator: OperatorDocument, document: StateDocument) -> SchemaDocument:
+    return SchemaDocument(
+        version=document.schema_version,
+        value_type=document.value_type,
+        key=operator.key,
+        namespace=document.namespace,
+        user_key=document.user_key,
+        columns=document.columns,
+    )

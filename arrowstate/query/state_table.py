@@ -212,7 +212,7 @@ class StateTable:
         >>> table.num_rows, table.with_expired().to_arrow().to_pylist()
         (0, [{'user': 'ann', 'city': 'Rome', '_expires_at': datetime.datetime(1970, 1, 1, 1, 0)}])
         """
-        return self._with(Seen(self._seen.now_ms, expired=True), self.key_groups)
+        return self.read_as(Seen(self._seen.now_ms, expired=True), self.key_groups)
 
     def partitions(self, count: int) -> list[StateTable]:
         """Divide it by key groups into about so many tables of about as many rows, for as many processes.
@@ -315,11 +315,18 @@ class StateTable:
         StateTable
             Of the same state.
         """
-        return self._with(self._seen, key_groups)
+        return self.read_as(self._seen, key_groups)
 
-    def _with(self, seen: Seen, key_groups: KeyGroupRange | None) -> StateTable:
+    def read_as(self, seen: Seen, key_groups: KeyGroupRange | None) -> StateTable:
+        """Return a table of the rows that a reader at this time sees, of some key groups or of all (None).
+
+        Returns
+        -------
+        StateTable
+            Of the same state.
+        """
         return StateTable(self._snapshot, self._reader, self._on_scan, seen, key_groups)
 
 
 def _unpickled(snapshot: _Snapshot, state: tuple[str, str], seen: Seen, key_groups: KeyGroupRange | None) -> StateTable:
-    return snapshot[state]._with(seen, key_groups)  # noqa: SLF001
+    return snapshot[state].read_as(seen, key_groups)

@@ -56,7 +56,7 @@ class EditableStore(KeptStore):
 
         Returns
         -------
-        Edit
+        Edit[Snapshot]
             Takes statements; use it in a `with` block.
 
         Raises

@@ -487,3 +487,31 @@ def test_a_checkpoint_is_named_by_id_tag_or_time(store):
         store.snapshot("silver")
     with pytest.raises(NotFoundError, match="the oldest, 1,"):
         store.snapshot("1999-01-01T00:00:00Z")
+
+
+def test_a_history_goes_back_over_types_that_no_run_has_any_more():
+    store = arrowstate.open_store("memory://history-over-types", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    with store.writer() as writer:
+        backend.state(arrowstate.ValueStateDescriptor("v", pa.int16())).update_batch([1, 2], [1, 1])
+        snapshot = writer.checkpoint({"op": [backend]})
+        for kind, value in ((pa.int32(), 70_000), (pa.int64(), 5_000_000_000)):
+            backend = snapshot.restore("op")
+            state = backend.state(arrowstate.ValueStateDescriptor("v", kind))
+            state.update_batch([1], [value])
+            state.clear_batch([2])
+            snapshot = writer.checkpoint({"op": [backend]})
+
+    rows = snapshot.history("op.v", [1, 2]).to_pylist()
+
+    assert snapshot.entry.operators[0].states[0].earlier_schemas == []
+    told = [(row["_checkpoint_id"], row["k"], row["_change_type"], row["v"]) for row in rows]
+    assert sorted(told) == [
+        (1, 1, "insert", 1),
+        (1, 2, "insert", 1),
+        (2, 1, "update_postimage", 70_000),
+        (2, 1, "update_preimage", 1),
+        (2, 2, "delete", 1),
+        (3, 1, "update_postimage", 5_000_000_000),
+        (3, 1, "update_preimage", 70_000),
+    ]

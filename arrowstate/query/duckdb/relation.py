@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -123,6 +123,11 @@ class Relation:
             return pa.RecordBatchReader.from_batches(result.schema, self._batches(result))
         return result
 
+    def as_argument(self) -> duckdb.DuckDBPyRelation:
+        """Return the relation of DuckDB, to be part of another one; its connection then serves no other query."""
+        self._held.session.may_serve_again = False
+        return cast("duckdb.DuckDBPyRelation", self.__wrapped__)
+
     def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         with self._watch.raising():
             yield from reader
@@ -131,5 +136,4 @@ class Relation:
 def _uncovered(argument: Any) -> Any:
     if type(argument) is not Relation:
         return argument
-    argument._held.session.may_serve_again = False  # noqa: SLF001 (of its own class)
-    return argument.__wrapped__
+    return argument.as_argument()
