@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -126,7 +126,7 @@ class Relation:
     def as_argument(self) -> duckdb.DuckDBPyRelation:
         """Return the relation of DuckDB, to be part of another one; its connection then serves no other query."""
         self._held.session.may_serve_again = False
-        return cast("duckdb.DuckDBPyRelation", self.__wrapped__)
+        return self.__wrapped__
 
     def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         with self._watch.raising():
