@@ -39,6 +39,7 @@ LONGEST = {
 # Of these the short form takes every n-th test, each commit another: there are many alike, or they are dear.
 BY_TURNS = {
     "tests/conformance/": 3,
+    "tests/docs/test_spark_pages": 2,
     "tests/editing/": 2,
     "tests/foreign/": 2,
     "tests/runtime/": 3,
@@ -49,8 +50,10 @@ BY_TURNS = {
     "tests/spark/test_spark_outputs_reader": 3,
     "tests/spark/test_spark_recovery": 3,
     "tests/spark/test_spark_triggers": 3,
+    "tests/storage/test_object_storage": 2,
     "tests/testing/test_simulation.py::test_the_": 2,
     "tests/testing/test_simulation.py::test_without_a_guarantee": 2,
+    "tests/ui/": 2,
 }
 
 # Thousands of files of the tests are made durable one by one, which only takes time: most tests are about what is done,

@@ -38,6 +38,8 @@ __all__ = [
 
 _NARROW = 100
 """The columns of a text to be read, where there is no terminal to say how many there are."""
+_WINDOWLESS = 80
+"""The columns that a program without a window is told of."""
 _WIDE = 1000
 """The same for a table that may be as wide as its rows."""
 
@@ -50,7 +52,9 @@ def say(text: str = "") -> None:
 def say_field(name: str, text: str, *, label: int = 11) -> None:
     """Print a field by its name, in so many columns; what does not fit into the width goes on below its beginning."""
     line = f"  {name:<{label}} {text}"
-    width = min(_NARROW, _width(_NARROW))
+    width = _width(_NARROW)
+    # 80 columns are those of programs without a window; there a longer line is read better whole.
+    width = _NARROW if width >= _WINDOWLESS else width
     if len(line) > width:
         inside = " " * (label + 3)
         line = "\n".join(wrap(line, width, subsequent_indent=inside, break_on_hyphens=False, break_long_words=False))

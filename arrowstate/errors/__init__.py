@@ -109,3 +109,9 @@ __all__ = [
     "ValueOverflowError",
     "ValueTypeError",
 ]
+
+for _error in (globals()[_name] for _name in __all__):
+    # What tracebacks and telemetry say is the name that is imported, wherever the class is written.
+    if _error.__module__.startswith(__name__):
+        _error.__module__ = __name__
+del _error

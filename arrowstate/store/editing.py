@@ -88,7 +88,9 @@ class EditableStore(KeptStore):
         side = EditSide(
             commit=commit,
             snapshot_of=self.snapshot_of,
-            savepoint_of=lambda overlay, entry, place: self._write_savepoint(overlay, entry, place, "parquet"),
+            savepoint_of=lambda overlay, entry, place: self._write_savepoint(
+                overlay, entry, self._open_beside(self._savepoint_place(place), None, create=True), "parquet"
+            ),
             collect=self._collect_all,
             is_newest=lambda entry: entry.number == self.latest().entry.number,
             savepoints=self._own_savepoints,
@@ -150,15 +152,14 @@ class EditableStore(KeptStore):
         [{'user': 'ann', 'city': 'Rome'}]
         """
         snapshot = self._chosen(checkpoint)
+        target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
         with (
             held_while_read(
                 self.storage, snapshot.entry, holder="a savepoint", clock_ms=self.clock_ms, new_id=self.new_id
             ),
             reading_checkpoint(self.storage, snapshot.entry),
         ):
-            return self._write_savepoint(
-                self._readable, snapshot.entry, name_or_path, format, progress=progress, storage_options=storage_options
-            )
+            return self._write_savepoint(self._readable, snapshot.entry, target, format, progress)
 
     def rollback(self, checkpoint: CheckpointReference, *, comment: str | None = None) -> Snapshot:
         """Make an older checkpoint the newest again, without copying a file.
@@ -216,14 +217,11 @@ class EditableStore(KeptStore):
         self,
         storage: Storage,
         entry: LogEntryDocument,
-        name_or_path: str | Path,
+        target: Storage,
         format: RunFormat,
-        *,
         progress: Callable[[int, int], None] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> Snapshot:
         """Write a checkpoint whose files are read from a storage as a savepoint."""
-        target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
         with recorded("savepoint", self.url, self.clock_ms(), checkpoint_id=entry.checkpoint_id) as recording:
             written = write_savepoint(
                 storage,
@@ -236,10 +234,7 @@ class EditableStore(KeptStore):
                 progress=progress,
                 wrote=recording.parts.append,
             )
-        return self._savepoint_of(target, written)
-
-    def _savepoint_of(self, target: Storage, entry: LogEntryDocument) -> Snapshot:
-        return Snapshot(target, open_store_document(target).store_id, entry, clock_ms=self.clock_ms)
+        return Snapshot(target, open_store_document(target).store_id, written, clock_ms=self.clock_ms)
 
     def _savepoint_place(self, name_or_path: str | Path) -> str:
         place = str(name_or_path)

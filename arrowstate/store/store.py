@@ -92,7 +92,9 @@ class StateStore(FilledStore):
         )
         side = StoreSide(
             snapshot_of=self.snapshot_of,
-            savepoint_of=self._savepoint_of,
+            savepoint_of=lambda target, entry: Snapshot(
+                target, open_store_document(target).store_id, entry, clock_ms=self.clock_ms
+            ),
             open_place=lambda place, options: self._open_beside(self._savepoint_place(place), options, create=True),
         )
         return StoreWriter(writer, side, compaction, on_checkpoint)
