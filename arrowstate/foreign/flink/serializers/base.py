@@ -25,7 +25,7 @@ class Serializer:
     @property
     def arrow(self) -> pa.DataType:
         """The type of the column."""
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: each serializer knows its own type.
 
     @property
     def length(self) -> int:
@@ -57,7 +57,7 @@ class Serializer:
 
         `last` says that nothing follows the value before the end of its bytes.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: each serializer reads its bytes in its own way.
 
     def decode(self, data: Bytes, starts: Ints, ends: Ints, name: str = "") -> tuple[pa.Array, Ints]:
         """Decode values of which each begins and ends at a known place.
