@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
 
-from long_form import LONG, TURN, every_nth
+from long_form import ALL_TURNS, LONG, TURN, every_nth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,9 +34,9 @@ LONGEST = {
     "tests/runtime/test_running.py": 30,
 }
 
-# Of these the short form takes every n-th test, each commit another: there are many alike, or they are dear.
+# Of these the short form takes every n-th test, each run others: there are many alike, or they are dear.
 BY_TURNS = {
-    "tests/conformance/": 3,
+    "tests/conformance/": 6,
     "tests/docs/test_spark_pages": 2,
     "tests/editing/": 2,
     "tests/foreign/": 2,
@@ -81,10 +79,21 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], left_out: list[py
         items[:] = [item for item in items if item not in gone]
 
 
-def pytest_report_header() -> str:
+def form_of_run() -> str:
+    """Say how much of the suite a run takes, and how the same is run again."""
     if LONG:
         return "long form: every case"
-    return f"short form, turn {TURN} of the cases that commits share out: ARROWSTATE_TEST_TURN={TURN} takes it again"
+    if ALL_TURNS:
+        return "short form, every turn: ARROWSTATE_TEST_TURN=all"
+    return f"short form, turn {TURN}: ARROWSTATE_TEST_TURN={TURN} tools/test runs the same cases again"
+
+
+def pytest_report_header() -> str:
+    return form_of_run()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(form_of_run())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -102,22 +111,38 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Units(config, log)
 
 
+def is_named(config: pytest.Config, item: pytest.Item) -> bool:
+    """Say whether somebody asked for a test by the name of its file, by its own or by a keyword."""
+    if config.option.keyword:
+        return True
+    invoked = config.invocation_params.dir
+    for argument in config.args:
+        path, _, name = argument.partition("::")
+        own_name = item.nodeid.partition("::")[2]
+        if (invoked / path).resolve() == item.path and (
+            own_name == name or own_name.startswith((f"{name}[", f"{name}::"))
+        ):
+            return True
+        if not name and path.endswith(".py") and (invoked / path).resolve() == item.path:
+            return True
+    return False
+
+
+def is_of_this_turn(item: pytest.Item) -> bool:
+    """Say whether a test runs in this turn: one with a mark, or in a file of those that take turns, may not."""
+    mark = item.get_closest_marker("turns")
+    if mark is not None:
+        return every_nth(*mark.args, item.nodeid)
+    return all(every_nth(n, item.nodeid) for begin, n in BY_TURNS.items() if item.nodeid.startswith(begin))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [] if LONG else [item for item in items if item.get_closest_marker("long")]
-    cases: Counter[str] = Counter()
-    for item in items:
-        mark = item.get_closest_marker("turns")
-        begin = next((begin for begin in BY_TURNS if item.nodeid.startswith(begin)), None)
-        if mark is None and begin is not None:
-            cases[begin] += 1
-            if not every_nth(BY_TURNS[begin], cases[begin]):
-                left_out.append(item)
-        elif mark is not None:
-            test = item.nodeid.partition("[")[0]
-            cases[test] += 1
-            # Tests begin at different turns, or one commit would have every test of a single case and the next none.
-            if not every_nth(*mark.args, cases[test] + crc32(test.encode())):
-                left_out.append(item)
+    left_out = [
+        item
+        for item in items
+        if not (LONG or is_named(config, item))
+        and (item.get_closest_marker("long") is not None or not is_of_this_turn(item))
+    ]
     leave_out(config, items, left_out)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -LONGEST.get(unit_of(item.nodeid), 0))

@@ -21,6 +21,10 @@ HISTORIES = [
     "tests/maintenance/test_compaction_of_kinds.py",
 ]
 CALLS = ["tests/checkpoints/test_every_call.py"]
+RUNTIME = ["tests/runtime"]
+PURGE = ["tests/editing/test_purge.py"]
+EDITS = ["tests/editing"]
+FLINK = ["tests/foreign"]
 SPARK = [
     "tests/spark",
     "tests/docs/test_spark_pages.py",
@@ -63,7 +67,15 @@ PARTS = (
     Part(
         "tests",
         "all tests that are in no other part",
-        (pytest("tests", *without("tests/conformance", *HISTORIES, *CALLS, *SPARK)),),
+        (pytest("tests", *without("tests/conformance", *HISTORIES, *CALLS, *RUNTIME, *EDITS, *FLINK, *SPARK)),),
+    ),
+    Part(
+        "turns",
+        "every case that the short form takes by turns, with as many examples as the short form",
+        (
+            ["env", "ARROWSTATE_LONG_TESTS=0", "ARROWSTATE_TEST_TURN=all", *pytest("tests", *without(*SPARK))],
+            ["env", "ARROWSTATE_LONG_TESTS=0", "ARROWSTATE_TEST_TURN=all", *pytest(*SPARK, processes=1)],
+        ),
     ),
     Part(
         "conformance",
@@ -71,6 +83,10 @@ PARTS = (
         (pytest("tests/conformance", *without(HISTORIES[0])),),
     ),
     Part("histories", "random histories against models: 2,000 of all kinds of keyed state", (pytest(*HISTORIES),)),
+    Part("runtime", "jobs of the runtime: sources, sinks, failures, restarts, rescales", (pytest(*RUNTIME),)),
+    Part("edits", "edits and their scripts, with a fault at every storage call", (pytest(*EDITS, *without(*PURGE)),)),
+    Part("purge", "what an erasure leaves, with a fault at every storage call", (pytest(*PURGE, processes=1),)),
+    Part("flink", "savepoints and checkpoints of Flink, whole and damaged", (pytest(*FLINK),)),
     Part("calls", "every kind of fault at every storage call of every operation", (pytest(*CALLS, processes=1),)),
     Part("spark", "Spark, the cluster, Spark Connect", (pytest(*SPARK, processes=1),)),
     Part(

@@ -1,7 +1,7 @@
 """Whatever a process does to a store, it may die or lose an answer at every one of its storage calls.
 
 Each operation is repeated with a fault at its first call, at its second, and so on, to its last. In the short form
-operations of many calls have one kind of fault at each of them, and another in the next commit. After each fault the
+operations of many calls have one kind of fault at each of them, and another in the next run. After each fault the
 store is opened as a new process does: what was acknowledged is there bit for bit, a new writer
 goes on, and a collection leaves nothing that no checkpoint needs.
 """

@@ -9,7 +9,7 @@ SEEDS = short_or_long(100, 2_000)
 
 
 def test_what_jobs_come_to_is_what_their_input_says_whatever_happens():
-    # Each commit has seeds of its own; `tests/support/simulate_jobs.py` runs any number of them.
+    # Each run has seeds of its own; `tests/support/simulate_jobs.py` runs any number of them.
     first = TURN * SEEDS
 
     results = [simulate_seed(seed) for seed in range(first, first + SEEDS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,36 +10,12 @@ from typing import Any
 import pytest
 
 from arrowstate.storage import Storage, clear_memory_storage, open_storage, options_beside
-from long_form import LONG, every_nth
 from object_servers import S3_OPTIONS, azure_options, azure_server, google_options, google_server, s3_server
 
 REMOTE = ["s3", "gs", "abfs"]
 KINDS = ["local", "memory", *REMOTE]
-FOLDER = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a test the short form takes each on one remote storage, by turns, and on all others."""
-    if LONG:
-        return
-    left_out = set()
-    cases: Counter[tuple[str, int]] = Counter()
-    parametrized = [item for item in items if item.path.is_relative_to(FOLDER) and hasattr(item, "callspec")]
-    for item in parametrized:
-        indices = item.callspec.indices
-        if "storage" in indices and len(indices) > 1 and KINDS[indices["storage"]] in REMOTE:
-            storage = indices["storage"]
-        elif "place" in indices:
-            storage = indices["place"]
-        else:
-            continue
-        test = item.nodeid.partition("[")[0], storage
-        cases[test] += 1
-        if not every_nth(len(REMOTE), cases[test] + storage):
-            left_out.add(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+# Of the claims on a remote storage each run takes a third, those on the others all.
+BY_KIND = ["local", "memory", *(pytest.param(kind, marks=pytest.mark.turns(len(REMOTE))) for kind in REMOTE)]
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +58,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], tup
     return of_kind
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BY_KIND)
 def storage(request: pytest.FixtureRequest, place: Callable[[str], tuple[str, Any]]) -> Iterator[Storage]:
     url, options = place(request.param)
     yield open_storage(url, create=True, storage_options=options)

@@ -18,7 +18,7 @@ from long_form import TURN, short_or_long
 def test_a_flipped_bit_in_any_kind_of_file_is_found_or_changes_no_answer(tmp_path):
     matrix = Matrix(tmp_path)
 
-    # Two of three places in each kind of file, the next commit begins at the third.
+    # Two of three places in each kind of file, the next run begins at another.
     count = short_or_long(1, 9) * len(kinds())
     trials = list(matrix.trials(count, seed=7, first=TURN * count, every=short_or_long(8, 1)))
 

@@ -1,37 +1,55 @@
-"""How much of the suite runs: the short form, which every commit runs, or the long one, which leaves nothing out.
+"""How much of the suite a run takes: the short form, or the long one, which leaves nothing out.
 
-Where a test has more cases than a commit has time for, the short form takes every n-th, and each commit begins at
-another one: the number of the commit is its turn. The head of pytest's report says which form and turn it was;
-ARROWSTATE_TEST_TURN=N takes that turn again, and ARROWSTATE_LONG_TESTS=1 the long form.
+Where a test has more cases than a run has time for, the short form takes every n-th of them by turns. Which turn a case
+belongs to says a hash of its name, so it does not depend on what else is collected. The number of the turn changes with
+every run: it is one more than that of the run before in the same folder, and in a new folder it comes from the clock.
+The summary of a run says its turn; ARROWSTATE_TEST_TURN=N takes that turn again, ARROWSTATE_TEST_TURN=all every case of
+the short form, and ARROWSTATE_LONG_TESTS=1 the long form.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
+import time
 from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
 
-__all__ = ["LONG", "TURN", "every_nth", "short_or_long"]
+__all__ = ["ALL_TURNS", "LONG", "TURN", "every_nth", "short_or_long"]
 
 T = TypeVar("T")
+
+_LAST_TURN = Path(__file__).resolve().parents[2] / ".pytest_cache" / "arrowstate-turn"
+_HIGHEST_TURN = 100_000
+
+
+def _turn_of(last_turn: Path) -> str:
+    """Return the turn of this run; the first process of a run decides for those that it starts."""
+    given = os.environ.get("ARROWSTATE_TEST_TURN")
+    if given is None:
+        try:
+            turn = int(last_turn.read_text()) + 1
+        except (OSError, ValueError):
+            turn = int(time.time())
+        given = str(turn % _HIGHEST_TURN)
+        try:
+            last_turn.parent.mkdir(exist_ok=True)
+            last_turn.write_text(given)
+        except OSError:
+            # Where nothing can be kept, the clock decides each time.
+            pass
+        os.environ["ARROWSTATE_TEST_TURN"] = given
+    return given
+
 
 LONG = os.environ.get("ARROWSTATE_LONG_TESTS", "0") not in ("", "0")
 """Whether this is the long form."""
 
+ALL_TURNS = LONG or _turn_of(_LAST_TURN) == "all"
+"""Whether every case runs that the short form takes by turns."""
 
-def _turn() -> int:
-    """Return the number of the commit, 0 where there is no git; the first process of a run decides for all of them."""
-    if "ARROWSTATE_TEST_TURN" not in os.environ:
-        command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
-        try:
-            os.environ["ARROWSTATE_TEST_TURN"] = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)
-        except (OSError, subprocess.CalledProcessError):
-            os.environ["ARROWSTATE_TEST_TURN"] = "0"
-    return int(os.environ["ARROWSTATE_TEST_TURN"])
-
-
-TURN = _turn()
+TURN = 0 if ALL_TURNS else int(_turn_of(_LAST_TURN))
+"""The number of the turn, 0 to 99,999: where seeds and places begin that differ from run to run."""
 
 
 def short_or_long(short: T, long: T) -> T:
@@ -39,6 +57,7 @@ def short_or_long(short: T, long: T) -> T:
     return long if LONG else short
 
 
-def every_nth(n: int, case: int) -> bool:
-    """Say whether a case is one of this run's: of n successive cases one is, of n successive commits one takes it."""
-    return LONG or (case + TURN) % n == 0
+def every_nth(n: int, case: int | str) -> bool:
+    """Say whether this run takes a case, which is a name or a number: of n successive turns one does."""
+    number = crc32(case.encode()) if isinstance(case, str) else case
+    return ALL_TURNS or (number + TURN) % n == 0

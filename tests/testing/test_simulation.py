@@ -29,7 +29,7 @@ from simulation.scheduler import Scheduler
 
 SEEDS = short_or_long(32, 500)
 FIRST = 0 if LONG else TURN * SEEDS % 20_000
-"""Each commit has other seeds, of those that the long form of `simulate` runs."""
+"""Each run has other seeds, of those that the long form of `simulate` runs."""
 PARTS = 8
 ENOUGH = 60
 """So many seeds at most until a run without a guarantee goes wrong."""
