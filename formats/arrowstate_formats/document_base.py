@@ -42,8 +42,8 @@ __all__ = [
     "wide",
 ]
 
-FORMAT_VERSION = 2
-"""The version that this package writes, and the newest it reads; version 1 are the drafts, see `drafts`."""
+FORMAT_VERSION = 1
+"""The version that this package writes and reads."""
 
 MAX_NESTING = 64
 """How many objects and lists may stand in each other in what is free-form: properties, extensions, types."""
@@ -71,10 +71,10 @@ TypeForm = str | dict[str, Any]
 Statistic = str | float | bool | None
 
 NO_CHECKSUM = "0" * 32
+"""What stands for the checksum of a document while that checksum is computed."""
 
 HOLDS_LATER = "lease.later"
 """The feature of a lease that holds the entries after its checkpoint, too."""
-"""What stands for the checksum of a document while that checksum is computed."""
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):

@@ -28,7 +28,6 @@ from arrowstate_formats.document_base import (
     check_nesting,
     plain_json,
 )
-from arrowstate_formats.drafts import upgraded
 from arrowstate_formats.errors import (
     CorruptDataError,
     FormatVersionError,
@@ -149,8 +148,6 @@ def _laid_out(text: bytes) -> bytes:
 def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
     """Return the document that `encode` wrote, or an implementation of another hand.
 
-    One of version 1, the drafts of this format, is brought to the form of today.
-
     Parameters
     ----------
     data
@@ -163,7 +160,8 @@ def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
     Raises
     ------
     FormatVersionError
-        If `format_version` is newer than `FORMAT_VERSION`, whatever the rest of the document looks like.
+        If `format_version` is not `FORMAT_VERSION`, whatever the rest of the document looks like, or the document has
+        the form of the drafts that development versions wrote.
     UnknownFeatureError
         If it needs a feature that this package does not know.
     CorruptDataError
@@ -176,33 +174,36 @@ def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
     3
     """
     try:
-        version = FORMAT_VERSION
         if issubclass(document_type, (VersionedDocument, PinnedDocument)):
             head = _HEAD.decode(data)
-            version = head.format_version
-            if version > FORMAT_VERSION:
-                raise FormatVersionError(path, version, FORMAT_VERSION)
+            if head.format_version != FORMAT_VERSION:
+                raise FormatVersionError(path, head.format_version, FORMAT_VERSION)
             unknown = [feature for feature in head.features if feature not in document_type.known_features]
             if unknown:
-                raise UnknownFeatureError(path, unknown[0], version, FORMAT_VERSION)
-        is_pinned = issubclass(document_type, PinnedDocument)
-        if version < FORMAT_VERSION:
-            if is_pinned:
-                _check_own(data, path)
-            fields = upgraded(_members(data), document_type.__name__)
-            return msgspec.convert(fields, document_type, dec_hook=_from_text)
+                raise UnknownFeatureError(path, unknown[0], FORMAT_VERSION, FORMAT_VERSION)
         document = unpack(data, document_type)
-        if is_pinned:
+        if issubclass(document_type, PinnedDocument):
             _check_own(data, path)
         _check_limits(data, document)
         _check_members(data, document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         if isinstance(error, CorruptDataError):
             raise
+        if _is_draft(data):
+            raise FormatVersionError(path, FORMAT_VERSION, FORMAT_VERSION) from error
         raise CorruptDataError(path, str(error)) from error
     if isinstance(document, PinnedDocument):
         return msgspec.structs.replace(document, document_xxh3_128=NO_CHECKSUM)
     return document
+
+
+def _is_draft(data: bytes) -> bool:
+    """Whether a log entry has the form of the drafts: its watermark is a number, or its statistics are by subtask."""
+    try:
+        entry = json.loads(data)
+        return type(entry["watermark"]) is int or any("subtask" in item for item in entry["statistics"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def _check_limits(data: bytes, document: Document) -> None:

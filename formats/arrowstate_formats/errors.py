@@ -70,7 +70,7 @@ class CorruptDataError(ArrowStateError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class FormatVersionError(ArrowStateError, RuntimeError):
-    """A document was written by a newer version of the format than this package reads.
+    """A document was written in another version of the format than this package reads.
 
     Examples
     --------
@@ -86,9 +86,16 @@ class FormatVersionError(ArrowStateError, RuntimeError):
     "The newest version this package reads."
 
     def __str__(self) -> str:
+        where = self.path or "the document"
+        if self.found == self.supported:
+            return (
+                f"{where} has the form of a draft of format version {self.found}, which development versions of "
+                "arrowstate before 0.1.0 wrote; read it with the version that wrote it"
+            )
+        instead = ", or the development version before 0.1.0 that wrote it" if self.found == 2 else ""
         return (
-            f"{self.path or 'the document'} has format version {self.found}, this arrowstate reads versions up to "
-            f"{self.supported}; install a newer arrowstate"
+            f"{where} has format version {self.found}, this arrowstate reads versions up to {self.supported}; install "
+            f"a newer arrowstate{instead}"
         )
 
 

@@ -16,8 +16,8 @@ LENGTHS = [0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025, 5000]
 """XXH3 has a way of its own for lengths up to 3, 8, 16, 128 and 240, and for longer ones by stripes and blocks."""
 
 TEXTS = [
-    '{"format_version": 2, "document_xxh3_128": "<checksum>", "text": "x"}',
-    '{\n "format_version": 2,\n\t"document_xxh3_128"\r\n:\n"<checksum>",\n"holder": "ä \\"document_xxh3_128\\": "\n}\n',
+    '{"format_version": 1, "document_xxh3_128": "<checksum>", "text": "x"}',
+    '{\n "format_version": 1,\n\t"document_xxh3_128"\r\n:\n"<checksum>",\n"holder": "ä \\"document_xxh3_128\\": "\n}\n',
     '{"document_xxh3_128":"<checksum>","holder":"\\"document_xxh3_128\\":\\"00000000000000000000000000000000\\""}',
 ]
 

@@ -21,8 +21,8 @@ SUM = "0123456789abcdef" * 2
 ZEROS = "0" * 32
 Json = dict[str, Any]
 
-HEAD: Json = {"format_version": 2, "features": [], "extensions": {}}
-PINNED: Json = {"format_version": 2, "document_xxh3_128": ZEROS, "features": [], "extensions": {}}
+HEAD: Json = {"format_version": 1, "features": [], "extensions": {}}
+PINNED: Json = {"format_version": 1, "document_xxh3_128": ZEROS, "features": [], "extensions": {}}
 FIELD: Json = {"name": "clicks", "type": "int64", "nullable": True, "default": None, "fields": []}
 BATCH: Json = {"offset": 240, "bytes": 512, "rows": 3, "xxh3_128": SUM, "min_hash": "-9223372036854775808"}
 BATCH |= {"max_hash": "9223372036854775807", "min_time": None, "max_time": None, "max_seq": None}
@@ -166,7 +166,7 @@ STATE_OF = ("operators", 0, "states", 0)
 
 REFUSED: dict[str, tuple[str, Callable[[Json], object], str]] = {
     "newer-version": ("entry", put("format_version", to=3), "format_version 3 is not known"),
-    "version-text": ("entry", put("format_version", to="2"), "format_version is a number"),
+    "version-text": ("entry", put("format_version", to="1"), "format_version is a number"),
     "unknown-feature": ("entry", put("features", to=["encrypted-runs"]), "the feature encrypted-runs is not known"),
     "feature-of-another-kind": (
         "tag",

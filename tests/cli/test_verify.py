@@ -405,7 +405,7 @@ def test_damage_is_passed_over_although_the_storage_fails_for_what_is_older(fold
 
 def test_a_checkpoint_of_a_newer_version_is_no_damage_to_go_back_from(folder):
     path = entry(folder, 4)
-    path.write_bytes(path.read_bytes().replace(b'"format_version": 2', b'"format_version": 99', 1))
+    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', b'"format_version": 99', 1))
 
     with pytest.raises(FormatVersionError, match="99"):
         arrowstate.open_store(folder).latest_whole()

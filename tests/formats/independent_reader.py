@@ -57,7 +57,7 @@ def optional(value: Any) -> int | None:
 
 def document(data: bytes, known: tuple[str, ...] = ()) -> Json:
     found: Json = json.loads(data, object_pairs_hook=members)
-    must(found.get("format_version") in (1, 2), f"format version {found.get('format_version')}")
+    must(found.get("format_version") == 1, f"format version {found.get('format_version')}")
     for feature in found.get("features", []):
         must(feature in known, f"the feature {feature} is not known")
     return found
@@ -436,7 +436,7 @@ class Reader:
                 found = entry
         must(found, f"no checkpoint {checkpoint_id}")
         for _, entry in entries.values():
-            if entry["format_version"] == 2 and entry["kind"] == "fence" and entry["content"] is not None:
+            if entry["kind"] == "fence" and entry["content"] is not None:
                 named = entry["content"]
                 must(not entry["operators"], "a fence with operators")
                 must(named["number"] not in entries or entries[named["number"]][0] == named["xxh3_128"], "a fence")

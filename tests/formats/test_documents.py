@@ -428,3 +428,15 @@ def test_a_document_without_its_own_checksum_is_refused(document):
 
     with pytest.raises(CorruptDataError, match="document_xxh3_128"):
         decode(json.dumps(data).encode(), type(document))
+
+
+def test_a_log_entry_of_a_development_version_says_which_version_wrote_it() -> None:
+    draft = changed(ENTRY, watermark=1_000)
+    statistics = changed(ENTRY, statistics=[{"operator": "counter", "subtask": 0, "sync_us": 1}])
+    second = changed(ENTRY, format_version=2)
+
+    for text in (draft, statistics):
+        with pytest.raises(FormatVersionError, match=r"draft of format version 1.*development versions"):
+            decode(text, type(ENTRY))
+    with pytest.raises(FormatVersionError, match=r"format version 2.*up to 1.*development version before 0\.1\.0"):
+        decode(second, type(ENTRY))

@@ -166,7 +166,7 @@ def test_an_older_checkpoint_is_found_though_a_newer_version_has_gone_on(storage
     for _ in range(3):
         log.commit()
     data = encode(replace(log.newest.document, number=5, parent=log.newest.as_parent, checkpoint_id=4))
-    storage.put_if_absent(path_of(5), data.replace(b'"format_version": 2', b'"format_version": 9'), "x")
+    storage.put_if_absent(path_of(5), data.replace(b'"format_version": 1', b'"format_version": 9'), "x")
 
     assert log.log.checkpoint(2).number == 3
     with pytest.raises(FormatVersionError):

@@ -1300,7 +1300,7 @@ def put(world, path, data=b"{}"):
 
 def newer(world, path):
     def act():
-        data = world.storage.read(path).replace(b'"format_version": 2', b'"format_version": 3')
+        data = world.storage.read(path).replace(b'"format_version": 1', b'"format_version": 3')
         world.storage.delete(path)
         with world.storage.write_file(path) as file:
             file.write(data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -304,43 +303,6 @@ def test_runs_of_different_versions_spill_and_merge_into_the_current_one(mixed, 
     assert merged.to_arrow("shop.order").sort_by("k").to_pylist() == [expected(n) for n in range(ROWS + 2100)]
     for backend in backends:
         backend.state(ReducingStateDescriptor("clicks", pa.int32(), reduce="sum"))
-
-
-def test_a_store_of_an_earlier_release_evolves(tmp_path, format):
-    place = "v1-lance/store" if format == "lance" else f"v1/{format}"
-    golden = Path(__file__).parents[2] / "formats" / "golden" / place
-    store = open_store(shutil.copytree(golden, tmp_path / place.replace("/", "-")))
-    before = store.latest()
-    old = before.to_arrow("flights.delays")
-    counters = [before.restore("counter"), before.restore("flights")]
-    delays = ReducingStateDescriptor(
-        "delays",
-        pa.struct([("worst", pa.float64()), ("n", pa.int64()), ("new", pa.list_(pa.struct([("x", pa.int8())])))]),
-        reduce={"worst": "max", "n": "count", "new": "last"},
-        evolution=SchemaEvolution(renamed={"flights": "n", "longest": "worst"}, defaults={"new": [{"x": 1}]}),
-    )
-    counters[1].state(delays)
-
-    with store.writer() as writer:
-        after = writer.checkpoint({"counter": [counters[0]], "flights": [counters[1]]})
-
-    new = after.to_arrow("flights.delays")
-    assert pc.sum(new["n"]) == pc.sum(old["flights"])
-    assert pc.sum(new["worst"]) == pc.sum(old["longest"])
-    assert set(map(str, new["new"].slice(0, 50).to_pylist())) == {"[{'x': 1}]"}
-    assert after.to_arrow("counter.clicks").num_rows == 3000
-    # A nested field of a schema without ids inside goes on as the same field.
-    again = after.restore("flights")
-    state = again.state(
-        ReducingStateDescriptor(
-            "delays",
-            pa.struct([("worst", pa.float64()), ("n", pa.int64()), ("new", pa.list_(pa.struct([("y", pa.int64())])))]),
-            reduce={"worst": "max", "n": "count", "new": "last"},
-            evolution=SchemaEvolution(renamed={"new.element.x": "y"}),
-        )
-    )
-    keys = new.select(again.key.names).slice(0, 10)
-    assert state.get_batch(keys).field("new").to_pylist() == [[{"y": 1}]] * 10
 
 
 def test_fields_inside_a_column_that_have_no_ids_yet_stay_the_same(store, monkeypatch):
