@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import re
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -80,6 +81,7 @@ def _from_text(kind: type[Any], value: Any) -> Any:
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_text, order="deterministic")
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+_making_a_decoder = threading.RLock()
 
 
 def pack(value: msgspec.Struct | list[Any]) -> bytes:
@@ -89,11 +91,20 @@ def pack(value: msgspec.Struct | list[Any]) -> bytes:
 
 def unpack(data: bytes | str, struct_type: type[D]) -> D:
     """Return what `pack` was given."""
+    decoded: D = _decoder(struct_type).decode(data)
+    return decoded
+
+
+def _decoder(struct_type: type[Any]) -> msgspec.json.Decoder[Any]:
     found = _DECODERS.get(struct_type)
     if found is None:
-        found = _DECODERS[struct_type] = msgspec.json.Decoder(struct_type, dec_hook=_from_text)
-    decoded: D = found.decode(data)
-    return decoded
+        # msgspec runs Python code while it learns the fields of a struct. A thread that made a decoder of the same
+        # struct meanwhile, or of one that holds it, would follow a null pointer of what is half known.
+        with _making_a_decoder:
+            found = _DECODERS.get(struct_type)
+            if found is None:
+                found = _DECODERS[struct_type] = msgspec.json.Decoder(struct_type, dec_hook=_from_text)
+    return found
 
 
 def encode(document: Document) -> bytes:
