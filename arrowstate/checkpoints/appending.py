@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from arrowstate.log.boundary import Boundary, NewReferences
+from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, next_checkpoint
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import fitted
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 

@@ -15,17 +15,14 @@ from arrowstate.errors import (
     CollectedError,
     CorruptDataError,
     FencedError,
-    InvalidInputError,
-    StorageError,
-    StorageFullError,
 )
 from arrowstate.log.boundary import NewReferences
+from arrowstate.log.commit import NOT_COMMITTED, take_fence, written_for_commit
 from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
-from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_fence
+from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import (
     LogEntryDocument,
@@ -94,7 +91,8 @@ class Committer:
         self._condemned: set[str] = set()
         # The id of a commit of which nobody knows whether it was made; if so, it is that of the newest checkpoint.
         self._unknown_id = 0
-        self._newest, self._content = self._take_fence(dict(properties or {}))
+        self._newest, before = take_fence(self._log, new_id=new_id, clock_ms=clock_ms, properties=properties or {})
+        self._content = self._content_of(before)
 
     @property
     def store_id(self) -> str:
@@ -162,30 +160,21 @@ class Committer:
             operators = whole_operators(self._storage, operators)
             needed = ReferenceReader(self._storage).files(operators)
             needs = Needs(set(needed), set(), self._newest.document.number)
-        return self._commit(
-            operators,
-            needs,
-            properties=properties,
-            watermark=watermark,
-            started_at_ms=started_at_ms,
-            checkpoint_id=checkpoint_id,
-            statistics=statistics,
-        )
-
-    def _commit(
-        self,
-        operators: Sequence[OperatorDocument],
-        needs: Needs,
-        *,
-        properties: Mapping[str, Any] | None,
-        watermark: int | None,
-        started_at_ms: int,
-        checkpoint_id: int | None = None,
-        statistics: Sequence[SubtaskStatisticsDocument] = (),
-    ) -> LogEntryDocument:
-        with self._lock:
-            return self._append(
+        with self._lock, written_for_commit(self._storage) as lists:
+            self._check_not_fenced()
+            kept = fitted(
+                self._storage,
                 operators,
+                before=() if isinstance(self._content, CorruptDataError) else self._content.operators,
+                condemned=self._condemned,
+                new_id=self.new_id,
+                paths=lists.paths,
+            )
+            files = {path for operator in kept for path in list_files(operator)}
+            needs = Needs(needs.all | files, needs.written.union(lists.paths), needs.based_on)
+            lists.is_tried = True
+            committed = self._append(
+                kept,
                 needs,
                 properties=properties or {},
                 watermark=watermark,
@@ -193,53 +182,31 @@ class Committer:
                 checkpoint_id=checkpoint_id,
                 statistics=statistics,
             )
+            self._newest, self._held = committed, needs.all
+            self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in operators])
+            return committed.document
 
-    def _append(self, operators: Sequence[OperatorDocument], needs: Needs, **fields: Any) -> LogEntryDocument:
-        self._check_not_fenced()
-        lists: list[str] = []
-        before = () if isinstance(self._content, CorruptDataError) else self._content.operators
-        try:
-            kept = fitted(
-                self._storage, operators, before=before, condemned=self._condemned, new_id=self.new_id, paths=lists
-            )
-            files = {path for operator in kept for path in list_files(operator)}
-            needs = Needs(needs.all | files, needs.written.union(lists), needs.based_on)
-            return self._append_fitted(kept, operators, needs, **fields)
-        except (FencedError, InvalidInputError, StorageFullError, StorageError):
-            # After anything else the entry may be there.
-            delete_quietly(self._storage, lists)
-            raise
-        except CollectedError as error:
-            self._condemned.update(error.paths)
-            delete_quietly(self._storage, lists)
-            raise
-
-    def _append_fitted(
-        self, kept: Sequence[OperatorDocument], whole: Sequence[OperatorDocument], needs: Needs, **fields: Any
-    ) -> LogEntryDocument:
+    def _append(self, operators: Sequence[OperatorDocument], needs: Needs, **entry: Any) -> CommittedEntry:
+        """Append the entry of a checkpoint above all others of this writer."""
         while True:
             self._check_not_fenced()
-            entry = next_checkpoint(
-                self._newest,
-                kept,
-                commit_id=self.new_id(),
-                now_ms=self.clock_ms(),
-                **fields,
+            document = next_checkpoint(
+                self._newest, operators, commit_id=self.new_id(), now_ms=self.clock_ms(), **entry
             )
             references = NewReferences(
                 needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
             )
             try:
-                committed = self._log.append(entry, references)
-            except (CollectedError, StorageFullError, StorageError):
+                committed = self._log.append(document, references)
+            except CollectedError as error:
+                self._condemned.update(error.paths)
                 raise
-            except BaseException:
-                self._unknown_id = entry.checkpoint_id or 0
+            except BaseException as error:
+                if not isinstance(error, NOT_COMMITTED):
+                    self._unknown_id = document.checkpoint_id or 0
                 raise
             if committed is not None:
-                self._newest, self._held = committed, needs.all
-                self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in whole])
-                return committed.document
+                return committed
             newest = self._log.latest()
             if newest is None:
                 # Listings lag behind: some entry took the number.
@@ -255,15 +222,6 @@ class Committer:
     def _check_not_fenced(self) -> None:
         if self._fenced_by is not None:
             raise FencedError(self.epoch, self._fenced_by)
-
-    def _take_fence(self, properties: dict[str, Any]) -> tuple[CommittedEntry, Content | CorruptDataError]:
-        while True:
-            newest = self._log.latest()
-            fence = next_fence(newest, commit_id=self.new_id(), now_ms=self.clock_ms(), properties=properties)
-            # Losing means that another writer took the number: look again and go above it.
-            committed = self._log.append(fence)
-            if committed is not None:
-                return committed, self._content_of(newest)
 
     def _content_of(self, newest: CommittedEntry | None) -> Content | CorruptDataError:
         """Return what the store holds by an entry, or why that cannot be told."""

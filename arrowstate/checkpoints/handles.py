@@ -15,8 +15,9 @@ from typing import Any
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.snapshot.writing import WrittenSubtask, delete_quietly, operator_document, write_subtask
+from arrowstate.snapshot.writing import WrittenSubtask, operator_document, write_subtask
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import (
     LogEntryDocument,

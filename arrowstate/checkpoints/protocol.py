@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arrowstate.errors import FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.errors import FencedError
+from arrowstate.log.commit import NOT_COMMITTED
 
 __all__ = [
     "Abort",
@@ -137,7 +138,7 @@ def end_of_commit(now_ms: int, checkpoint_id: int, error: BaseException | None) 
         return CommitWon(now_ms, checkpoint_id)
     if isinstance(error, FencedError):
         return CommitLost(now_ms, checkpoint_id, str(error))
-    if isinstance(error, (InvalidInputError, StorageFullError, StorageError)):
+    if isinstance(error, NOT_COMMITTED):
         return CommitRefused(now_ms, checkpoint_id, str(error))
     # Whatever else it was, the entry may be in the log.
     return CommitUnknown(now_ms, checkpoint_id, str(error))

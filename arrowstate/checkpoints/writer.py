@@ -31,15 +31,12 @@ from arrowstate.checkpoints.freezing import (
 from arrowstate.errors import (
     CollectedError,
     CorruptDataError,
-    FencedError,
-    InvalidInputError,
-    StorageError,
-    StorageFullError,
 )
+from arrowstate.log.commit import delete_quietly, written_for_commit
 from arrowstate.snapshot.operator import write_operator_states
 from arrowstate.snapshot.references import operator_state_files, run_files
 from arrowstate.snapshot.subtasks import Content
-from arrowstate.snapshot.writing import WrittenSubtask, delete_quietly, operator_document, write_subtask
+from arrowstate.snapshot.writing import WrittenSubtask, operator_document, write_subtask
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Listener, PartRecord, recorded
 from arrowstate_formats.documents import (
@@ -166,22 +163,15 @@ class CheckpointWriter(Committer):
                 allow_dropped_state=allow_dropped_state,
                 started_at_ms=recording.started_at_ms,
             )
-            written: list[WrittenPart] = []
-            try:
-                # One by one, so that those before a failure are known.
-                written.extend(self.write(attempt, part, format=format) for part in attempt.frozen.parts)
-            except BaseException:
-                self.discard(written)
-                raise
-            finally:
-                recording.parts.extend(part.record for part in written)
-            try:
+            with written_for_commit(self._storage) as files:
+                written: list[WrittenPart] = []
+                for part in attempt.frozen.parts:
+                    written.append(self.write(attempt, part, format=format))
+                    files.paths.extend(written[-1].paths)
+                    recording.parts.append(written[-1].record)
+                files.is_tried = True
                 with recording.committing():
                     entry = self.commit_parts(attempt, written, properties=properties, watermark=watermark)
-            except (FencedError, InvalidInputError, StorageFullError, StorageError):
-                # After anything else, an interrupt for one, the entry may be there and refer to the files.
-                self.discard(written)
-                raise
             recording.checkpoint_id = entry.checkpoint_id
             return entry
 
@@ -270,20 +260,17 @@ class CheckpointWriter(Committer):
     ) -> WrittenPart:
         if before is not None and not self._condemned.isdisjoint(operator_state_files(before.operator_states)):
             before = None
-        paths: list[str] = []
-        try:
+        with written_for_commit(self._storage) as files:
             states = write_operator_states(
                 self._storage,
                 part.operator,
                 attempt.frozen.operator_states[part.operator],
                 new_id=self.new_id,
-                paths=paths,
+                paths=files.paths,
                 previous=before,
                 cancelled=cancelled,
             )
-        except BaseException:
-            delete_quietly(self._storage, paths)
-            raise
+        paths = files.paths
         pieces = {piece.xxh3_128: piece.bytes for state in states for piece in state.parts}
         known = {piece.xxh3_128 for state in (before.operator_states if before else ()) for piece in state.parts}
         statistics = SubtaskStatisticsDocument(
@@ -352,9 +339,9 @@ class CheckpointWriter(Committer):
             attempt.base.number,
         )
         try:
-            entry = self._commit(
+            entry = self.commit(
                 list(documents.values()),
-                needs,
+                needs=needs,
                 properties=properties,
                 watermark=frozen.watermark if watermark is None else watermark,
                 started_at_ms=attempt.started_at_ms,

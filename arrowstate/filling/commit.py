@@ -16,12 +16,11 @@ from msgspec.structs import replace
 from arrowstate.checkpoints.appending import append_checkpoint
 from arrowstate.checkpoints.handles import SubtaskHandle, operator_of_handles
 from arrowstate.checkpoints.notes import of_stopped_query
-from arrowstate.errors import CollectedError, FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.errors import FencedError
 from arrowstate.filling.plan import FillPlan
+from arrowstate.log.commit import append_fence, written_for_commit
 from arrowstate.log.commit_log import CommitLog, refuse_loss
-from arrowstate.log.entries import next_fence
 from arrowstate.snapshot.subtasks import whole_operators
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument
@@ -114,14 +113,14 @@ def commit_fill(
     """
     paths = [path for operator in operators for item in operator.subtasks for path in item.paths]
     paths += [path for item in operator_states for path in item.paths]
-    try:
+    with written_for_commit(storage, paths) as files:
         log = CommitLog(storage, on_loss=refuse_loss)
         history = log.history()
         newest, checkpoint = history.newest, history.checkpoint
         base = None if checkpoint is None else checkpoint.number
         if any(operator.plan.base != base for operator in operators):
             raise FencedError(None, None if newest is None else newest.document.writer_epoch)
-        fence = log.append(next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=dict(properties)))
+        fence = append_fence(log, newest, new_id=new_id, clock_ms=clock_ms, properties=properties)
         if fence is None:
             raise FencedError(None, None if newest is None else newest.document.writer_epoch + 1)
         kept = {} if checkpoint is None else {operator.uid: operator for operator in checkpoint.operators}
@@ -132,11 +131,8 @@ def commit_fill(
         for states in operator_states:
             kept[states.uid] = _with_states(states, kept.get(states.uid))
         content = whole_operators(storage, kept.values())
-    except BaseException:
-        delete_quietly(storage, paths)
-        raise
-    watermarks = [operator.plan.watermark for operator in operators if operator.plan.watermark is not None]
-    try:
+        watermarks = [operator.plan.watermark for operator in operators if operator.plan.watermark is not None]
+        files.is_tried = True
         entry = append_checkpoint(
             storage,
             log,
@@ -156,10 +152,6 @@ def commit_fill(
         if entry is None:
             raise FencedError(fence.document.writer_epoch, fence.document.writer_epoch + 1)
         return entry
-    except (FencedError, CollectedError, InvalidInputError, StorageFullError, StorageError):
-        # After anything else, an interrupt for one, the entry may be there and refer to the files.
-        delete_quietly(storage, paths)
-        raise
 
 
 def _with_states(given: FilledStates, operator: OperatorDocument | None) -> OperatorDocument:

@@ -24,10 +24,10 @@ from arrowstate.filling.plan import FillPlan, LocalMemory
 from arrowstate.filling.planning import AskedStates, plan_of
 from arrowstate.filling.routing import Routing, sorted_by
 from arrowstate.filling.subtask import PIECE_BYTES, SubtaskFill, pieces_of
+from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.keys import described
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.document_base import plain_json
 from arrowstate_formats.documents import LogEntryDocument

@@ -28,10 +28,10 @@ from arrowstate.errors import (
     CompactionConflictError,
     CorruptDataError,
     StorageError,
-    StorageFullError,
 )
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.commit import FilesOfCommit, delete_quietly, written_for_commit
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import next_compaction
 from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, CheckpointLease
@@ -41,7 +41,7 @@ from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.storage_use import StorageUse, files_of, slices_by_state, storage_use
 from arrowstate.snapshot.stored_run import clear_dead
 from arrowstate.snapshot.subtasks import fitted, subtask_of, whole_operators
-from arrowstate.snapshot.writing import RunWriter, delete_quietly, schema_versions, write_manifest
+from arrowstate.snapshot.writing import RunWriter, schema_versions, write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate.table.background_merge import BackgroundMerge
@@ -273,52 +273,55 @@ class _Compaction:
         self._files: list[str] = []
 
     def apply(self, attempts: int) -> StoreCompactionReport:
-        of_attempt: list[str] = []
-        appending = False
-        try:
+        with written_for_commit(self._storage) as files:
+            self._files = files.paths
             merged = [self._merge(planned) for planned in self._planned]
             for _ in range(attempts):
-                newest, checkpoint = self._log.latest_with_checkpoint()
-                operators, used = self._operators(checkpoint, merged, of_attempt)
-                unused = [path for item in merged if item not in used for path in item.paths]
-                if not used:
-                    delete_quietly(self._storage, unused)
-                    return StoreCompactionReport(None, 0, len(merged))
-                operators = fitted(
-                    self._storage, operators, before=checkpoint.operators, new_id=self._new_id, paths=of_attempt
-                )
-                entry = next_compaction(
-                    newest,
-                    checkpoint,
-                    operators,
-                    commit_id=self._new_id(),
-                    started_at_ms=self._started_at_ms,
-                    now_ms=self._clock_ms(),
-                )
-                references = self._references(operators, {*self._files, *of_attempt}.difference(unused))
-                appending = True
-                committed = self._log.append(entry, references)
-                appending = False
-                if committed is not None:
-                    delete_quietly(self._storage, unused)
-                    fields = {"store": self._storage.url, "merged": len(used), "dropped": len(merged) - len(used)}
-                    _logger.info("%(store)s: %(merged)d merges of a compaction committed", fields, extra=fields)
-                    runs = [item.file[0] for item in used if item.file is not None]
-                    return StoreCompactionReport(
-                        committed.document,
-                        len(used),
-                        len(merged) - len(used),
-                        sum(run.bytes for run in runs),
-                        sum(run.live_rows for run in runs),
-                    )
-                delete_quietly(self._storage, of_attempt)
-                of_attempt.clear()
+                with written_for_commit(self._storage) as of_attempt:
+                    report = self._commit(merged, files, of_attempt)
+                if report is not None:
+                    return report
+                delete_quietly(self._storage, of_attempt.paths)
             raise CompactionConflictError(self._storage.url, attempts)
-        except BaseException as error:
-            # After anything else in the middle of the commit, an interrupt for one, the entry may be there.
-            if not appending or isinstance(error, (StorageFullError, StorageError)):
-                delete_quietly(self._storage, [*self._files, *of_attempt])
-            raise
+
+    def _commit(
+        self, merged: Sequence[_Merged], files: FilesOfCommit, of_attempt: FilesOfCommit
+    ) -> StoreCompactionReport | None:
+        """Append an entry with the merged runs to the newest one; None if another writer took its number."""
+        newest, checkpoint = self._log.latest_with_checkpoint()
+        operators, used = self._operators(checkpoint, merged, of_attempt.paths)
+        unused = [path for item in merged if item not in used for path in item.paths]
+        if not used:
+            delete_quietly(self._storage, unused)
+            return StoreCompactionReport(None, 0, len(merged))
+        operators = fitted(
+            self._storage, operators, before=checkpoint.operators, new_id=self._new_id, paths=of_attempt.paths
+        )
+        entry = next_compaction(
+            newest,
+            checkpoint,
+            operators,
+            commit_id=self._new_id(),
+            started_at_ms=self._started_at_ms,
+            now_ms=self._clock_ms(),
+        )
+        references = self._references(operators, {*files.paths, *of_attempt.paths}.difference(unused))
+        files.is_tried = of_attempt.is_tried = True
+        committed = self._log.append(entry, references)
+        if committed is None:
+            files.is_tried = False
+            return None
+        delete_quietly(self._storage, unused)
+        fields = {"store": self._storage.url, "merged": len(used), "dropped": len(merged) - len(used)}
+        _logger.info("%(store)s: %(merged)d merges of a compaction committed", fields, extra=fields)
+        runs = [item.file[0] for item in used if item.file is not None]
+        return StoreCompactionReport(
+            committed.document,
+            len(used),
+            len(merged) - len(used),
+            sum(run.bytes for run in runs),
+            sum(run.live_rows for run in runs),
+        )
 
     def _merge(self, planned: PlannedMerge) -> _Merged:
         """Merge runs as they are in the checkpoint that was planned for, and write the result."""

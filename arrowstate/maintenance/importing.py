@@ -19,8 +19,9 @@ from msgspec.structs import replace
 
 from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.checkpoints.writer import CheckpointWriter
-from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, StorageError, StorageFullError
+from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.commit import written_for_commit
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.contents import checked_pieces
@@ -31,7 +32,7 @@ from arrowstate.snapshot.reading import find_operator, subtask_runs
 from arrowstate.snapshot.stored_run import clear_dead
 from arrowstate.snapshot.subtasks import read_states, whole_operators
 from arrowstate.snapshot.validation import validated
-from arrowstate.snapshot.writing import delete_quietly, write_manifest
+from arrowstate.snapshot.writing import write_manifest
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.table.run import all_live
@@ -147,13 +148,12 @@ def import_checkpoint(
             raise InvalidInputError("operators must name at least one, got none; leave it out for all of them")
         entry = replace(entry, operators=chosen)
     started_at_ms = clock_ms()
-    paths: list[str] = []
-    try:
+    with written_for_commit(storage) as files:
         with (
             held_while_read(source, entry, holder="an import", clock_ms=clock_ms, new_id=new_id),
             reading_checkpoint(source, entry),
         ):
-            copied = _copied(source, storage, entry.operators, new_id, paths, progress)
+            copied = _copied(source, storage, entry.operators, new_id, files.paths, progress)
         # What somebody else wrote becomes this store's own, from which later reads take it on trust.
         _validate(storage, copied)
         writer = CheckpointWriter(
@@ -170,20 +170,13 @@ def import_checkpoint(
                 }
             },
         )
-    except BaseException:
-        delete_quietly(storage, paths)
-        raise
-    try:
+        files.is_tried = True
         committed = writer.commit(
             copied,
             properties=of_stopped_query(entry.properties, new_id),
             watermark=entry.watermark,
             started_at_ms=started_at_ms,
         )
-    except (FencedError, InvalidInputError, StorageFullError, StorageError):
-        # After anything else, an interrupt for one, the entry may be there and refer to the files.
-        delete_quietly(storage, paths)
-        raise
     if claim_mode is ClaimMode.CLAIM:
         try:
             dispose(source, now_ms=clock_ms())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StateNotFoundError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.schema.operator_state import (
     BroadcastStateDescriptor,
     OperatorStateDescriptor,
@@ -20,7 +21,6 @@ from arrowstate.schema.operator_state import (
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.snapshot.streams import CheckpointStreamFactory, never
 from arrowstate.snapshot.subtasks import whole_state
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import (

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from arrowstate.errors import ArrowStateError, CheckpointCancelledError, InvalidInputError, StoreNotFoundError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import HINT_PATH, STORE_PATH, open_store_document, path_of, put_store_document
 from arrowstate.schema.operator_state import operator_descriptor_of
@@ -27,7 +28,6 @@ from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.snapshot.writing import (
     FrozenSubtask,
     RunWriter,
-    delete_quietly,
     schema_versions,
     subtask_bytes,
     write_manifest,

@@ -7,7 +7,6 @@ it leaves files that no log entry names. Specification: formats/spec/manifests-a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -17,10 +16,11 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.errors import CheckpointCancelledError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import manifest_files
 from arrowstate.snapshot.streams import CheckpointStreamFactory, StreamStateHandle, never
-from arrowstate.storage.base import Storage, many_deletions
+from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.posix import storage_errors
 from arrowstate.table.run import Directory, FrozenRun, Run
@@ -53,7 +53,6 @@ __all__ = [
     "FrozenSubtask",
     "RunWriter",
     "WrittenSubtask",
-    "delete_quietly",
     "operator_document",
     "schema_versions",
     "subtask_bytes",
@@ -414,14 +413,6 @@ def write_manifest(
     streams = CheckpointStreamFactory(storage, inline_bytes=0, new_id=new_id, cancelled=cancelled, paths=paths)
     written = streams.put("manifests", "json", data, xxh3_128=digest)
     return ManifestHandle(path=written.path, bytes=written.size_bytes, xxh3_128=digest)
-
-
-def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:
-    """Delete files of an attempt that failed; one that cannot be deleted stays behind, unreferenced."""
-    with suppress(OSError), many_deletions(storage):
-        for path in paths:
-            with suppress(OSError):
-                storage.delete(path)
 
 
 def operator_document(

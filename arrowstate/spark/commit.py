@@ -16,13 +16,12 @@ from pyspark import cloudpickle
 
 from arrowstate.checkpoints.appending import append_checkpoint
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
+from arrowstate.log.commit import append_fence, delete_quietly
 from arrowstate.log.commit_log import CommitLog, refuse_loss
-from arrowstate.log.entries import next_fence
 from arrowstate.log.history import History
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.snapshot.output_tables import BATCH_SUFFIX, appended
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.collecting import Collector, collector_of
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state
@@ -236,7 +235,7 @@ def _commit(
         if epoch is None:
             # Another writer may take the number first: then look again.
             taken_by = BatchRecord(batch.query_id, batch.run_id, None).to_properties()
-            log.append(next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=taken_by))
+            append_fence(log, newest, new_id=new_id, clock_ms=clock_ms, properties=taken_by)
             continue
         if committed:
             return None

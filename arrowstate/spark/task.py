@@ -18,9 +18,10 @@ import msgspec
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.backend.restoring import restore_backend
 from arrowstate.errors import KeyTypeError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.snapshot.subtasks import read_states, subtask_of
-from arrowstate.snapshot.writing import FrozenSubtask, delete_quietly, subtask_bytes, write_subtask
+from arrowstate.snapshot.writing import FrozenSubtask, subtask_bytes, write_subtask
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter, TaskMetrics
 from arrowstate.spark.micro_batches import MicroBatch

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.runtime.connectors import PreparingSink, Sink, Token
@@ -26,7 +27,6 @@ from arrowstate.snapshot.output_tables import OutputTable as StoredTable
 from arrowstate.snapshot.output_tables import appended, merged_parts, write_output
 from arrowstate.snapshot.references import operator_state_files
 from arrowstate.snapshot.subtasks import whole_state
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import (

@@ -40,9 +40,9 @@ from arrowstate.errors import (
     StorageError,
     StorageFullError,
 )
+from arrowstate.log.commit import delete_quietly
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.messages import AbortCheckpoint, CompleteCheckpoint, ToSlot, TriggerCheckpoint
-from arrowstate.snapshot.writing import delete_quietly
 
 __all__ = ["CheckpointsOutside", "Done", "JobCheckpoints", "JobSide"]
 

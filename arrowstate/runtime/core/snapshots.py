@@ -13,6 +13,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.log.commit import delete_quietly
 from arrowstate.runtime.core.messages import Acknowledged, Declined, FromSlot, SplitState, StatePart, TaskHandle
 from arrowstate.runtime.core.reading import SourceSplits
 from arrowstate.runtime.core.sinking import WriteParts
@@ -22,7 +23,7 @@ from arrowstate.snapshot.operator import write_part
 from arrowstate.snapshot.reading import store_key
 from arrowstate.snapshot.references import run_files
 from arrowstate.snapshot.streams import CheckpointStreamFactory
-from arrowstate.snapshot.writing import FrozenSubtask, WrittenSubtask, delete_quietly, write_subtask
+from arrowstate.snapshot.writing import FrozenSubtask, WrittenSubtask, write_subtask
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import OperatorPartDocument, SubtaskStatisticsDocument

@@ -13,9 +13,9 @@ from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import now_ms
 from arrowstate.filling.plan import FillPlan
 from arrowstate.filling.subtask import SubtaskFill, pieces_of
+from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.storage.base import Storage
 
 __all__ = ["delete_files_of", "fill_subtask"]

@@ -18,13 +18,13 @@ from pyspark.sql import functions as sf
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, StoreNotFoundError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.log.history import History
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.output_tables import appended, rows_state
-from arrowstate.snapshot.writing import delete_quietly
 from arrowstate.spark.collecting import Collector, collector_of
 from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state

@@ -1,0 +1,56 @@
+"""What becomes of the files of a commit that fails, and of a fence that another writer comes before."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from arrowstate.errors import CollectedError, CommitUnknownError, FencedError, InvalidInputError, StorageError
+from arrowstate.log.commit import append_fence, take_fence, written_for_commit
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.storage.registry import open_storage
+
+NOT_COMMITTED = [FencedError(1, 2), CollectedError(["data/1"]), InvalidInputError("x"), StorageError("x", "y")]
+PERHAPS_COMMITTED = [CommitUnknownError("log/1", "c", "x", "y"), KeyboardInterrupt(), MemoryError()]
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return open_storage(tmp_path / "store", create=True)
+
+
+def fail(storage, error, *, is_tried):
+    """Write a file for a commit that ends with an error; return whether the file is left."""
+    with pytest.raises(type(error)), written_for_commit(storage) as files:
+        storage.put_if_absent("data/1", b"rows", "1")
+        files.paths.append("data/1")
+        files.is_tried = is_tried
+        raise error
+    return storage.exists("data/1")
+
+
+@pytest.mark.parametrize("error", [*NOT_COMMITTED, *PERHAPS_COMMITTED], ids=lambda error: type(error).__name__)
+def test_before_the_entry_is_tried_any_error_takes_the_files_away(storage, error):
+    assert not fail(storage, error, is_tried=False)
+
+
+@pytest.mark.parametrize("error", [*NOT_COMMITTED, *PERHAPS_COMMITTED], ids=lambda error: type(error).__name__)
+def test_after_it_was_tried_files_go_only_where_it_is_certain_that_no_entry_names_them(storage, error):
+    is_left = fail(storage, error, is_tried=True)
+
+    assert is_left == (error in PERHAPS_COMMITTED)
+
+
+def test_a_fence_goes_above_every_entry_and_the_slower_of_two_goes_above_the_other(storage):
+    ids = (f"{number:032x}" for number in itertools.count(1))
+    say = {"new_id": lambda: next(ids), "clock_ms": lambda: 5, "properties": {"who": "a test"}}
+    log = CommitLog(storage)
+
+    first, before = take_fence(log, **say)
+    lost = append_fence(log, None, **say)
+    second, after = take_fence(log, **say)
+
+    assert (before, lost, after) == (None, None, first)
+    assert (first.document.writer_epoch, second.document.writer_epoch) == (1, 2)
+    assert second.document.properties == {"who": "a test"}
