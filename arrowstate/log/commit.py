@@ -46,7 +46,7 @@ def written_for_commit(storage: Storage, paths: Iterable[str] = ()) -> Iterator[
     >>> storage = open_storage("memory://written-for-commit-example", create=True)
     >>> try:
     ...     with written_for_commit(storage) as files:
-    ...         _ = storage.put_if_absent("data/1", b"rows", "1")
+    ...         _ = storage.put_if_absent("data/1", b"rows of commit 1", "1")
     ...         files.paths.append("data/1")
     ...         raise ValueError("before the entry was tried")
     ... except ValueError:

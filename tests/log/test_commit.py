@@ -23,7 +23,8 @@ def storage(tmp_path):
 def fail(storage, error, *, is_tried):
     """Write a file for a commit that ends with an error; return whether the file is left."""
     with pytest.raises(type(error)), written_for_commit(storage) as files:
-        storage.put_if_absent("data/1", b"rows", "1")
+        with storage.write_file("data/1") as file:
+            file.write(b"rows")
         files.paths.append("data/1")
         files.is_tried = is_tried
         raise error
