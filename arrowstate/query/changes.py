@@ -8,7 +8,7 @@ key are put side by side: those with equal values were only moved, by a merge of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,14 +25,15 @@ from arrowstate.query.expiry import EXPIRES_COLUMN
 from arrowstate.query.files import Bits, Part, QueriedRun, live_bits_in_file
 from arrowstate.query.picking import count_rows
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
+from arrowstate.query.stored_schemas import StoredSchemas, rehashed, stored_schemas
+from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.reading import subtask_runs
 from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.table.columns import columns_equal, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.segment import HASH_COLUMN
-from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument
-from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
+from arrowstate_formats.documents import LogEntryDocument, RunDocument
 
 __all__ = [
     "ALL_HASHES",
@@ -42,7 +43,6 @@ __all__ = [
     "StateChanges",
     "change_columns",
     "changed_rows",
-    "check_same_schema",
     "columns_to_compare",
     "reader_between",
 ]
@@ -78,7 +78,8 @@ class StateChanges:
     Raises
     ------
     IncompatibleStateError
-        If the state has another key in one of the checkpoints, or a schema that the one given knows nothing of.
+        If values of one of the checkpoints cannot be values of the schema given; or the checkpoint is newer than that
+        of the schema, and has columns that are new; see `stored_schemas`.
     CorruptDataError
         If a manifest is missing or damaged.
     """
@@ -87,21 +88,20 @@ class StateChanges:
         self, storage: Storage, state: StateReader, before: LogEntryDocument | None, after: LogEntryDocument
     ) -> None:
         self._state = state
-        files = [_files(storage, state, entry) for entry in (before, after)]
+        sides = [_Stored.of(storage, state, entry) for entry in (before, after)]
         gone: list[QueriedRun] = []
         come: list[QueriedRun] = []
-        for run in {**files[0], **files[1]}:
-            sides = [side.get(run, ()) for side in files]
-            if _same_rows(*sides):
+        for run in {**sides[0].runs, **sides[1].runs}:
+            documents = [side.runs.get(run, ()) for side in sides]
+            if _same_rows(*documents):
                 continue
-            document = next(iter((*sides[0], *sides[1])))
-            pieces = [[QueriedRun(storage, piece, state.schemas) for piece in side] for side in sides]
-            rows = [live_bits_in_file(side, document.rows) for side in pieces]
-            for target, lost in ((gone, rows[0] & ~rows[1]), (come, rows[1] & ~rows[0])):
+            document = next(iter((*documents[0], *documents[1])))
+            rows = [side.live_rows(storage, run, document.rows) for side in sides]
+            for target, side, lost in ((gone, sides[0], rows[0] & ~rows[1]), (come, sides[1], rows[1] & ~rows[0])):
                 if lost.any():
-                    target.append(_run_of(storage, state, document, lost))
-        self._gone = _Side(gone)
-        self._come = _Side(come)
+                    target.append(_run_of(storage, side.read_as.runs, document, lost))
+        self._gone = _Side(state, gone, sides[0].read_as)
+        self._come = _Side(state, come, sides[1].read_as)
 
     def batches(self, columns: Sequence[str], hash_bounds: HashBounds) -> Iterator[pa.RecordBatch]:
         """Yield the changes of the keys whose hash is in a range.
@@ -126,8 +126,9 @@ class StateChanges:
             If a file is missing or damaged.
         """
         read = columns_to_compare(self._state, columns)
-        for bounds in self._steps(hash_bounds):
-            gone, come = (self._read(side, read, bounds) for side in (self._gone, self._come))
+        sides = [side.within(read, hash_bounds) for side in (self._gone, self._come)]
+        for bounds in _steps(hash_bounds, sum(rows.count for rows in sides)):
+            gone, come = (rows.read(bounds) for rows in sides)
             changes = changed_rows(self._state, gone, come, columns)
             if changes.num_rows:
                 yield changes
@@ -149,97 +150,110 @@ class StateChanges:
             found += np.bincount(types, minlength=len(CHANGE_TYPES))
         return int(found[_INSERT]), int(found[_AFTER]), int(found[_DELETE])
 
-    def _read(self, side: _Side, columns: Sequence[str], bounds: HashBounds) -> pa.RecordBatch:
-        batches = list(self._state.batches(side.parts_in(bounds), columns, hash_bounds=bounds))
-        schema = pa.schema([self._state.schema.field(name) for name in columns])
-        return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)
 
-    def _steps(self, bounds: HashBounds) -> Iterator[HashBounds]:
-        """Cut a range of hashes so that each piece has a bounded number of rows, as hashes are spread evenly."""
-        rows = sum(part.live_rows for side in (self._gone, self._come) for part in side.parts_in(bounds))
-        count = -(-rows // _STEP_ROWS)
-        if count:
-            low, length = bounds[0], bounds[1] - bounds[0] + 1
-            for start, stop in pairwise(low + length * number // count for number in range(count + 1)):
-                yield start, stop - 1
+def _steps(bounds: HashBounds, rows: int) -> Iterator[HashBounds]:
+    """Cut a range of hashes so that each piece has a bounded number of rows, as hashes are spread evenly."""
+    count = -(-rows // _STEP_ROWS)
+    if count:
+        low, length = bounds[0], bounds[1] - bounds[0] + 1
+        for start, stop in pairwise(low + length * number // count for number in range(count + 1)):
+            yield start, stop - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one side of a comparison, read by ranges of hashes."""
+
+    count: int
+    "How many there are about."
+    read: Callable[[HashBounds], pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
     """Runs whose live rows are in one checkpoint and not in the other."""
 
+    state: StateReader
     runs: Sequence[QueriedRun]
+    read_as: StoredSchemas
 
-    def parts_in(self, bounds: HashBounds) -> list[Part]:
+    def within(self, columns: Sequence[str], bounds: HashBounds) -> _Rows:
+        """Return the rows whose hash is in a range, to be read; of keys that have other hashes now all are read."""
+        if self.read_as.moves:
+            moved = self._moved(columns, bounds)
+            hashes = moved.column(HASH_COLUMN).to_numpy()
+
+            def cut(piece: HashBounds) -> pa.RecordBatch:
+                start = int(np.searchsorted(hashes, piece[0], side="left"))
+                stop = int(np.searchsorted(hashes, piece[1], side="right"))
+                return moved.slice(start, stop - start)
+
+            return _Rows(moved.num_rows, cut)
+        count = sum(part.live_rows for part in self._parts(bounds))
+        return _Rows(count, lambda piece: self._joined(columns, list(self._batches(columns, piece))))
+
+    def _moved(self, columns: Sequence[str], bounds: HashBounds) -> pa.RecordBatch:
+        found = []
+        for batch in self._batches(columns, ALL_HASHES):
+            rows = rehashed(self.state, batch)
+            hashes = rows.column(HASH_COLUMN).to_numpy()
+            found.append(rows.filter(pa.array((hashes >= bounds[0]) & (hashes <= bounds[1]))))
+        whole = self._joined(columns, found)
+        order = np.argsort(whole.column(HASH_COLUMN).to_numpy(), kind="stable")
+        return whole.take(pa.array(order))
+
+    def _batches(self, columns: Sequence[str], bounds: HashBounds) -> Iterator[pa.RecordBatch]:
+        lacks_times = UPDATED_COLUMN in columns and not self.read_as.has_times
+        stored = [name for name in columns if not (lacks_times and name == UPDATED_COLUMN)]
+        for batch in self.state.batches(self._parts(bounds), stored, hash_bounds=bounds):
+            if not lacks_times:
+                yield batch
+                continue
+            times = pa.nulls(batch.num_rows, pa.int64())
+            arrays = [times if name == UPDATED_COLUMN else batch.column(name) for name in columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema(columns))
+
+    def _joined(self, columns: Sequence[str], batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        nothing = pa.RecordBatch.from_pylist([], schema=self._schema(columns))
+        return pa.concat_batches(batches) if batches else nothing
+
+    def _schema(self, columns: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.state.schema.field(name) for name in columns])
+
+    def _parts(self, bounds: HashBounds) -> list[Part]:
         parts = (part for run in self.runs for part in run.parts())
         return [part for part in parts if part.max_hash >= bounds[0] and part.min_hash <= bounds[1]]
 
 
-def check_same_schema(
-    state: StateReader, operator: OperatorDocument, stored: StateDocument, document: StateDocument | None = None
-) -> None:
-    """Refuse a state of a checkpoint whose rows cannot be read in another schema of it.
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The runs of a state in a checkpoint by their id; a file may belong to several subtasks, a piece to each."""
 
-    `document` is the state with more of its earlier schemas than the checkpoint of the reader names.
+    runs: Mapping[str, Sequence[RunDocument]]
+    read_as: StoredSchemas
 
-    Raises
-    ------
-    IncompatibleStateError
-        If the key has other columns, or the schema is not among those that the other one came from.
-    """
-    wanted = state.document if document is None else document
-    if _identity(operator.key) != _identity(state.operator.key):
-        raise IncompatibleStateError(
-            stored.name, _text("keyed by", operator.key), _text("keyed by", state.operator.key), _ANEW
+    @classmethod
+    def of(cls, storage: Storage, state: StateReader, entry: LogEntryDocument | None) -> _Stored:
+        found: dict[str, list[RunDocument]] = defaultdict(list)
+        read_as = stored_schemas(state, state.entry, state.operator, state.document)
+        if entry is None:
+            return cls({}, read_as)
+        for operator in entry.operators:
+            if operator.uid != state.operator.uid:
+                continue
+            for document in operator.states:
+                if document.name == state.document.name:
+                    read_as = stored_schemas(state, entry, operator, document)
+            for subtask in subtasks_of(storage, operator):
+                for run in subtask_runs(storage, operator, subtask).get(state.document.name, []):
+                    found[run.id].append(run)
+        return cls(dict(found), read_as)
+
+    def live_rows(self, storage: Storage, run: str, rows: int) -> Bits:
+        """Return which rows of the file of a run are live."""
+        return live_bits_in_file(
+            [QueriedRun(storage, piece, self.read_as.runs) for piece in self.runs.get(run, ())], rows
         )
-    known: Mapping[int, SchemaDocument | StateDocument] = {
-        **{schema.version: schema for schema in wanted.earlier_schemas},
-        wanted.schema_version: wanted,
-    }
-    known_columns = known.get(stored.schema_version)
-    if (
-        stored.kind != wanted.kind
-        or known_columns is None
-        or any(
-            _identity(have) != _identity(own) for have, own in zip(*map(_parts, (stored, known_columns)), strict=True)
-        )
-    ):
-        raise IncompatibleStateError(
-            stored.name,
-            _text(f"a {stored.kind} state, in version {stored.schema_version}, of", stored.columns),
-            _text(f"a {wanted.kind} state, in version {wanted.schema_version}, of", wanted.columns),
-            _ANEW,
-        )
-
-
-_ANEW = "read the changes on each side of that checkpoint apart, a stream by starting it anew"
-
-
-def _parts(schema: SchemaDocument | StateDocument) -> list[Sequence[FieldDocument]]:
-    return [schema.namespace, [schema.user_key] if schema.user_key is not None else [], schema.columns]
-
-
-def _identity(fields: Sequence[FieldDocument]) -> list[tuple[int, object]]:
-    return [(field.id, field.type) for field in fields]
-
-
-def _text(what: str, fields: Sequence[FieldDocument]) -> str:
-    return f"{what} {', '.join(f'{field.name}: {field.type}' for field in fields) or 'no columns'}"
-
-
-def _files(storage: Storage, state: StateReader, entry: LogEntryDocument | None) -> dict[str, Sequence[RunDocument]]:
-    """Return the runs of a state by their id; a file may belong to several subtasks, a piece to each."""
-    found: dict[str, list[RunDocument]] = defaultdict(list)
-    for operator in () if entry is None else entry.operators:
-        if operator.uid != state.operator.uid:
-            continue
-        for document in operator.states:
-            if document.name == state.document.name:
-                check_same_schema(state, operator, document)
-        for subtask in subtasks_of(storage, operator):
-            for run in subtask_runs(storage, operator, subtask).get(state.document.name, []):
-                found[run.id].append(run)
-    return dict(found)
 
 
 def _same_rows(left: Sequence[RunDocument], right: Sequence[RunDocument]) -> bool:
@@ -253,11 +267,11 @@ def _rows_of(run: RunDocument) -> tuple[int, int, str | None]:
     return run.first_row, run.last_row, None if vector is None else vector.xxh3_128
 
 
-def _run_of(storage: Storage, state: StateReader, document: RunDocument, rows: Bits) -> QueriedRun:
+def _run_of(storage: Storage, schemas: RunSchemas, document: RunDocument, rows: Bits) -> QueriedRun:
     """Return a whole file as a run in which only some rows are live."""
     count = count_rows(rows, 0, document.rows)
     whole = replace(document, first_row=0, last_row=document.rows, live_rows=count, deletion_vector=None)
-    return QueriedRun(storage, whole, state.schemas, live=rows)
+    return QueriedRun(storage, whole, schemas, live=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +321,9 @@ def changed_rows(
     row_before, row_after = (np.full(len(keys), -1, dtype=np.int64) for _ in range(2))
     row_before[numbers[: gone.num_rows]] = np.arange(gone.num_rows)
     row_after[numbers[gone.num_rows :]] = np.arange(gone.num_rows, both.num_rows)
+    if np.count_nonzero(row_before >= 0) < gone.num_rows or np.count_nonzero(row_after >= 0) < come.num_rows:
+        remedy = "compare checkpoints on one side of the change of the key"
+        raise IncompatibleStateError(state.layout.name, "in rows of several keys", "one key, which they became", remedy)
     there = (row_before >= 0) & (row_after >= 0)
     old, new = row_before[there], row_after[there]
     same = np.ones(old.size, dtype=np.bool_)
@@ -332,21 +349,30 @@ def changed_rows(
 def reader_between(
     storage: Storage, before: LogEntryDocument | None, after: LogEntryDocument, reference: str | tuple[str, str]
 ) -> StateReader:
-    """Return the reader whose columns the changes of a state have: of the later checkpoint, if it is there.
+    """Return the reader whose columns the changes of a state have: of the newer of its two schemas.
+
+    That is the schema of the later checkpoint, unless the store went back to an earlier one in between.
 
     Raises
     ------
     OperatorNotFoundError, StateNotFoundError
         If neither of them has such a state.
     """
-    try:
-        return StateReader(storage, after, *resolve(after, reference))
-    except (OperatorNotFoundError, StateNotFoundError):
-        if before is None:
-            raise
-        with suppress(OperatorNotFoundError, StateNotFoundError):
-            return StateReader(storage, before, *resolve(before, reference))
-        raise
+    found: list[StateReader] = []
+    missing: list[Exception] = []
+    for entry in (after, before):
+        try:
+            found += [] if entry is None else [StateReader(storage, entry, *resolve(entry, reference))]
+        except (OperatorNotFoundError, StateNotFoundError) as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    for reader, other in (found, found[::-1]) if len(found) > 1 else ():
+        if reader.document.schema_version >= other.document.schema_version:
+            with suppress(IncompatibleStateError):
+                stored_schemas(reader, other.entry, other.operator, other.document)
+                return reader
+    return found[0]
 
 
 def change_columns(state: StateReader) -> list[str]:

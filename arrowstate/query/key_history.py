@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +19,22 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.query.changes import CHANGE_TYPE_COLUMN, changed_rows, check_same_schema, columns_to_compare
+from arrowstate.query.changes import CHANGE_TYPE_COLUMN, changed_rows, columns_to_compare
 from arrowstate.query.files import Part, QueriedRun
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
+from arrowstate.query.stored_schemas import StoredSchemas, rehashed, stored_schemas
 from arrowstate.schema.keys import key_columns
-from arrowstate.schema.versions import RunSchemas
 from arrowstate.snapshot.subtasks import runs_of_state, subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel, overlaps
-from arrowstate.table.columns import canonical_floats
+from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import gather
 from arrowstate_formats.documents import DeletionVectorDocument, LogEntryDocument, OperatorDocument, RunDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.manifest_text import RunsOfState
-from arrowstate_formats.schema_documents import SchemaDocument, StateDocument
+from arrowstate_formats.schema_documents import StateDocument
 
 __all__ = ["COMMITTED_COLUMN", "KeyHistory"]
 
@@ -50,6 +51,42 @@ class _InFile:
 
     places: Ints
     rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The keys as the runs of a checkpoint have them."""
+
+    read_as: StoredSchemas
+    keys: KeyBatch
+    "Those that the runs can have at all."
+    hashes: list[int]
+
+    @classmethod
+    def of(cls, read_as: StoredSchemas, given: Sequence[pa.Array]) -> _Asked:
+        if not read_as.moves:
+            keys = KeyBatch.of(hash_columns(list(given)), list(given))
+        else:
+            rows, hashes = read_as.hashes_of(given)
+            keys = KeyBatch.of(hashes, [take(column, rows) for column in given])
+        return cls(read_as, keys, keys.hashes.tolist())
+
+    def is_within(self, low: int, high: int) -> bool:
+        """Whether a key has a hash in a range."""
+        return bisect_left(self.hashes, low) < bisect_right(self.hashes, high)
+
+    def may_be_in(self, run: RunDocument) -> bool:
+        return bool(run.batches) and self.is_within(run.batches[0].min_hash, run.batches[-1].max_hash)
+
+    def may_be_in_part(self, part: Part) -> bool:
+        """Whether a row of a part has the hash of a key."""
+        if not self.is_within(part.min_hash, part.max_hash):
+            return False
+        hashes, asked = part.segment().hashes, self.keys.hashes
+        return bool((np.searchsorted(hashes, asked, "left") < np.searchsorted(hashes, asked, "right")).any())
+
+
+_Runs = tuple[_Asked, list[RunDocument]]
 
 
 class KeyHistory:
@@ -73,11 +110,13 @@ class KeyHistory:
     def __init__(self, storage: Storage, state: StateReader, keys: object) -> None:
         self._storage = storage
         self._state = state
-        given = [canonical_floats(column) for column in key_columns(keys, state.layout.key)]
-        self._batch = KeyBatch.of(hash_columns(given), given)
+        self._given = [canonical_floats(column) for column in key_columns(keys, state.layout.key)]
         self._columns = state.columns
         self._read = columns_to_compare(state, self._columns)
-        self._schemas = state.schemas
+        own = stored_schemas(state, state.entry, state.operator, state.document)
+        self._asked = _Asked.of(own, self._given)
+        self._count = len(self._asked.keys)
+        self._asked_by: tuple[Any, _Asked] = (None, self._asked)
         stored = state.schemas.schema
         self._fields = [(stored.get_field_index(name), stored.field(name).type) for name in self._read]
         schema = pa.schema([state.schema.field(name) for name in self._read])
@@ -88,7 +127,6 @@ class KeyHistory:
         self._one_row_each = state.layout.second is None
         self._manifests = RunsOfState(state.document.name, self._may_have_rows)
         self._with_rows = RunsOfState(state.document.name, self._has_rows)
-        self._hashes: list[int] = self._batch.hashes.tolist()
 
     @property
     def schema(self) -> pa.Schema:
@@ -108,13 +146,12 @@ class KeyHistory:
         Raises
         ------
         IncompatibleStateError
-            If the state has another key in one of them, or a schema that the one given knows nothing of.
+            If values of one of them cannot be values of the schema given, see `stored_schemas`; or a column of the key
+        came or went.
         CorruptDataError, CollectedError
             If a file is missing or damaged, or was collected meanwhile.
         """
-        every = list(entries)
-        self._learn_schemas(every)
-        left = iter(every)
+        left = iter(entries)
         seen: list[tuple[str, list[int]]] = []
         rows = self._rows_of([])
         # One after the other, so that runs in which no key was found need not be looked at again.
@@ -122,44 +159,23 @@ class KeyHistory:
         while window := list(islice(left, at_once)):
             ahead = at_once > 1 or not self._one_row_each
             found = in_parallel(self._storage, self._runs if ahead else self._runs_with_rows, window, name="manifests")
-            for entry, runs in zip(window, found, strict=True):
+            for entry, (asked, runs) in zip(window, found, strict=True):
                 with reading_checkpoint(self._storage, entry):
-                    now = self._live_in(run for run in runs if not self._one_row_each or self._has_rows(run.id))
+                    known = [run for run in runs if not self._one_row_each or self._has_rows(run.id)]
+                    now = self._live_in(asked, known)
                     if self._one_row_each and not self._are_all(now):
-                        now = self._live_in(runs if ahead else self._runs(entry))
+                        now = self._live_in(*((asked, runs) if ahead else self._runs(entry)))
                 if now != seen:
                     before, seen, rows = rows, now, self._rows_of(now)
                     changes = changed_rows(self._state, before, rows, self._columns)
                     if changes.num_rows:
                         yield self._told(entry, changes)
 
-    def _learn_schemas(self, entries: Sequence[LogEntryDocument]) -> None:
-        """Take in the schemas that the checkpoint of the reader names no more, because no run of its has them.
-
-        Versions rise with each evolution and begin anew with a state that is made again, so going back they only fall
-        as long as it is the same state.
-        """
-        state, own = self._state, self._state.document
-        known = {schema.version: schema for schema in own.earlier_schemas}
-        oldest = own
-        for entry in reversed(entries):
-            for operator in entry.operators:
-                for document in operator.states if operator.uid == state.operator.uid else ():
-                    if document.name != own.name or not _comes_before(document, oldest):
-                        continue
-                    oldest = document
-                    for schema in (_schema_of(operator, document), *document.earlier_schemas):
-                        if schema.version < own.schema_version:
-                            known.setdefault(schema.version, schema)
-        if len(known) > len(own.earlier_schemas):
-            earlier = [known[version] for version in sorted(known)]
-            self._schemas = RunSchemas(state.operator.key, replace(own, earlier_schemas=earlier))
-
-    def _live_in(self, runs: Iterable[RunDocument]) -> list[tuple[str, list[int]]]:
+    def _live_in(self, asked: _Asked, runs: Iterable[RunDocument]) -> list[tuple[str, list[int]]]:
         """Return the live rows of the keys by the files that they are in, in a fixed order."""
         found = []
         for run in runs:
-            places = self._live_rows(run)
+            places = self._live_rows(asked, run)
             if places:
                 found.append((run.id, places))
                 if self._one_row_each and self._are_all(found):
@@ -167,69 +183,70 @@ class KeyHistory:
         return sorted(found)
 
     def _are_all(self, found: Sequence[tuple[str, list[int]]]) -> bool:
-        return sum(len(places) for _, places in found) == len(self._batch)
+        return sum(len(places) for _, places in found) == self._count
 
-    def _runs_with_rows(self, entry: LogEntryDocument) -> list[RunDocument]:
+    def _runs_with_rows(self, entry: LogEntryDocument) -> _Runs:
         """Return those runs of the state in a checkpoint in whose files a key was found before."""
         return self._runs(entry, self._with_rows)
 
-    def _runs(self, entry: LogEntryDocument, manifests: RunsOfState | None = None) -> list[RunDocument]:
+    def _runs(self, entry: LogEntryDocument, manifests: RunsOfState | None = None) -> _Runs:
         """Return the runs of the state in a checkpoint that may hold a key, the newest first."""
         reader = self._manifests if manifests is None else manifests
         uid, name = self._state.operator.uid, self._state.document.name
         found = []
+        asked = self._asked
         for operator in entry.operators:
             for document in operator.states if operator.uid == uid else ():
                 if document.name == name:
-                    check_same_schema(self._state, operator, document, self._schemas.document)
+                    asked = self._asked_in(entry, operator, document)
                     with reading_checkpoint(self._storage, entry):
                         for subtask in subtasks_of(self._storage, operator):
-                            if self._is_within(
+                            if asked.is_within(
                                 *KeyGroupRange(*subtask.key_groups).hash_bounds(operator.max_parallelism)
                             ):
                                 found += runs_of_state(self._storage, subtask.manifest, uid, name, reader)
-        return [run for run in reversed(found) if self._may_hold(run)]
+        return asked, [run for run in reversed(found) if asked.may_be_in(run)]
 
-    def _may_hold(self, run: RunDocument) -> bool:
-        if not run.batches:
-            return False
-        return self._is_within(run.batches[0].min_hash, run.batches[-1].max_hash)
+    def _asked_in(self, entry: LogEntryDocument, operator: OperatorDocument, document: StateDocument) -> _Asked:
+        """Return the keys as a checkpoint has them; most have what the one before has."""
+        stored, asked = self._asked_by
+        if stored != (operator.key, document) or entry.number > self._state.entry.number:
+            read_as = stored_schemas(self._state, entry, operator, document)
+            asked = _Asked(read_as, self._asked.keys, self._asked.hashes)
+            if read_as.moves:
+                asked = _Asked.of(read_as, self._given)
+            self._asked_by = (operator.key, document), asked
+        return asked
 
-    def _live_rows(self, run: RunDocument) -> list[int]:
+    def _live_rows(self, asked: _Asked, run: RunDocument) -> list[int]:
         """Return those of its rows with a key that are live, by their place among all of the file with a key."""
-        rows = self._in_file(run).places
+        rows = self._in_file(asked, run).places
         if not rows.size:
             return []
         piece = run.id, run.first_row, run.last_row
         before = self._live.get(piece)
         if before is None or before[0] != run.deletion_vector:
             own = np.flatnonzero((rows >= run.first_row) & (rows < run.last_row))
-            live = QueriedRun(self._storage, run, self._schemas)
+            live = QueriedRun(self._storage, run, asked.read_as.runs)
             places = [place for place in own.tolist() if live.live_rows(int(rows[place]), int(rows[place]) + 1)[1]]
             before = self._live[piece] = run.deletion_vector, places
         return before[1]
 
-    def _in_file(self, run: RunDocument) -> _InFile:
+    def _in_file(self, asked: _Asked, run: RunDocument) -> _InFile:
         """Return the rows of a file that have a key, dead ones too; each file is looked into once."""
         known = self._files.get(run.id)
         if known is None:
             whole = replace(run, first_row=0, last_row=run.rows, live_rows=run.rows, deletion_vector=None)
-            queried = QueriedRun(self._storage, whole, self._schemas)
-            parts = [part for part in queried.parts() if self._may_be_in(part)]
-            found = [(opened, *opened.find_all(self._batch)) for opened in [queried.run(parts)]] if parts else []
+            queried = QueriedRun(self._storage, whole, asked.read_as.runs)
+            parts = [part for part in queried.parts() if asked.may_be_in_part(part)]
+            found = [(opened, *opened.find_all(asked.keys)) for opened in [queried.run(parts)]] if parts else []
             known = _InFile(found[0][2] if found else np.empty(0, dtype=np.int64), self._nothing)
             if known.places.size:
                 columns = [gather(found, number, kind) for number, kind in self._fields]
-                known = _InFile(known.places, pa.RecordBatch.from_arrays(columns, schema=self._nothing.schema))
+                rows = pa.RecordBatch.from_arrays(columns, schema=self._nothing.schema)
+                known = _InFile(known.places, rehashed(self._state, rows) if asked.read_as.moves else rows)
             self._files[run.id] = known
         return known
-
-    def _may_be_in(self, part: Part) -> bool:
-        """Whether a row of a part has the hash of a key."""
-        if not self._is_within(part.min_hash, part.max_hash):
-            return False
-        hashes, asked = part.segment().hashes, self._batch.hashes
-        return bool((np.searchsorted(hashes, asked, "left") < np.searchsorted(hashes, asked, "right")).any())
 
     def _has_rows(self, run: str) -> bool:
         known = self._files.get(run)
@@ -237,9 +254,6 @@ class KeyHistory:
 
     def _may_have_rows(self, run: str) -> bool:
         return run not in self._files or self._has_rows(run)
-
-    def _is_within(self, low: int, high: int) -> bool:
-        return bisect_left(self._hashes, low) < bisect_right(self._hashes, high)
 
     def _rows_of(self, live: Sequence[tuple[str, list[int]]]) -> pa.RecordBatch:
         return pa.concat_batches(
@@ -254,23 +268,3 @@ class KeyHistory:
         return pa.RecordBatch.from_arrays(
             [*constants, *(changes.column(name) for name in (CHANGE_TYPE_COLUMN, *self._columns))], schema=self.schema
         )
-
-
-def _comes_before(document: StateDocument, later: StateDocument) -> bool:
-    """Whether a state may have become another one by evolution, or is it."""
-    return (
-        document.kind == later.kind
-        and document.schema_version <= later.schema_version
-        and document.last_field_id <= later.last_field_id
-    )
-
-
-def _schema_of(operator: OperatorDocument, document: StateDocument) -> SchemaDocument:
-    return SchemaDocument(
-        version=document.schema_version,
-        value_type=document.value_type,
-        key=operator.key,
-        namespace=document.namespace,
-        user_key=document.user_key,
-        columns=document.columns,
-    )

@@ -187,7 +187,7 @@ class SnapshotReader(TableReader):
         NotFoundError
             If there is no such state or checkpoint.
         IncompatibleStateError
-            If the state has another key in the two, or schemas that know nothing of each other.
+            If the values of neither can be values of the other's schema, or keys became equal in between.
         CorruptDataError, CollectedError
             If a file is missing, truncated or altered; or a collection took it.
 

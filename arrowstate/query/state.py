@@ -83,6 +83,11 @@ class StateReader:
     def max_parallelism(self) -> int:
         return self.operator.max_parallelism
 
+    @property
+    def entry(self) -> LogEntryDocument:
+        """The checkpoint."""
+        return self._entry
+
     @cached_property
     def schema(self) -> pa.Schema:
         """All columns that may be asked for.

@@ -19,7 +19,7 @@ from arrowstate.schema.conversion import converter
 from arrowstate.schema.fields import Field, fresh_field, inner_fields
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 
-__all__ = ["SchemaEvolution", "evolve", "names_fields", "widens"]
+__all__ = ["SchemaEvolution", "continues", "evolve", "names_fields", "widens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,23 @@ def widens(stored: pa.DataType, declared: pa.DataType) -> bool:
         return bool(instant or types.is_date64(declared))
     text = types.is_string(stored) and types.is_large_string(declared)
     return bool(text or (types.is_binary(stored) and types.is_large_binary(declared)))
+
+
+def continues(stored: Field, current: Field) -> bool:
+    """Whether each value of a stored field is a value of a current one of the same id, exactly; see `converter`."""
+    if stored.nullable and not current.nullable:
+        return False
+    if pa.types.is_struct(stored.type) and pa.types.is_struct(current.type):
+        children = {child.id: child for child in stored.children}
+        return all(
+            continues(children[child.id], child)
+            if child.id in children
+            else child.nullable or child.default is not None
+            for child in current.children
+        )
+    if _same_nesting(stored.type, current.type):
+        return all(map(continues, stored.children, current.children))
+    return stored.type == current.type or widens(stored.type, current.type)
 
 
 class _Change:

@@ -11,11 +11,11 @@ import pyarrow as pa
 from arrowstate.errors import IncompatibleStateError, InvalidInputError
 from arrowstate.html import strip_svg
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.query.changes import check_same_schema
 from arrowstate.query.describe import columns_of
 from arrowstate.query.expiry import Seen
 from arrowstate.query.key_history import KeyHistory
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
+from arrowstate.query.stored_schemas import stored_schemas
 from arrowstate.snapshot.reading import find_operator, find_state
 from arrowstate.store import Snapshot
 from arrowstate.ui.checkpoint import overview_of
@@ -290,15 +290,14 @@ def _history(snapshot: Snapshot, reader: StateReader, keys: pa.RecordBatch) -> t
 
 
 def _fits(reader: StateReader, entry: LogEntryDocument) -> bool:
-    """Whether a checkpoint has the state in columns that the reader knows, all its runs too, or not at all."""
-    known = {reader.document.schema_version, *(schema.version for schema in reader.document.earlier_schemas)}
+    """Whether a checkpoint has the state in columns that the reader can show, or not at all."""
     for operator in entry.operators:
         for document in operator.states if operator.uid == reader.operator.uid else ():
             if document.name == reader.document.name:
-                if not {schema.version for schema in document.earlier_schemas} <= known:
+                if {item.id for item in operator.key} != {item.id for item in reader.operator.key}:
                     return False
                 try:
-                    check_same_schema(reader, operator, document)
+                    stored_schemas(reader, entry, operator, document)
                 except IncompatibleStateError:
                     return False
     return True

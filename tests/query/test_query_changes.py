@@ -235,17 +235,124 @@ def test_rows_of_an_earlier_schema_are_read_in_the_one_asked_for(tmp_path: Any) 
         StateChanges(store.storage, StateReader(store.storage, first.entry, "op", "state"), first.entry, second.entry)
 
 
-def test_a_change_of_the_key_is_refused(tmp_path: Any) -> None:
+def test_rows_of_a_key_that_was_widened_and_renamed_are_compared_as_the_newer_key(tmp_path: Any) -> None:
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int32())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("was", pa.int32())]), max_parallelism=128)
     described = arrowstate.ValueStateDescriptor("state", pa.int64())
     with store.writer() as writer:
-        backend.state(described).update_batch(pa.array([1, 2], pa.int32()), [1, 2])
-        first = writer.checkpoint({"op": [backend]})
-        second = writer.checkpoint({"op": [first.restore("op", key=KEY)]})
+        backend.state(described).update_batch(pa.array(range(100), pa.int32()), pa.array(range(100)))
+        writer.checkpoint({"op": [backend]})
+        wide = store.latest().restore("op", key=KEY, evolution=arrowstate.SchemaEvolution(renamed={"was": "k"}))
+        wide.state(described).update_batch([7, 1 << 40], [-7, 1])
+        wide.state(described).clear_batch([9])
+        second = writer.checkpoint({"op": [wide]})
 
-    with pytest.raises(IncompatibleStateError, match=r"keyed by k: int32.*keyed by k: int64"):
-        changes_of(store, "state", first, second)
+    found = second.changes("op.state", since=1).to_pylist()
+
+    assert sorted((row["_change_type"], row["k"], row["state"]) for row in found) == [
+        ("delete", 9, 9),
+        ("insert", 1 << 40, 1),
+        ("update_postimage", 7, -7),
+        ("update_preimage", 7, 7),
+    ]
+    groups = [row["_key_group"] for row in second.changes("op.state", since=1, columns=["k", "_key_group"]).to_pylist()]
+    assert groups == arrowstate.key_groups(pa.array([row["k"] for row in found]), 128).to_pylist()
+    history = second.history("op.state", [7, 9, 1 << 40]).to_pylist()
+    assert sorted((row["_checkpoint_id"], row["_change_type"], row["k"], row["state"]) for row in history) == [
+        (1, "insert", 7, 7),
+        (1, "insert", 9, 9),
+        (2, "delete", 9, 9),
+        (2, "insert", 1 << 40, 1),
+        (2, "update_postimage", 7, -7),
+        (2, "update_preimage", 7, 7),
+    ]
+
+
+def test_rows_whose_keys_became_one_are_not_compared(tmp_path: Any) -> None:
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64()), ("shop", pa.string())]), max_parallelism=8)
+    described = arrowstate.ReducingStateDescriptor("state", pa.int64(), reduce="sum")
+    keys = pa.record_batch({"k": [1, 1, 2], "shop": ["a", "b", "a"]})
+    with store.writer() as writer:
+        backend.state(described).add_batch(keys, [1, 2, 3])
+        first = writer.checkpoint({"op": [backend]})
+        evolution = arrowstate.SchemaEvolution(dropped=["shop"], merge={"state": "sum"})
+        second = writer.checkpoint({"op": [first.restore("op", key=KEY, evolution=evolution)]})
+
+    with pytest.raises(IncompatibleStateError, match="in rows of several keys.*one side of the change of the key"):
+        second.changes("op.state", since=1)
+    with pytest.raises(IncompatibleStateError, match=r"keyed by k: int64, shop: string.*keyed by k: int64"):
+        second.history("op.state", [1])
+    assert store.diff(1, 2).states[0].inserted is None
+
+
+def test_schemas_that_went_two_ways_are_compared_by_what_they_have_in_common(tmp_path: Any) -> None:
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+
+    def evolved(kind: list[tuple[str, pa.DataType]], renamed: dict[str, str], keys: list[int], rows: Any) -> Any:
+        backend = store.latest().restore("op")
+        evolution = arrowstate.SchemaEvolution(renamed=renamed)
+        backend.state(arrowstate.ValueStateDescriptor("state", pa.struct(kind), evolution=evolution)).update_batch(
+            keys, rows
+        )
+        with store.writer() as writer:
+            return writer.checkpoint({"op": [backend]})
+
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    state = backend.state(arrowstate.ValueStateDescriptor("state", pa.struct([("a", pa.int64())])))
+    state.update_batch([1, 2, 3], [{"a": 1}, {"a": 2}, {"a": 3}])
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    evolved([("x", pa.int64()), ("b", pa.int64())], {"a": "x"}, [1], [{"x": 1, "b": 5}])
+    store.rollback(1)
+    evolved([("a", pa.int64()), ("c", pa.int64())], {}, [3], [{"a": 3, "c": 7}])
+
+    assert store.snapshot(4).changes("op.state", since=2).to_pylist() == [
+        {"k": 3, "a": 3, "c": None, "_change_type": "update_preimage"},
+        {"k": 3, "a": 3, "c": 7, "_change_type": "update_postimage"},
+    ]
+
+
+def test_a_state_that_gets_a_time_to_live_is_compared_with_what_it_was(tmp_path: Any) -> None:
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    backend.state(arrowstate.ValueStateDescriptor("state", pa.int64())).update_batch([1, 2], [1, 2])
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    backend = store.latest().restore("op", clock_ms=lambda: 5)
+    ttl = arrowstate.TimeToLive(10_000)
+    backend.state(arrowstate.ValueStateDescriptor("state", pa.int64(), ttl=ttl)).update_batch([2], [3])
+    with store.writer() as writer:
+        after = writer.checkpoint({"op": [backend]})
+
+    assert [row["state"] for row in after.changes("op.state", since=1).to_pylist()] == [2, 3]
+    times = after.changes("op.state", since=1, columns=["k", "_updated_at"]).to_pylist()
+    assert {(row["k"], row["_change_type"], row["_updated_at"] is None) for row in times} == {
+        (key, kind, kind == "update_preimage") for key in (1, 2) for kind in ("update_preimage", "update_postimage")
+    }
+
+
+def test_a_merge_between_two_checkpoints_of_one_schema_hides_no_change(tmp_path: Any) -> None:
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    old = arrowstate.ValueStateDescriptor("v", pa.struct([("a", pa.int32())]))
+    new = arrowstate.ValueStateDescriptor("v", pa.struct([("a", pa.int32()), ("b", pa.int32())]))
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    backend.state(old).update_batch([1, 2, 3], [{"a": 1}] * 3)
+    store.writer().checkpoint({"op": [backend]})
+    restored = store.latest().restore("op")
+    value = restored.state(new)
+    value.update_batch([4], [{"a": 4, "b": 4}])
+    writer = store.writer()
+    writer.checkpoint({"op": [restored]})
+    value.update_batch([1, 2, 3], [{"a": 2, "b": 2}] * 3)
+    writer.checkpoint({"op": [restored]})
+    assert [len(store.snapshot(number).entry.operators[0].states[0].earlier_schemas) for number in (2, 3)] == [1, 0]
+
+    counts = store.sql("from arrowstate.change_counts(2, 3)").fetchall()
+    rows = store.sql("from arrowstate.changes('op.v', 1, 3)").fetchall()
+
+    assert [row[2:5] for row in counts] == [(0, 3, 0)]
+    assert len(rows) == 7
 
 
 def test_a_state_that_one_checkpoint_lacks_came_or_went_as_a_whole(tmp_path: Any) -> None:

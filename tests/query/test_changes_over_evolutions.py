@@ -1,0 +1,234 @@
+"""What differs between any two checkpoints, whatever became of the schema in between: compared with a model in dicts.
+
+The model knows each field by a number of its own, so it tells what a row is in the newer of two schemas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate import SchemaEvolution
+from arrowstate.errors import IncompatibleStateError
+from arrowstate.query.changes import StateChanges, reader_between
+from long_form import short_or_long
+
+EVERY_HASH = (-(1 << 63), (1 << 63) - 1)
+TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+MAPS = arrowstate.MapStateDescriptor
+VALUES = arrowstate.ValueStateDescriptor
+
+
+@dataclass(frozen=True)
+class Field:
+    number: int
+    name: str
+    width: int
+    default: int | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint: the schema of its state, and its rows by key and what tells the rows of a key apart."""
+
+    version: int
+    key: Field
+    fields: tuple[Field, ...]
+    has_ttl: bool
+    rows: dict[tuple[int, Any], dict[int, int | None]]
+
+    def read_as(self, other: Model) -> dict[tuple[int, Any], dict[str, int | None]]:
+        return {
+            row: {field.name: values.get(field.number, field.default) for field in other.fields}
+            for row, values in self.rows.items()
+        }
+
+    def follows(self, other: Model) -> bool:
+        """Whether its rows can be read in the schema of another."""
+        widths = {field.number: field.width for field in (other.key, *other.fields)}
+        return all(field.width <= widths.get(field.number, field.width) for field in (self.key, *self.fields))
+
+
+class History:
+    """A store of one state whose schema changes by chance, and the model of each of its checkpoints."""
+
+    def __init__(self, place: Any, kind: str, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.kind = kind
+        self.store = arrowstate.open_store(place, create=True)
+        self.numbers = iter(range(1, 1000))
+        self.models: dict[int, Model] = {}
+        key = Field(next(self.numbers), "k", 2)
+        self.now = Model(1, key, (Field(next(self.numbers), "a", 1), Field(next(self.numbers), "b", 1)), False, {})
+        self.backends = [arrowstate.KeyedStateBackend(key=self.key_schema(), max_parallelism=8)]
+        self.renamed: dict[str, str] = {}
+        self.dropped: list[str] = []
+        self.defaults: dict[str, int] = {}
+        self.went_back = False
+
+    def key_schema(self) -> pa.Schema:
+        return pa.schema([(self.now.key.name, TYPES[self.now.key.width])])
+
+    def chance(self, part: float) -> bool:
+        return bool(self.random.random() < part)
+
+    def evolve(self) -> None:
+        """Change the schema by chance, and restore under it."""
+        now, fields = self.now, list(self.now.fields)
+        self.renamed, self.dropped, self.defaults = {}, [], {}
+        renamed_key: dict[str, str] = {}
+        if self.chance(0.4):
+            number = next(self.numbers)
+            default = int(self.random.integers(1, 9)) if self.chance(0.5) else None
+            fields.insert(int(self.random.integers(0, len(fields) + 1)), Field(number, f"f{number}", 1, default))
+            self.defaults = {} if default is None else {f"f{number}": default}
+        if self.chance(0.3):
+            place = int(self.random.integers(0, len(fields)))
+            fields[place] = replace(fields[place], width=min(3, fields[place].width + 1))
+        if self.chance(0.3):
+            stored = [field for field in fields if field in now.fields]
+            if stored:
+                name = f"r{next(self.numbers)}"
+                self.renamed = {stored[0].name: name}
+                fields[fields.index(stored[0])] = replace(stored[0], name=name)
+        if self.chance(0.3) and len(fields) > 2:
+            stored = [field for field in fields if field in now.fields]
+            if stored:
+                self.dropped = [stored[-1].name]
+                fields.remove(stored[-1])
+        key = now.key
+        if self.chance(0.2):
+            key = replace(key, name=f"k{next(self.numbers)}")
+            renamed_key = {now.key.name: key.name}
+        if self.chance(0.15):
+            key = replace(key, width=3)
+        has_ttl = now.has_ttl != self.chance(0.15)
+        changes = (key != now.key) + (tuple(fields) != now.fields)
+        self.now = replace(now, key=key, fields=tuple(fields), version=now.version + changes, has_ttl=has_ttl)
+        parallelism = int(self.random.integers(1, 3))
+        changed = (
+            {"key": self.key_schema(), "evolution": SchemaEvolution(renamed=renamed_key)} if key != now.key else {}
+        )
+        self.backends = [
+            self.store.latest().restore("op", parallelism=parallelism, subtask=number, **changed)
+            for number in range(parallelism)
+        ]
+
+    def descriptor(self) -> Any:
+        kind = pa.struct([(field.name, TYPES[field.width]) for field in self.now.fields])
+        common = {
+            "evolution": SchemaEvolution(renamed=self.renamed, dropped=self.dropped, defaults=self.defaults),
+            "ttl": arrowstate.TimeToLive(10**12) if self.now.has_ttl else None,
+        }
+        if self.kind == "map":
+            return MAPS("s", pa.string(), kind, **common)
+        return VALUES("s", kind, **common)
+
+    def change_rows(self) -> None:
+        states = [backend.state(self.descriptor()) for backend in self.backends]
+        rows = {row: self.full(values) for row, values in self.now.rows.items()}
+        keys = self.random.choice(30, 6, replace=False).tolist()
+        groups = arrowstate.key_groups(pa.array(keys, TYPES[self.now.key.width]), 8).to_pylist()
+        for key, group in zip(keys, groups, strict=True):
+            state, *_ = [
+                state
+                for backend, state in zip(self.backends, states, strict=True)
+                if backend.key_groups.start <= group <= backend.key_groups.end
+            ]
+            mine = {row: values for row, values in rows.items() if row[0] == key}
+            one = pa.array([key], TYPES[self.now.key.width])
+            if mine and self.chance(0.3):
+                state.clear_batch(one)
+                rows = {row: values for row, values in rows.items() if row[0] != key}
+                continue
+            value = {field.number: int(self.random.integers(0, 4)) for field in self.now.fields}
+            named = [{field.name: value[field.number] for field in self.now.fields}]
+            if self.kind == "value":
+                state.update_batch(one, named)
+                rows[key, None] = value
+            else:
+                user_key = "xyz"[int(self.random.integers(0, 3))]
+                state.put_batch(one, [user_key], named)
+                rows[key, user_key] = value
+        self.now = replace(self.now, rows=rows)
+
+    def full(self, values: dict[int, int | None]) -> dict[int, int | None]:
+        return {field.number: values.get(field.number, field.default) for field in self.now.fields}
+
+    def run(self, checkpoints: int) -> None:
+        for number in range(checkpoints):
+            if number and self.chance(0.6) and not self.went_back:
+                self.evolve()
+            self.change_rows()
+            with self.store.writer() as writer:
+                made = writer.checkpoint({"op": self.backends}).checkpoint_id
+            self.models[made] = self.now
+            self.renamed, self.dropped, self.defaults = {}, [], {}
+            if self.chance(0.3):
+                self.store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.01)).apply()
+            if len(self.models) > 2 and self.chance(0.15):
+                back = int(self.random.choice(list(self.models)))
+                self.models[self.store.rollback(back).checkpoint_id] = self.now = self.models[back]
+                self.backends = [self.store.latest().restore("op")]
+                self.went_back = True
+
+
+def expected(before: Model, after: Model, newer: Model) -> set[str]:
+    old, new = before.read_as(newer), after.read_as(newer)
+    found = set()
+    for row in old.keys() | new.keys():
+        if old.get(row) != new.get(row):
+            kinds = ("delete", "update_preimage")[row in new], ("insert", "update_postimage")[row in old]
+            found |= {repr((kinds[0], row, old[row]))} if row in old else set()
+            found |= {repr((kinds[1], row, new[row]))} if row in new else set()
+    return found
+
+
+def told(rows: list[dict[str, Any]], kind: str, newer: Model) -> set[str]:
+    beside = "s_key" if kind == "map" else None
+    return {
+        repr(
+            (
+                row["_change_type"],
+                (row[newer.key.name], None if beside is None else row[beside]),
+                {field.name: row[field.name] for field in newer.fields},
+            )
+        )
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize("kind", ["value", "map"])
+@pytest.mark.parametrize("seed", range(short_or_long(2, 100)))
+def test_the_changes_between_any_two_checkpoints_are_those_of_the_rows_in_the_newer_schema(
+    tmp_path: Any, kind: str, seed: int
+) -> None:
+    history = History(tmp_path / "store", kind, seed)
+    history.run(8)
+    store, models = history.store, history.models
+    seen = 0
+
+    for first, last in combinations(sorted(models), 2):
+        before, after = models[first], models[last]
+        newer = before if before.version > after.version else after
+        entries = store.snapshot(first).entry, store.snapshot(last).entry
+        reader = reader_between(store.storage, *entries, "op.s")
+        if not (before.follows(newer) and after.follows(newer)):
+            with pytest.raises(IncompatibleStateError):
+                StateChanges(store.storage, reader, *entries)
+            continue
+        changes = StateChanges(store.storage, reader, *entries)
+        rows = [row for batch in changes.batches(reader.columns, EVERY_HASH) for row in batch.to_pylist()]
+        wanted = expected(before, after, newer)
+        assert told(rows, kind, newer) == wanted, (first, last)
+        assert len(rows) == len(wanted)
+        found = store.diff(first, last).states[0]
+        assert found.inserted + 2 * found.updated + found.deleted == len(rows)
+        seen += 1
+    assert seen > 5
