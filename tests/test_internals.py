@@ -16,7 +16,7 @@ import pytest
 
 import arrowstate
 import arrowstate_formats
-from arrowstate.query.duckdb.duckdb_internals import Scannable
+from arrowstate.query.duckdb.duckdb_internals import Scannable, aggregate_names, text_of, tokens_of, tree_of
 from arrowstate.query.duckdb.pyarrow_internals import parts_of
 from arrowstate.storage.clients import Failure, classify, make_client
 from arrowstate_formats import numba_internals
@@ -94,6 +94,63 @@ def test_duckdb_asks_a_dataset_for_a_scanner_with_columns_and_filter_and_reads_i
     assert "v" in columns
     assert "k" in filter
     assert "2" in filter
+
+
+def test_duckdb_tells_where_each_token_of_a_text_begins_in_bytes():
+    text = "from \"ü\".v /* at (1) */ at (version => ?) -- é\nwhere x = 'at (2)' and y = $$;$$"
+
+    tokens = tokens_of(text)
+
+    assert [token.text for token in tokens] == [
+        *("from", '"ü"', ".", "v", "at", "(", "version", "=>", "?", ")"),
+        *("where", "x", "=", "'at (2)'", "and", "y", "=", "$$;$$"),
+    ]
+    assert [text[token.start : token.end] for token in tokens] == [token.text for token in tokens]
+    assert [token.name for token in tokens[:5]] == ["from", "ü", None, "v", "at"]
+
+
+def test_duckdb_gives_the_tree_of_a_select_and_makes_text_of_it_again():
+    tree = tree_of(
+        "select a + ? as b from s.t o at (version => 'gold'), f.g(1, n => 2) where a in (select max(c) from t)"
+    )
+
+    (statement,) = tree["statements"]
+    node = statement["node"]
+    left, right = node["from_table"]["left"], node["from_table"]["right"]
+    assert node["select_list"][0]["alias"] == "b"
+    parts = [argument["expression"] for argument in node["select_list"][0]["arguments"]]
+    assert [part["class"] for part in parts] == ["COLUMN_REF", "PARAMETER"]
+    assert parts[1]["identifier"] == "1"
+    assert (left["type"], left["schema_name"], left["table_name"], left["alias"]) == ("BASE_TABLE", "s", "t", "o")
+    assert (left["at_clause"]["unit"], left["qualified_name"]) == ("VERSION", {"path": ["s", "t"]})
+    assert (right["type"], right["function"]["schema"], right["function"]["function_name"]) == (
+        "TABLE_FUNCTION",
+        "f",
+        "g",
+    )
+    assert [argument["name"] for argument in right["function"]["arguments"]] == ["", "n"]
+    assert (node["where_clause"]["class"], "subquery" in node["where_clause"]) == ("SUBQUERY", True)
+    assert text_of(tree).startswith("SELECT (a + $1) AS b FROM s.t AS o AT (VERSION => 'gold') ")
+
+
+@pytest.mark.parametrize("text", ["update t set a = 1", "select 1)", "pivot a on b using sum(c)", "select 1 /*"])
+def test_duckdb_gives_no_tree_of_what_is_no_select(text):
+    tree = tree_of(text)
+
+    assert tree["error"]
+    assert tree["error_message"]
+
+
+@pytest.mark.parametrize(("text", "kind"), [("*", "STAR"), ("columns('a')", "STAR"), ("rank() over ()", "WINDOW")])
+def test_duckdb_says_what_kind_of_expression_something_is(text, kind):
+    (chosen,) = tree_of(f"select {text}")["statements"][0]["node"]["select_list"]
+
+    assert chosen["class"] == kind
+
+
+def test_duckdb_knows_its_aggregates():
+    assert {"sum", "max", "count", "arg_max", "list"} <= aggregate_names()
+    assert aggregate_names().isdisjoint({"abs", "greatest", "list_sum"})
 
 
 # numba and llvmlite

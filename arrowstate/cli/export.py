@@ -19,6 +19,7 @@ from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.query.catalog import quoted, sql_names
+from arrowstate.query.duckdb.preparing import expressions
 from arrowstate.query.state import StateReader
 from arrowstate.store import Snapshot
 
@@ -92,8 +93,8 @@ def _selected(
 ) -> pa.RecordBatchReader:
     """Return the rows of a table for which a condition is true, as SQL finds them, in the types of a schema."""
     columns = ", ".join(map(quoted, schema.names))
-    # The condition may end with a comment.
-    query = f"select {columns} from {table} where (\n{options.where}\n)"  # noqa: S608 (it is the user's own query)
+    (condition,) = expressions({"--where": options.where})
+    query = f"select {columns} from {table} where ({condition})"  # noqa: S608 (names are quoted, the condition parsed)
     try:
         found = snapshot.sql(query, tables=tables, expired=options.expired).to_arrow_reader(_BATCH_ROWS)
     except duckdb.Error as error:

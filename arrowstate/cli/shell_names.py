@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from arrowstate.errors import ArrowStateError
 from arrowstate.query.catalog import HISTORY_NAMES, SqlName, quoted, sql_names
 from arrowstate.query.duckdb.about import ABOUT_TABLES
-from arrowstate.query.duckdb.rewriting import ABOUT_SCHEMA, FUNCTIONS
+from arrowstate.query.duckdb.preparing import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.store import Snapshot
 
 __all__ = ["FUNCTION_NAMES", "Names", "keywords"]

@@ -87,19 +87,10 @@ def queries_of(options: argparse.Namespace) -> list[str]:
 
 
 def statements_of(text: str) -> list[str]:
-    """Return the statements of a text.
+    """Return the statements of a text; InvalidInputError if it is no SQL."""
+    from arrowstate.query.duckdb import preparing
 
-    Raises
-    ------
-    InvalidInputError
-        If it is no SQL.
-    """
-    import duckdb
-
-    try:
-        return [statement.query for statement in duckdb.connect().extract_statements(text)]
-    except duckdb.Error as error:
-        raise InvalidInputError(str(error)) from error
+    return [statement.query for statement in preparing.statements_of(text)]
 
 
 class Queried(Protocol):

@@ -6,9 +6,7 @@ but the rows of states.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,14 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run_script"]
 
-_IDENTIFIER = r"""(?:"(?:[^"]|"")+"|[^\W\d][\w$~]*)"""
-_TOKEN = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$"""
-    rf"""|(?P<name>{_IDENTIFIER}(?:\s*\.\s*{_IDENTIFIER})*)""",
-    re.DOTALL,
-)
-_PART = re.compile(_IDENTIFIER)
-_AT = re.compile(r"\s*\bat\s*\((?:[^()']|'(?:[^']|'')*'|\((?:[^()']|'(?:[^']|'')*')*\))*\)", re.IGNORECASE)
 _SHOWN_CHARACTERS = 200
 _VIEW = "base table"
 """What DuckDB says can be changed, where a script has another name for a state and finds its view."""
@@ -44,82 +34,56 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
     """Run a script, and write what it changed; errors as for `Edit.execute`."""
     import duckdb
 
+    from arrowstate.query.duckdb.preparing import pairs_of_names, prepare, statements_of
+    from arrowstate.query.duckdb.relation import Watch
+
     if not isinstance(script, str):
         raise InvalidInputError(f"a script is a text of statements in SQL, got {script!r}")
     relations = {name.relation.lower() for name in sql_names(verbs.staging.entry)}
     taken = [name for name in tables if name.lower() in relations]
     if taken:
         raise InvalidInputError(f"a table cannot be named {taken[0]!r}, as a state is; give it another name")
+    watch = Watch(lambda _: None)
     connection = verbs.snapshot.duckdb()
     try:
         connection.execute(f"set temp_directory = {_text(str(verbs.staging.overlay.folder))}")
         connection.execute("set python_enable_replacements = false")
-        script = _as_of(verbs, connection, script)
-        named = _named(script, sql_names(verbs.staging.entry))
+        prepared, _ = prepare(script, None, connection, verbs.snapshot.other_tables(connection, watch))
+        mentioned = pairs_of_names(prepared)
+        names = sql_names(verbs.staging.entry)
+        named = [name for name in names if (name.schema.lower(), name.view.lower()) in mentioned]
         copied = [_copied(verbs, connection, name) for name in named]
         for name, table in tables.items():
             connection.register(name, table)
         connection.begin()
-        for number, statement in enumerate(_statements(connection, script), 1):
+        for number, statement in enumerate(_checked(statements_of(prepared)), 1):
             try:
                 connection.execute(statement)
             except duckdb.Error as error:
                 shown = " ".join(statement.query.split())[:_SHOWN_CHARACTERS]
                 hint = "; a state is named by its operator and its name, as in op.state" if _VIEW in str(error) else ""
-                raise InvalidInputError(f"statement {number} of the script, {shown!r}: {error}{hint}") from error
+                said = InvalidInputError(f"statement {number} of the script, {shown!r}: {error}{hint}")
+                raise watch.failure() or said from error
         rows = _taken_over(verbs, connection, copied)
     except duckdb.Error as error:
-        raise InvalidInputError(f"the script: {error}") from error
+        raise watch.failure() or InvalidInputError(f"the script: {error}") from error
     finally:
         connection.close()
     return Statement(script.strip(), rows)
 
 
-def _statements(connection: duckdb.DuckDBPyConnection, script: str) -> Iterator[duckdb.Statement]:
+def _checked(statements: list[duckdb.Statement]) -> list[duckdb.Statement]:
+    """Return the statements of a script, of which there is one, and none that ends the transaction."""
     import duckdb
 
-    found = connection.extract_statements(script)
-    if not found:
+    if not statements:
         raise InvalidInputError("the script has no statement; UPDATE, DELETE, INSERT and MERGE change states")
-    for statement in found:
+    for statement in statements:
         if statement.type == duckdb.StatementType.TRANSACTION:
             raise InvalidInputError(
                 f"a script is one transaction, which commits with the edit; leave out {statement.query.strip()!r}"
             )
-        yield statement
-
-
-def _as_of(verbs: Verbs, connection: duckdb.DuckDBPyConnection, script: str) -> str:
-    """Return the script with a table of its own for each state that it reads as it was at another checkpoint."""
-    parts: list[str] = []
-    start = 0
-    for found in _TOKEN.finditer(script):
-        is_table = found.start() >= start and len(_PART.findall(found["name"] or "")) > 1
-        at = _AT.match(script, found.end()) if is_table else None
-        if at is None:
-            continue
-        name = f"_as_of_{len(parts)}"
-        rows = verbs.snapshot.sql(f"select * from {found[0]} {at[0]}").to_arrow_reader()  # noqa: S608
-        connection.register("_rows_as_of", rows)
-        connection.execute(f"create temp table {name} as select * from _rows_as_of")  # noqa: S608
-        connection.unregister("_rows_as_of")
-        parts += [script[start : found.start()], name]
-        start = at.end()
-    return "".join([*parts, script[start:]])
-
-
-def _named(script: str, names: list[SqlName]) -> list[SqlName]:
-    """Return the states that a script names."""
-    mentioned: set[tuple[str, str]] = set()
-    for found in _TOKEN.finditer(script):
-        # A column may follow the name of a table, and the name of the database come before it.
-        mentioned.update(pairwise(map(_plain, _PART.findall(found["name"] or ""))))
-    return [name for name in names if (name.schema.lower(), name.view.lower()) in mentioned]
-
-
-def _plain(identifier: str) -> str:
-    text = identifier[1:-1].replace('""', '"') if identifier.startswith('"') else identifier
-    return text.lower()
+    return statements
 
 
 class _Keyed:

@@ -95,14 +95,12 @@ class Verbs:
         uid, name, is_operator_state = self.target(reference)
         if not isinstance(set, Mapping) or not set:
             raise InvalidInputError(f"set names at least one column and what it becomes, got {set!r}")
-        assigned = {column: _expression(column, value) for column, value in set.items()}
-        if where is not None:
-            _check_expression("where", where)
-        said = ", ".join(f"{column} = {value}" for column, value in assigned.items())
+        assigned, condition = _parsed(set, where)
+        said = ", ".join(f"{column} = {value}" for column, value in set.items())
         text = f"update {uid}.{name} set {said}"  # noqa: S608 (for people)
         text += "" if where is None else f" where {where}"
         if is_operator_state:
-            return Statement(text, self._update_elements(uid, name, assigned, where, params))
+            return Statement(text, self._update_elements(uid, name, assigned, condition, params))
         form = self.form(uid, name)
         _check_known(form.name, assigned, [item for item in form.columns if item not in form.sequence])
         self._check_no_sketch(uid, name, assigned)
@@ -110,10 +108,10 @@ class Verbs:
         # A row that moves is written whole.
         beside = [column for column in form.values if moves and column not in assigned]
         read = [*form.identity, *beside, *(form.updated_at if UPDATED_AT not in assigned else [])]
-        made = [f"({value}\n) as {quoted(f'_set_{number}')}" for number, value in enumerate(assigned.values())]
+        made = [f"({value}) as {quoted(f'_set_{number}')}" for number, value in enumerate(assigned.values())]
         kept = [f"{quoted(column)} as {quoted(f'_was_{number}')}" for number, column in enumerate(read)]
         # The values come first, so that parameters are counted from them.
-        table = self._select(uid, name, [*made, *kept], where, params)
+        table = self._select(uid, name, [*made, *kept], condition, params)
         given = {column: table.column(f"_set_{number}") for number, column in enumerate(assigned)}
         was = {column: table.column(f"_was_{number}") for number, column in enumerate(read)}
         if touch and form.updated_at:
@@ -129,12 +127,12 @@ class Verbs:
     def delete(self, reference: str | tuple[str, str], where: str, params: Params) -> Statement:
         """Delete the rows that a condition holds for."""
         uid, name, is_operator_state = self.target(reference)
-        _check_expression("where", where)
+        _, condition = _parsed({}, where, needed=True)
         text = f"delete from {uid}.{name} where {where}"  # noqa: S608 (for people)
         if is_operator_state:
-            return Statement(text, self._delete_elements(uid, name, where, params))
+            return Statement(text, self._delete_elements(uid, name, condition, params))
         form = self.form(uid, name)
-        table = self._select(uid, name, [quoted(column) for column in form.identity], where, params)
+        table = self._select(uid, name, [quoted(column) for column in form.identity], condition, params)
         self.staging.remove(uid, name, form.rows(table, identity_only=True))
         return Statement(text, table.num_rows)
 
@@ -185,13 +183,12 @@ class Verbs:
         except duckdb.Error as error:
             raise InvalidInputError(str(error)) from error
 
-    def _select(self, uid: str, name: str, columns: Sequence[str], where: str | None, params: Params) -> pa.Table:
+    def _select(self, uid: str, name: str, columns: Sequence[str], condition: str, params: Params) -> pa.Table:
         relation = next(
             item.relation for item in sql_names(self.staging.entry) if (item.uid, item.state) == (uid, name)
         )
         query = f"select {', '.join(columns)} from {quoted(relation)} as {quoted(name)}"  # noqa: S608
-        query += _where(where)
-        return self._fetched(query, params)
+        return self._fetched(query + condition, params)
 
     def _check_no_sketch(self, uid: str, name: str, assigned: Mapping[str, str]) -> None:
         """Refuse to set parts of a sketch, which no expression can make."""
@@ -210,21 +207,18 @@ class Verbs:
     # Operator state
 
     def _elements(
-        self, rows: OperatorRows, columns: Sequence[str], where: str | None, params: Params
+        self, rows: OperatorRows, columns: Sequence[str], condition: str, params: Params
     ) -> tuple[pa.Table, pa.Table]:
         """Return all elements, and what a query makes of those that a condition holds for."""
         table = rows.table()
         query = f"select {', '.join(columns)} from {_ROWS} as {quoted(rows.name.rpartition('.')[2])}"  # noqa: S608
-        query += _where(where)
-        return table, self._fetched(query, params, {_ROWS: table})
+        return table, self._fetched(query + condition, params, {_ROWS: table})
 
-    def _update_elements(
-        self, uid: str, name: str, assigned: Mapping[str, str], where: str | None, params: Params
-    ) -> int:
+    def _update_elements(self, uid: str, name: str, assigned: Mapping[str, str], condition: str, params: Params) -> int:
         rows = self.operator_rows(uid, name)
         _check_known(rows.name, assigned, rows.columns)
-        made = [f"({value}\n) as {quoted(column)}" for column, value in assigned.items()]
-        table, chosen = self._elements(rows, [*made, SUBTASK, PLACE], where, params)
+        made = [f"({value}) as {quoted(column)}" for column, value in assigned.items()]
+        table, chosen = self._elements(rows, [*made, SUBTASK, PLACE], condition, params)
         stored, given = rows.stored(table), rows.stored(chosen)
         every, changed = _positions(stored), _positions(given)
         order = np.argsort(every)
@@ -238,10 +232,10 @@ class Verbs:
         self.staging.replace_operator(rows.written(stored, new_id=self.staging.new_id))
         return chosen.num_rows
 
-    def _delete_elements(self, uid: str, name: str, where: str, params: Params) -> int:
+    def _delete_elements(self, uid: str, name: str, condition: str, params: Params) -> int:
         rows = self.operator_rows(uid, name)
         _refuse_output(rows)
-        table, chosen = self._elements(rows, [SUBTASK, PLACE], where, params)
+        table, chosen = self._elements(rows, [SUBTASK, PLACE], condition, params)
         kept = np.isin(_positions(table), _positions(chosen), invert=True)
         stored = rows.stored(table).filter(pa.array(kept))
         self.staging.replace_operator(rows.written(stored, new_id=self.staging.new_id))
@@ -270,10 +264,23 @@ class Verbs:
         return table.num_rows
 
 
-def _expression(column: str, value: Any) -> str:
+def _parsed(assigned: Mapping[str, Any], where: str | None, *, needed: bool = False) -> tuple[dict[str, str], str]:
+    """Return what columns are set to and the condition, as parts of a query in this order."""
+    from arrowstate.query.duckdb.preparing import expressions
+
+    given: dict[str, Any] = {
+        f"what {column!r} is set to": _as_text(column, value) for column, value in assigned.items()
+    }
+    if needed or where is not None:
+        given["where"] = where
+    made = expressions(given)
+    condition = f" where ({made[-1]})" if "where" in given else ""
+    return dict(zip(assigned, made, strict=False)), condition
+
+
+def _as_text(column: str, value: Any) -> str:
     """Return what a column is set to as a text of SQL."""
     if isinstance(value, str):
-        _check_expression(f"what {column!r} is set to", value)
         return value
     if isinstance(value, np.generic):
         value = value.item()
@@ -285,23 +292,6 @@ def _expression(column: str, value: Any) -> str:
         f"{column!r} is set to an expression in SQL, such as 'total * 2', or to a number; got {value!r}: name it '?' "
         "and give other values as params=[...]"
     )
-
-
-def _check_expression(what: str, text: Any) -> None:
-    """Refuse what is not one expression, before it becomes part of a query."""
-    import duckdb
-
-    if not isinstance(text, str):
-        raise InvalidInputError(f"{what} is an expression in SQL, such as 'total > 2', got {text!r}")
-    try:
-        duckdb.SQLExpression(text)
-    except duckdb.Error as error:
-        raise InvalidInputError(f"{what} is one expression in SQL, got {text!r}: {error}") from error
-
-
-def _where(where: str | None) -> str:
-    # A comment at its end must not take the bracket along.
-    return "" if where is None else f" where ({where}\n)"
 
 
 def _at_the_end(gone: Rows, rows: Rows) -> Rows:

@@ -6,7 +6,7 @@ imported when it is first used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from arrowstate.query.duckdb.dataset import ScanStatistics, Source
     from arrowstate.query.duckdb.engine import Database
+    from arrowstate.query.duckdb.travel import OtherTables
 
 __all__ = ["SnapshotReader"]
 
@@ -140,7 +141,6 @@ class SnapshotReader(TableReader):
         [(7,)]
         """
         from arrowstate.query.duckdb.selecting import select
-        from arrowstate.query.duckdb.travel import OtherTables
 
         seen = self._seen(expired=expired)
         return select(
@@ -152,8 +152,17 @@ class SnapshotReader(TableReader):
             names=lambda: [*sql_names(self.entry), *history_names()],
             checkpoint_id=self.checkpoint_id,
             tables=tables,
-            others=partial(OtherTables, self.storage, self.entry, self._sources_of, seen),
+            others=partial(self.other_tables, seen=seen),
         )
+
+    def other_tables(
+        self, connection: DuckDBPyConnection, on_scan: Callable[[ScanStatistics], None], *, seen: Seen | None = None
+    ) -> OtherTables:
+        """Return what registers tables of other checkpoints, and of functions, with a connection."""
+        from arrowstate.query.duckdb.travel import OtherTables
+
+        seen = self._seen(expired=False) if seen is None else seen
+        return OtherTables(self.storage, self.entry, self._sources_of, seen, connection, on_scan)
 
     def changes(
         self,

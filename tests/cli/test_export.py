@@ -102,7 +102,10 @@ def test_operator_state_is_exported_too(store, tmp_path, capsys):
         (["op-1.visit", "-o", "rows.csv", "--columns", "nobody"], "no column 'nobody'"),
         (["source.offsets", "-o", "rows.csv", "--columns", "nobody"], "no column 'nobody'; it has _subtask, offsets"),
         (["op-1.visit", "-o", "rows.csv", "--where", "nobody > 1"], '"nobody" not found'),
-        (["op-1.visit", "-o", "rows.csv", "--where", "took > 0); select (1"], "sql takes queries"),
+        (["op-1.visit", "-o", "rows.csv", "--where", "took > 0); select (1"], "one expression in SQL"),
+        (["op-1.visit", "-o", "rows.csv", "--where", "took > 10) or (1=1"], "one expression in SQL"),
+        (["op-1.visit", "-o", "rows.csv", "--where", "took > 0 /* "], "one expression in SQL"),
+        (["op-1.visit", "-o", "rows.csv", "--where", "took > ?"], "not provided"),
         (["op-1.visit", "-o", "rows.csv", "--where", "error('no')"], "no"),
     ],
 )

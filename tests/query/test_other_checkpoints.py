@@ -161,6 +161,52 @@ def test_the_history_of_a_key_tells_each_change_of_it(seed, monkeypatch):
         assert {number for number, *_ in told} <= set(range(1, len(made.models) + 1))
 
 
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("pivot (from op.v at (version => 1)) on v using count(*)", "pivot old on v using count(*)"),
+        ("with o as (from op.v at (version => 1)) pivot o on v using sum(k)", "pivot old on v using sum(k)"),
+        ("select * from (pivot op.v at (version => 1) on v using sum(k))", "pivot old on v using sum(k)"),
+        ("pivot op.v on v using sum(k) at (version => 1)", None),
+        ("from op.v at (version => 1) x where x.k > 0", "from old where k > 0"),
+        ("from op.v at (version => 1) where v.k > 0", "from old where k > 0"),
+        ("from op.v at (version => $1) where k > $2", "from old where k > 0"),
+        ("from op.v at (version => ?) where k > ?", "from old where k > 0"),
+        (
+            "pivot (from op.v at (version => ?) where k > ?) on v in (5, 6) using sum(k)",
+            "pivot (from old where k > 0) on v in (5, 6) using sum(k)",
+        ),
+        ("pivot (from arrowstate.changes('op.v', null, 1)) on _change_type using count(*)", None),
+        ("explain analyze (from op.v at (version => 1))", None),
+        ("explain (format json) from op.v at (version => 1)", None),
+        ("describe op.v at (version => 1)", "describe old"),
+        ("summarize op.v at (version => 1)", "summarize old"),
+        ("describe arrowstate.states", None),
+    ],
+)
+def test_statements_of_every_kind_with_a_result_read_another_checkpoint(query, rows):
+    store = arrowstate.open_store(f"memory://statements-{abs(hash(query))}", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
+    value = backend.state(arrowstate.ValueStateDescriptor("v", pa.int64()))
+    with store.writer() as writer:
+        for number in (5, 50):
+            value.update_batch([1, 2], [number, 6])
+            writer.checkpoint({"op": [backend]})
+    params = [1, 0] if "?" in query or "$" in query else None
+    if query.endswith("sum(k) at (version => 1)"):
+        with pytest.raises(InvalidInputError):
+            store.sql(query)
+        return
+
+    found = store.sql(query, params=params).fetchall()
+
+    if rows is None:
+        assert found
+    else:
+        old = store.snapshot(1).sql("from op.v").to_arrow_table()
+        assert sorted(map(repr, found)) == sorted(map(repr, store.sql(rows, tables={"old": old}).fetchall()))
+
+
 _EXPIRING = {"v": "k, v", "l": "k, l", "m": "k, m_key, m"}
 
 

@@ -1,19 +1,88 @@
-"""How DuckDB reads a pyarrow dataset, which it does not promise to keep, and what it and Polars take for one.
+"""What DuckDB does not promise to keep: how it reads a pyarrow dataset, its tokens, and the tree of a query.
 
-It asks the dataset for a scanner, with the columns and the filter of the query, and the scanner for its stream; of both
-it uses no more than is here. `tests/test_internals.py` fails by the name of what an upgrade has changed.
+DuckDB asks a dataset for a scanner, with the columns and the filter of the query, and the scanner for its stream; of
+both it uses no more than is here, and Polars takes the same for a dataset. The tokens of a text and the tree of a
+SELECT come from DuckDB's own parser. `tests/test_internals.py` fails by the name of what an upgrade has changed.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-__all__ = ["Scannable"]
+__all__ = ["Scannable", "Token", "Tree", "aggregate_names", "parser", "text_of", "tokens_of", "tree_of"]
+
+Tree = dict[str, Any]
+"""A node of a parsed statement."""
+
+
+class Token(NamedTuple):
+    """A word, a literal or a sign of a text in SQL, which stands there from `start` to `end`."""
+
+    text: str
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str | None:
+        """What it names, in lower case, None where it is no identifier."""
+        if self.text.startswith('"'):
+            return self.text[1:-1].replace('""', '"').lower()
+        return self.text.lower() if self.text[0].isalpha() or self.text[0] == "_" else None
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Return the tokens of a text in the order of DuckDB's lexer, without comments."""
+    data = text.encode()
+    found = duckdb.tokenize(text)
+    ends = [*(start for start, _ in found), len(data)][1:]
+    tokens, offset, place = [], 0, 0
+    for (start, kind), end in zip(found, ends, strict=True):
+        # DuckDB counts bytes, Python characters.
+        place += len(data[offset:start].decode())
+        offset = start
+        token = data[start:end].decode().strip()
+        if kind != duckdb.token_type.comment and token:
+            tokens.append(Token(token, place, place + len(token)))
+    return tokens
+
+
+_lock = threading.Lock()
+_parsers: list[duckdb.DuckDBPyConnection] = []
+
+
+def parser() -> duckdb.DuckDBPyConnection:
+    """Return a connection without tables, of a database that the process makes once."""
+    with _lock:
+        if not _parsers:
+            _parsers.append(duckdb.connect())
+        return _parsers[0].cursor()
+
+
+def tree_of(query: str) -> Tree:
+    """Return the parsed SELECT statements of a text: `statements`, or `error_message` where it is something else."""
+    found = parser().execute("select json_serialize_sql(?)", [query]).fetchall()
+    tree: Tree = json.loads(found[0][0])
+    return tree
+
+
+def text_of(tree: Tree) -> str:
+    """Return a tree of `tree_of` as a text in SQL."""
+    found = parser().execute("select json_deserialize_sql(?::json)", [json.dumps(tree)]).fetchall()
+    return str(found[0][0])
+
+
+def aggregate_names() -> frozenset[str]:
+    """Return the names of DuckDB's aggregate functions that are no functions of single rows too."""
+    query = "select function_name, bool_and(function_type = 'aggregate') from duckdb_functions() group by 1"
+    return frozenset(name for name, is_aggregate in parser().execute(query).fetchall() if is_aggregate)
 
 
 class _Scan:

@@ -14,8 +14,8 @@ from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.query.catalog import SqlName
 from arrowstate.query.duckdb.dataset import ScanStatistics
 from arrowstate.query.duckdb.engine import Database
+from arrowstate.query.duckdb.preparing import Tables, prepare
 from arrowstate.query.duckdb.relation import Relation, Watch
-from arrowstate.query.duckdb.rewriting import Tables, rewrite
 from arrowstate.query.expiry import Seen
 
 __all__ = ["select", "told_of_connection"]
@@ -77,7 +77,7 @@ def select(
         for name, table in tables.items():
             cursor.register(name, table)
         if others is not None:
-            query, params = rewrite(query, params, cursor, others(cursor, watch))
+            query, params = prepare(query, params, cursor, others(cursor, watch))
         statements = cursor.extract_statements(query)
         if len(statements) != 1 or statements[0].type not in _WITH_A_RESULT:
             raise InvalidInputError(

@@ -19,7 +19,7 @@ from arrowstate.query.difference import difference
 from arrowstate.query.duckdb.about import ABOUT_TABLES, about
 from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, ScanStatistics, Source, StateSource, passing
 from arrowstate.query.duckdb.filters import Node, columns_of, read_filter
-from arrowstate.query.duckdb.rewriting import ABOUT_SCHEMA, FUNCTIONS
+from arrowstate.query.duckdb.preparing import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.expiry import Seen
 from arrowstate.query.key_history import KeyHistory
@@ -38,7 +38,7 @@ Batches = Callable[[list[str], Node | None], Iterator[pa.RecordBatch]]
 
 
 class OtherTables:
-    """Makes what `rewriting` asks for, and registers it with the connection of the query.
+    """Makes what `preparing` asks for, and registers it with the connection of the query.
 
     Parameters
     ----------
