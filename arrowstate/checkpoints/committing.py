@@ -125,6 +125,11 @@ class Committer:
         return self._newest.document.writer_epoch
 
     @property
+    def storage(self) -> Storage:
+        """The store."""
+        return self._storage
+
+    @property
     def url(self) -> str:
         """Where the store is."""
         return self._storage.url

@@ -158,8 +158,6 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
     ) -> PendingCheckpoint[SnapshotT]:
         """Take a checkpoint now: freeze the backends, and return while it is written.
 
-        Waits while as many checkpoints are in flight as the options allow.
-
         Parameters
         ----------
         properties
@@ -387,6 +385,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         error = flight.cause = future.exception()
         if error is None:
             flight.committed = self._store.snapshot_of(future.result())
+            if self._store.collector is not None:
+                self._store.collector.wake()
         self._feed(end_of_commit(self._clock_ms(), id, error))
 
     def _feed(self, event: Event) -> list[Action]:
@@ -444,4 +444,6 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         self._writers.shutdown()
         self._finisher.shutdown()
         self._compaction.close()
+        if self._store.collector is not None:
+            self._store.collector.close(is_last_due=self._failure is None)
         self._tell_listeners()

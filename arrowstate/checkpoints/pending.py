@@ -16,7 +16,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Outcome, Recording
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["CheckpointProgress", "Coordinator", "Flight", "PendingCheckpoint", "StoreSide"]
+__all__ = ["CheckpointProgress", "Collecting", "Coordinator", "Flight", "PendingCheckpoint", "StoreSide"]
 
 SnapshotT = TypeVar("SnapshotT")
 
@@ -40,6 +40,16 @@ class Coordinator(Protocol):
     def __repr__(self) -> str:
         in_flight = ", ".join(map(str, self.in_flight)) or "none"
         return f"<{type(self).__name__}: checkpoints in flight: {in_flight}>"
+
+
+class Collecting(Protocol):
+    """What drops old checkpoints beside a coordinator."""
+
+    def wake(self) -> None:
+        """Take note that a checkpoint was committed; returns at once."""
+
+    def close(self, *, is_last_due: bool) -> None:
+        """Collect once more if that is due and `is_last_due`, and wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,8 @@ class StoreSide(Generic[SnapshotT]):
     "The same of a savepoint."
     open_place: Callable[[str | Path, Mapping[str, Any] | None], Storage]
     "Opens where a savepoint goes, given its name or path, and storage options."
+    collector: Collecting | None = None
+    "What drops old checkpoints; None where all are kept."
 
 
 class PendingCheckpoint(Generic[SnapshotT]):

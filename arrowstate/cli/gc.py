@@ -21,7 +21,9 @@ def collect(options: argparse.Namespace) -> int:
     """Print the plan of a collection, and apply it if asked to."""
     store = open_store(options.store)
     collection = store.collect(
-        RetentionPolicy(options.count, options.age), grace_ms=options.grace, allow_short_grace=options.allow_short_grace
+        RetentionPolicy(options.count, options.age, options.hours),
+        grace_ms=options.grace,
+        allow_short_grace=options.allow_short_grace,
     )
     report = collection.apply() if options.apply else None
     if options.json:

@@ -240,6 +240,13 @@ def _add_care(commands: Commands) -> None:
         "--age", type=_duration, metavar="TIME", help="keep younger checkpoints too; such as 90m, 12h or 7d"
     )
     collected.add_argument(
+        "--hours",
+        type=int,
+        default=0,
+        metavar="N",
+        help="keep the newest checkpoint of each of the last N hours too (default: %(default)s)",
+    )
+    collected.add_argument(
         "--grace",
         type=_duration,
         default=DEFAULT_GRACE_MS,

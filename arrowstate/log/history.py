@@ -121,9 +121,11 @@ class History:
             if followed.document.kind != "fence":
                 yield followed
         reached = parent.number + 1 if followed is None else followed.document.number
-        for number in reversed([number for number in below if number < reached]):
+        single = [number for number in below if number < reached]
+        pins = self.log.pins() if single else []
+        for number in reversed(single):
             entry = self.log.get(number)
-            if entry is not None and entry.document.kind != "fence" and self.log.is_kept(entry):
+            if entry is not None and entry.document.kind != "fence" and self.log.is_kept(entry, pins):
                 yield entry
 
     def up_to(self, is_later: Callable[[CommittedEntry], bool]) -> Iterator[CommittedEntry]:
@@ -215,6 +217,10 @@ class LogEntries:
             largest = max((entry.bytes for entry in found if entry is not None), default=0)
             at_once = max(1, min(_WINDOW, _WINDOW_BYTES // max(largest, 1)))
 
+    def pins(self) -> list[Pin]:
+        """Return all tags and leases; errors as for `read_pins`."""
+        return read_pins(self._storage)
+
     def boundary(self) -> int:
         """Return the lowest number of the log: entries below it have been collected."""
         return highest_boundary(boundaries(self._storage))
@@ -285,11 +291,11 @@ class LogEntries:
             newest = following
         return newest
 
-    def is_kept(self, entry: CommittedEntry) -> bool:
-        """Whether an entry below the boundary is still a checkpoint of this store."""
+    def is_kept(self, entry: CommittedEntry, pins: Sequence[Pin] | None = None) -> bool:
+        """Whether an entry below the boundary is still a checkpoint of this store; `pins` as for `followed`."""
         if entry.document.kind == "savepoint":
             return True
-        pins = read_pins(self._storage)
+        pins = self.pins() if pins is None else pins
         if any(pin.entry == entry.as_parent for pin in pins):
             return True
         if not any(pin.and_later and pin.entry.number < entry.document.number for pin in pins):
@@ -303,7 +309,7 @@ class LogEntries:
         They are there where a collection has said how far the log goes before it saw the lease. `pins` are all there
         are, where they have just been read.
         """
-        pins = read_pins(self._storage) if pins is None else pins
+        pins = self.pins() if pins is None else pins
         lowest = min((pin.entry.number for pin in pins if pin.and_later), default=None)
         parent = entry.document.parent
         while lowest is not None and parent is not None and parent.number >= lowest:

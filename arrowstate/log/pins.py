@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, NotFoundError
 from arrowstate.log.boundary import (
@@ -26,15 +27,27 @@ from arrowstate.log.boundary import (
     path_of,
 )
 from arrowstate.storage.base import Outcome, Storage
+from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.document_base import HOLDS_LATER
 from arrowstate_formats.documents import LeaseDocument, ParentDocument, TagDocument, decode, encode
 from arrowstate_formats.names import check_tag_name
 from arrowstate_formats.run_files import checksum
 
-__all__ = ["LEASE_FOLDER", "TAG_FOLDER", "Pin", "delete_tag", "put_lease", "put_tag", "read_pins"]
+__all__ = [
+    "LEASE_FOLDER",
+    "TAG_FOLDER",
+    "Pin",
+    "delete_tag",
+    "put_lease",
+    "put_retention_lease",
+    "put_tag",
+    "read_pins",
+]
 
 TAG_FOLDER = "tags/"
 LEASE_FOLDER = "leases/"
+_OF_RETENTION = "retention-"
+"""How the ids of leases begin by which a retention keeps single checkpoints."""
 _LEASE = re.compile(r"leases/([A-Za-z0-9_-]{1,128})\.json")
 _TAG = re.compile(r"tags/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 
@@ -57,6 +70,11 @@ class Pin:
     def holds(self, now_ms: int) -> bool:
         """Whether it still counts: a lease that expires now does not."""
         return self.expires_at_ms is None or self.expires_at_ms > now_ms
+
+    @property
+    def is_of_retention(self) -> bool:
+        """Whether a collection made the lease for its policy; one with another policy may release it."""
+        return self.path.startswith(LEASE_FOLDER + _OF_RETENTION)
 
     @property
     def tag(self) -> str | None:
@@ -90,7 +108,9 @@ def read_pins(storage: Storage, *, strict: bool = False) -> list[Pin]:
     listed: list[str] = []
     while True:
         paths = [*storage.list(LEASE_FOLDER), *storage.list(TAG_FOLDER)]
-        pins = [pin for pin in (_read_pin(storage, path, strict=strict) for path in paths) if pin is not None]
+        read = partial(_read_pin, storage, strict=strict)
+        found = in_parallel(storage, read, paths, name="pins", small=True)
+        pins = [pin for pin in found if pin is not None]
         # One that is gone was removed, or renewed by a file that may not be in the listing. The same listing again is
         # of a storage that lists what has gone.
         if len(pins) == sum(map(is_pin, paths)) or paths == listed:
@@ -211,6 +231,20 @@ def put_lease(
         raise InvalidInputError(f"there is a lease {lease_id} already; ids must never repeat")
     with _withdrawn_after_an_error(storage, path):
         return path if _confirm(storage, path, entry, boundaries(storage), and_later=and_later) else None
+
+
+def put_retention_lease(
+    storage: Storage, new_id: str, checkpoint_id: int, entry: ParentDocument, *, until_ms: int
+) -> None:
+    """Lease a checkpoint for a retention that keeps it below the boundary; nothing where it is being collected."""
+    put_lease(
+        storage,
+        _OF_RETENTION + new_id,
+        checkpoint_id,
+        entry,
+        expires_at_ms=until_ms,
+        holder="the retention, which keeps the newest checkpoint of each hour",
+    )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from arrowstate.log.boundary import (
 )
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, path_of
+from arrowstate.log.pins import put_retention_lease
 from arrowstate.maintenance.collection_plan import all_taken, files_at_risk, plan_collection, settled_look
 from arrowstate.maintenance.planned import DEFAULT_PORTIONS, NEVER_NEEDED, CollectionPlan, Portions
 from arrowstate.maintenance.portions import collect_portions, delete_entries
@@ -94,8 +95,8 @@ def apply_collection(
     StorageError
         If a file cannot be deleted; those before it are. The next collection goes on.
     """
-    if plan.further:
-        return _apply_in_portions(storage, plan, portions, now_ms, new_id)
+    for item in plan.hourly:
+        put_retention_lease(storage, new_id(), item.checkpoint_id, item.entry, until_ms=item.until_ms)
     deleted = []
     # Durably, before anything goes that a lease which came back would be missing.
     with many_deletions(storage):
@@ -103,6 +104,8 @@ def apply_collection(
             if deletion.kind in NEVER_NEEDED:
                 (storage.delete if deletion.kind == "lease" else storage.delete_unfinished)(deletion.path)
                 deleted.append(deletion.path)
+    if plan.further:
+        return _apply_in_portions(storage, plan, deleted, portions, now_ms, new_id)
     others = read_boundaries(storage, without=without)
     doomed = [deletion for deletion in plan.deletions if deletion.kind not in NEVER_NEEDED]
     waiting = {item.path: item.first_seen_ms for item in plan.waiting}
@@ -156,7 +159,12 @@ def apply_collection(
 
 
 def _apply_in_portions(
-    storage: Storage, plan: CollectionPlan, portions: Portions | None, now_ms: int, new_id: Callable[[], str]
+    storage: Storage,
+    plan: CollectionPlan,
+    deleted: list[str],
+    portions: Portions | None,
+    now_ms: int,
+    new_id: Callable[[], str],
 ) -> CollectionReport:
     """Delete the checkpoints of a plan in portions, and then what else there is to delete."""
     done = collect_portions(storage, plan, portions or DEFAULT_PORTIONS, now_ms=now_ms, new_id=new_id)
@@ -164,7 +172,7 @@ def _apply_in_portions(
     def rest(without: frozenset[Boundary]) -> CollectionReport:
         left = plan_collection(
             storage,
-            RetentionPolicy(),
+            RetentionPolicy(hours=plan.policy.hours),
             now_ms=now_ms,
             grace_ms=plan.grace_ms,
             portions=portions,
@@ -188,10 +196,10 @@ def _apply_in_portions(
         # A commit that came too late may lack some of it, which is no damage.
         last = rest(frozenset())
     return CollectionReport(
-        (*done.first, *last.deleted),
+        (*deleted, *done.first, *last.deleted),
         (*done.spared, *last.spared),
         last.boundary,
-        done.deleted + last.deleted_count,
+        len(deleted) + done.deleted + last.deleted_count,
         done.bytes + last.deleted_bytes,
     )
 

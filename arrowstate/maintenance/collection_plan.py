@@ -13,11 +13,13 @@ from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputErr
 from arrowstate.log.boundary import Boundary, highest_boundary, read_boundaries
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, hinted_number, open_store_document, path_of
+from arrowstate.log.pins import Pin
 from arrowstate.maintenance.planned import (
     DEFAULT_PORTIONS,
     ORDER,
     CollectionPlan,
     Deletion,
+    Hourly,
     Kept,
     Kind,
     Portions,
@@ -191,12 +193,20 @@ class _Look:
             # All files of a store that has no entry yet are of attempts.
             return self._of_empty(files, unfinished, seen, listed_at_ms)
         reader = ReferenceReader(storage)
-        boundary, reasons = self._retention(roots, reader if roots.known else ReferenceReader(storage), read.values())
+        choice, boundary, reasons = self._retention(
+            roots, reader if roots.known else ReferenceReader(storage), read.values()
+        )
+        hourly = {number: until_ms for number, until_ms in choice.hourly.items() if number < boundary}
         kept: list[Kept] = []
         marked = mark(storage, reader, _noting_kept(roots, boundary, reasons, kept), risked)
         _check_whole(storage, {path: found for path, found in marked.items() if path not in risked})
         dropped = _Dropped.of(roots, _dropped(roots, boundary, reasons), reader, self.portions)
         leases = [Deletion(pin.path, "lease", f"ended at {pin.expires_at_ms}", None) for pin in roots.ended]
+        leases += [
+            Deletion(pin.path, "lease", "the policy keeps the checkpoint by its hour no more", None)
+            for pin in roots.held
+            if pin.is_of_retention and not _fits(pin, hourly)
+        ]
         waiting: tuple[Waiting, ...] = ()
         if dropped.further:
             deletions = [item for item in dropped.of_files() if item.path not in marked]
@@ -214,6 +224,8 @@ class _Look:
             foreign=files.foreign,
             further=dropped.further,
             grace_ms=self.grace_ms,
+            policy=self.policy,
+            hourly=_to_lease(roots, hourly),
             # Whoever was committing when they went had looked before, so only the next entry can refer to them.
             taken={path: number for path, number in taken.items() if number >= roots.newest or path in marked},
             statements=frozenset(read),
@@ -229,23 +241,27 @@ class _Look:
 
     def _retention(
         self, roots: Roots, reader: ReferenceReader, statements: Collection[BoundaryDocument]
-    ) -> tuple[int, dict[int, tuple[str, ...]]]:
-        """Return the boundary and why entries are kept; the whole log is read for it, and few of it held."""
+    ) -> tuple[RetentionChoice, int, dict[int, tuple[str, ...]]]:
+        """Return the choice, the boundary and why entries are kept; reads the whole log, and holds few of it."""
         risked = files_at_risk(statements)
         # An entry that refers to what went before it was made is the next one after that, see the specification.
         last = max((number for statement in statements for number in statement.taken.values()), default=0) + 1
         if any(statement.condemned for statement in statements):
             last = roots.newest
         choice = RetentionChoice(self.policy, now_ms=self.now_ms, floor=roots.floor, grace_ms=self.grace_ms)
+        hourly = {pin.entry.number for pin in roots.held if pin.is_of_retention}
         for entry in chained(roots.entries(chain.from_iterable(roots.numbers)), roots.floor):
             may_lack = bool(risked) and roots.floor <= entry.document.number <= last
             # What cannot be read is found when it is marked.
             in_doubt = may_lack and not risked.isdisjoint(reader.files(entry.document.operators, unreadable=[]))
-            choice.add(entry.document, in_doubt=in_doubt)
-        pins = [(number, pin.holder) for pin in roots.held if not pin.and_later for number in roots.held_by(pin)]
+            choice.add(entry.document, in_doubt=in_doubt, is_hourly=entry.document.number in hourly)
+        single = [pin for pin in roots.held if not pin.and_later and not pin.is_of_retention]
+        pins = [(number, pin.holder) for pin in single for number in roots.held_by(pin)]
         followed = [(number, pin.holder) for pin in roots.held if pin.and_later for number in roots.held_by(pin)]
         boundary, reasons = choice.made(pins, followed)
-        return (boundary if self.up_to is None else min(boundary, max(self.up_to, roots.floor))), reasons
+        if self.up_to is not None:
+            boundary = min(boundary, max(self.up_to, roots.floor))
+        return choice, boundary, reasons
 
     def _unreferenced(
         self,
@@ -281,6 +297,22 @@ class _Look:
 
 def _kind(path: str) -> Kind:
     return "manifest" if MANIFEST.fullmatch(path) else "data"
+
+
+def _fits(pin: Pin, hourly: Mapping[int, int]) -> bool:
+    """Whether a lease of the retention keeps what the policy keeps by its hour, and for as long."""
+    return pin.entry.number in hourly and (pin.expires_at_ms or 0) >= hourly[pin.entry.number]
+
+
+def _to_lease(roots: Roots, hourly: Mapping[int, int]) -> tuple[Hourly, ...]:
+    """Return those of the newest checkpoints of their hours that no lease keeps."""
+    leased = {pin.entry.number for pin in roots.held if pin.is_of_retention and _fits(pin, hourly)}
+    found = []
+    for entry in roots.entries(sorted(hourly.keys() - leased)):
+        number, checkpoint_id = entry.document.number, entry.document.checkpoint_id
+        assert checkpoint_id is not None, "a fence is of no hour"
+        found.append(Hourly(checkpoint_id, entry.as_parent, hourly[number]))
+    return tuple(found)
 
 
 def _noting_kept(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from arrowstate.log.boundary import Boundary
+from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate_formats.documents import ParentDocument
 
 __all__ = [
     "DEFAULT_GRACE_MS",
@@ -15,6 +17,7 @@ __all__ = [
     "ORDER",
     "CollectionPlan",
     "Deletion",
+    "Hourly",
     "Kept",
     "Kind",
     "Portions",
@@ -79,6 +82,16 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Hourly:
+    """A checkpoint below the boundary that is the newest of its hour: the collection leases it before it deletes."""
+
+    checkpoint_id: int
+    entry: ParentDocument
+    until_ms: int
+    "When it is kept by its hour no more, in milliseconds since 1970."
+
+
+@dataclass(frozen=True, slots=True)
 class CollectionPlan:
     """What a collection would do; nothing is changed until it is applied."""
 
@@ -101,6 +114,10 @@ class CollectionPlan:
     `deletions` are those of the first portion, and what nothing refers to is looked for when all of them are done."""
     grace_ms: int = DEFAULT_GRACE_MS
     "How long a file waits that nothing refers to."
+    policy: RetentionPolicy = field(default_factory=RetentionPolicy)
+    "Which checkpoints are kept."
+    hourly: tuple[Hourly, ...] = ()
+    "The newest checkpoints of their hours that no lease keeps yet."
     taken: Mapping[str, int] = field(default_factory=dict)
     """Files that collections took and that an entry may refer to all the same, without having been acknowledged; by the
     number of an entry that was there when they went."""

@@ -1,12 +1,14 @@
-"""Which checkpoints of a store are kept: by count, by age, by tags and leases, and the newest always.
+"""Which checkpoints of a store are kept: by count, by age, by the hour, by tags and leases, and the newest always.
 
 Pure: entries and pins go in, a decision comes out. What is kept by count and age is the newest part of the log, from
-a boundary on without a gap; below it stand single checkpoints that a tag or a lease holds, or that are savepoints,
-which belong to whoever made them. A clock decides only how long a checkpoint is kept beyond the count.
+a boundary on without a gap. Below it stand single checkpoints: those that a tag or a lease holds, savepoints, which
+belong to whoever made them, and the newest of an hour, which a collection holds by a lease of its own.
+A clock decides only how long a checkpoint is kept beyond the count.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,24 +16,30 @@ from dataclasses import dataclass
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["Retention", "RetentionChoice", "RetentionPolicy", "retain"]
+__all__ = ["DEFAULT_RETENTION", "Retention", "RetentionChoice", "RetentionPolicy", "retain"]
+
+_HOUR_MS = 3600 * 1000
+_MOST_HOURS = 31 * 24
+"""Each hour is a lease, which every collection reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How many checkpoints a store keeps: those within the count, and those younger than the age too.
+    """How many checkpoints a store keeps: within the count, and besides by their age and by the hour.
 
     Tagged and leased checkpoints, savepoints and the newest checkpoint are kept whatever it says.
 
     Raises
     ------
     InvalidInputError
-        If count is below 1 or age_ms is negative.
+        If count is below 1, age_ms is negative, or hours is not 0 to 744.
 
     Examples
     --------
-    >>> RetentionPolicy(count=3, age_ms=24 * 3600 * 1000)
-    RetentionPolicy(count=3, age_ms=86400000)
+    The newest three, those of the last ten minutes, and one for each hour of the last week:
+
+    >>> RetentionPolicy(count=3, age_ms=10 * 60 * 1000, hours=7 * 24)
+    RetentionPolicy(count=3, age_ms=600000, hours=168)
     """
 
     count: int = 1
@@ -39,12 +47,27 @@ class RetentionPolicy:
     checkpoint that it repeats."""
     age_ms: int | None = None
     "Also checkpoints committed less than so many milliseconds ago; None: none by age."
+    hours: int = 0
+    """Also the newest checkpoint of each of the last so many hours, 0 to 744. An hour begins at the full hour of UTC;
+    the present hour is the first of them."""
 
     def __post_init__(self) -> None:
         count = check_integer("count, the checkpoints that a retention keeps,", self.count, 1)
         age_ms = check_integer("age_ms", self.age_ms, 0, unit="milliseconds", optional=True)
+        hours = check_integer("hours, of which a retention keeps the newest checkpoint,", self.hours, 0, _MOST_HOURS)
         object.__setattr__(self, "count", count)
         object.__setattr__(self, "age_ms", age_ms)
+        object.__setattr__(self, "hours", hours)
+
+    def __str__(self) -> str:
+        kept = [f"the newest {self.count}" if self.count > 1 else "the newest"]
+        kept += [] if self.age_ms is None else [f"those younger than {self.age_ms} ms"]
+        kept += [f"the newest of each of the last {self.hours} hours"] if self.hours else []
+        return f"{', '.join(kept[:-1])} and {kept[-1]}" if len(kept) > 1 else kept[0]
+
+
+DEFAULT_RETENTION = RetentionPolicy(count=10, hours=24)
+"""What jobs and queries keep that are told nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,7 @@ def retain(
     in_doubt: Collection[int] = (),
     grace_ms: int = 0,
     followed: Sequence[tuple[int, str]] = (),
+    hourly: Collection[int] = (),
 ) -> Retention:
     """Decide which entries of a log are kept.
 
@@ -92,6 +116,8 @@ def retain(
         that checkpoint still refers to its files, until its next one is committed.
     followed
         As `pins`, of leases that hold what comes after the entry, too.
+    hourly
+        Numbers of entries below `floor` that leases hold as the newest of their hours.
 
     Examples
     --------
@@ -107,7 +133,7 @@ def retain(
     documents = list(entries)
     choice = RetentionChoice(policy, now_ms=now_ms, floor=floor, grace_ms=grace_ms)
     for document in documents:
-        choice.add(document, in_doubt=document.number in in_doubt)
+        choice.add(document, in_doubt=document.number in in_doubt, is_hourly=document.number in hourly)
     boundary, reasons = choice.made(pins, followed)
     kept = {
         document.number: reasons.get(document.number, ())
@@ -138,13 +164,25 @@ class RetentionChoice:
         "The checkpoints that the last compactions repeat, as long as these are young."
         self._young: list[int] = []
         self._savepoints: list[int] = []
+        self._hourly: dict[int, int] = {}
+        "The newest checkpoint of each of the last hours, by the number of the hour since 1970."
         self._is_doubtful = False
 
-    def add(self, document: LogEntryDocument, *, in_doubt: bool = False) -> None:
-        """Take note of an entry, whose number is above those before; `in_doubt` as for `retain`."""
+    @property
+    def hourly(self) -> dict[int, int]:
+        """The numbers of the entries that are the newest of their hours, with the time until which they are kept."""
+        return {number: (hour + self._policy.hours) * _HOUR_MS for hour, number in self._hourly.items()}
+
+    def add(self, document: LogEntryDocument, *, in_doubt: bool = False, is_hourly: bool = False) -> None:
+        """Take note of an entry, whose number is above those before.
+
+        `in_doubt` as for `retain`; `is_hourly` says of an entry below the floor that it is held as one of `hourly`.
+        """
         if document.kind == "savepoint":
             self._savepoints.append(document.number)
         if document.number < self._floor:
+            if is_hourly:
+                self._note_hour(document)
             return
         self._first = document.number if self._first is None else self._first
         self._last = document.number
@@ -155,6 +193,7 @@ class RetentionChoice:
             self._young.append(document.number)
         if in_doubt:
             return
+        self._note_hour(document)
         # A compaction holds what the checkpoint before it does: the two are one, and the later one needs fewer files.
         before, self._certain = self._certain, document.number
         if before is None:
@@ -166,6 +205,12 @@ class RetentionChoice:
             self._repeated.clear()
         else:
             self._repeated.append(before)
+
+    def _note_hour(self, document: LogEntryDocument) -> None:
+        # What a clock that was wrong dates into the future is of the present hour.
+        hour, present = min(document.committed_at_ms, self._now_ms) // _HOUR_MS, self._now_ms // _HOUR_MS
+        if hour > present - self._policy.hours:
+            self._hourly[hour] = document.number
 
     def made(
         self, pins: Iterable[tuple[int, str]], followed: Iterable[tuple[int, str]] = ()
@@ -194,6 +239,9 @@ class RetentionChoice:
         boundary = max(self._floor, min(reasons))
         for number in self._savepoints:
             keep(number, "a savepoint")
+        for hour, number in self._hourly.items():
+            start = datetime.datetime.fromtimestamp(hour * 3600, datetime.UTC)
+            keep(number, f"the newest of its hour, {start:%Y-%m-%d %H}:00 UTC")
         for number, holder in pins:
             keep(number, holder)
         return boundary, {number: tuple(reasons[number]) for number in reasons}

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError
+from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.batch_function import BatchFunction
 from arrowstate.processing.process_function import KeyedProcessFunction
 from arrowstate.runtime.connectors import Source
@@ -213,3 +214,4 @@ class Declared(Protocol):
     allow_non_restored_state: bool
     task_timeout_ms: int | None
     spare_slot: bool
+    retention: RetentionPolicy | None

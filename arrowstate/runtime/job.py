@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError
+from arrowstate.maintenance.beside import check_retention
+from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.runtime.connectors import Source
 from arrowstate.runtime.declaring import check_timestamps
@@ -58,6 +60,10 @@ class Job:
     spare_slot
         Keep a process ready, while slots run in processes, that takes the place of the first that dies: it has loaded
         all that a slot needs, some 200 MB.
+    retention
+        Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
+        savepoints, and what tags and leases hold. None keeps all. The others are removed beside the job, one collection
+        at a time, and no checkpoint waits for it. A collection that fails is logged as a warning, and the next goes on.
 
     Examples
     --------
@@ -96,6 +102,7 @@ class Job:
         allow_non_restored_state: bool = False,
         task_timeout_ms: int | None = None,
         spare_slot: bool = True,
+        retention: RetentionPolicy | None = DEFAULT_RETENTION,
     ) -> None:
         self.store = store
         self.parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
@@ -108,6 +115,7 @@ class Job:
         self.storage_options = storage_options
         self.allow_non_restored_state = allow_non_restored_state
         self.spare_slot = spare_slot
+        self.retention = check_retention(retention)
         self.task_timeout_ms = check_integer("task_timeout_ms", task_timeout_ms, 1, optional=True)
         self.graph = Graph()
 

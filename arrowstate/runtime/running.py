@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from arrowstate.checkpoints.committing import Committer
 from arrowstate.errors import InvalidInputError, JobFailedError
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.maintenance.beside import collector_of_writer
 from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.query.beside import select_beside
 from arrowstate.runtime.core.assembling import Entries, stored_table
@@ -76,6 +77,14 @@ class RunningJob:
         self._parallelism = job.parallelism
         self._max_parallelism = _max_parallelism(job, self._newest())
         self._driver: Any = None
+        self._collector = collector_of_writer(
+            store.storage,
+            job.retention,
+            epoch=committer.epoch,
+            clock_ms=store.clock_ms,
+            new_id=store.new_id,
+            is_beside=mode != "inline",
+        )
         self._begin()
 
     def __repr__(self) -> str:
@@ -266,6 +275,8 @@ class RunningJob:
         if not self._driver.wait(lambda: self._driver.coordinator.is_over, timeout_ms):
             raise TimeoutError(f"the job has not ended within {timeout_ms} ms")
         error = self._driver.call(lambda job: job.error)
+        if self._collector is not None:
+            self._collector.end(is_last_due=error is None)
         if isinstance(error, JobFailedError):
             raise error
         if error is not None:
@@ -292,6 +303,8 @@ class RunningJob:
         """End the job at once, without a checkpoint, if it has not ended; what was committed stays."""
         self._driver.call(lambda job: job.cancel("it was closed"))
         self._driver.close()
+        if self._collector is not None:
+            self._collector.close(is_last_due=self._driver.call(lambda job: job.error) is None)
 
     def _newest(self) -> LogEntryDocument | None:
         return CommitLog(self.store.storage).history().checkpoint
@@ -309,6 +322,7 @@ class RunningJob:
             self._parallelism,
             self._max_parallelism,
             store.new_id,
+            collector=self._collector,
         )
         if self._mode == "inline":
             inline = Inline(

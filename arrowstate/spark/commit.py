@@ -19,10 +19,11 @@ from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
 from arrowstate.log.commit import append_fence, delete_quietly
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.history import History
+from arrowstate.maintenance.beside import Collector
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.snapshot.output_tables import BATCH_SUFFIX, appended
-from arrowstate.spark.collecting import Collector, collector_of
+from arrowstate.spark.collecting import collector_of
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.sink.plan import SinkPlan

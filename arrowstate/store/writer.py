@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,8 @@ from arrowstate.checkpoints.handles import SubtaskHandle, commit_handles
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointWriter
+from arrowstate.maintenance.beside import check_retention, collector_of_writer
+from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import Listener, recorded
 from arrowstate_formats.run_files import RunFormat
@@ -163,6 +166,7 @@ class StoreWriter:
         allow_dropped_state: bool = False,
         on_complete: Callable[[int, Kind], None] | None = None,
         on_abort: Callable[[int, Kind, str], None] | None = None,
+        retention: RetentionPolicy | None = DEFAULT_RETENTION,
     ) -> CheckpointCoordinator[Snapshot]:
         """Return what takes checkpoints of these backends while they are in use; see `CheckpointCoordinator`.
 
@@ -175,14 +179,33 @@ class StoreWriter:
         on_complete, on_abort
             Called when a checkpoint or savepoint was committed, and when one ended without. The `on_checkpoint` of the
             writer is called after either, with what it took.
+        retention
+            Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
+            savepoints, and what tags and leases hold. None keeps all. The others are removed beside the job, as
+            `StateStore.collect` does it with its grace period of a day, in a thread that no checkpoint waits for; the
+            end of the `with` block waits for the last collection. One that fails is logged as a warning, and the next
+            goes on. When a newer writer has opened the store nothing is removed any more.
 
         Returns
         -------
         CheckpointCoordinator[Snapshot]
             To be used in a `with` block, whose end waits for what is in flight.
+
+        Raises
+        ------
+        InvalidInputError
+            If a name, a list of backends or the retention is not what it should be.
         """
+        writer = self._writer
+        collector = collector_of_writer(
+            writer.storage,
+            check_retention(retention),
+            epoch=writer.epoch,
+            clock_ms=writer.clock_ms,
+            new_id=writer.new_id,
+        )
         return CheckpointCoordinator(
-            self._side,
+            replace(self._side, collector=collector),
             self._writer,
             operators,
             operator_states=operator_states,

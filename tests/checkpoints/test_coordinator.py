@@ -588,7 +588,7 @@ def test_whatever_is_in_flight_a_committed_checkpoint_is_the_state_at_its_trigge
     expected, pending = {}, []
     options = CheckpointOptions(max_concurrent=draw.randint(1, 3), tolerated_failures=99)
     writer = store.writer(compaction=policy)
-    with writer.coordinator({"op": backends}, options=options) as checkpoints:
+    with writer.coordinator({"op": backends}, options=options, retention=None) as checkpoints:
         for _ in range(40):
             keys = [draw.randrange(3000) for _ in range(draw.choice((1, 50, 2000)))]
             numbers = key_groups(pa.array(keys), 128).to_pylist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ import pytest
 import arrowstate
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, StorageError
+from arrowstate.maintenance.beside import Collector
 from arrowstate.spark import collecting
-from arrowstate.spark.collecting import Collector
+from arrowstate.spark.collecting import new_collector
 from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.places import StorePlace
 
@@ -35,15 +37,16 @@ class Counts(arrowstate.BatchFunction):
 @pytest.fixture
 def collector(sink: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """What collects the store of the sink, without rests."""
-    collector = Collector(StorePlace(str(sink.store)), POLICY, rest=lambda _: None)
-    monkeypatch.setattr(collecting, "_collectors", {(str(sink.store), POLICY): collector})
+    place = StorePlace(str(sink.store))
+    collector = new_collector(place, POLICY, rest=lambda _: None)
+    monkeypatch.setattr(collecting, "_collectors", {(str(sink.store), POLICY): (place, collector)})
     yield collector
     collector.join()
 
 
 def run(sink: Any, batch_id: int, rows: pa.Table) -> Any:
     """Run a micro-batch of the sink with the retention."""
-    plan = msgspec.structs.replace(sink.plan, retention=(POLICY.count, POLICY.age_ms))
+    plan = msgspec.structs.replace(sink.plan, retention=(POLICY.count, POLICY.age_ms, POLICY.hours))
     entry = commit_micro_batch(plan, sink.fold(batch_id, rows), new_id=new_id, clock_ms=now_ms)
     assert entry is not None
     return entry.properties["spark"]["metrics"]
@@ -120,14 +123,15 @@ def test_a_collection_that_fails_is_told_and_fails_no_micro_batch(
     assert [item["collections_failed"] for item in after] == [1, 0]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "the collection beside the query failed" in warnings[0]
+    assert "a collection failed, the next goes on" in warnings[0]
     assert "Permission denied" in warnings[0]
     assert ids(sink.store) == [3, 4]
 
 
 def test_two_processes_do_not_collect_a_store_at_once(sink: Any, make_rows: Any) -> None:
     rests: list[float] = []
-    collector = Collector(StorePlace(str(sink.store)), POLICY, rest=lambda seconds: (rests.append(seconds), end()))
+    place = StorePlace(str(sink.store))
+    collector = new_collector(place, POLICY, rest=lambda seconds: (rests.append(seconds), end()))
     for number in range(4):
         sink.run(number, make_rows(number))
     other = collecting._alone(str(sink.store))
@@ -186,6 +190,31 @@ def test_queries_collect_their_stores_over_restarts(stream: Any, make_rows: Any)
     assert set(progress(stream.store).column("collections_failed").to_pylist()) == {0}
     for store in (stream.store, stream.folder / "operators"):
         assert arrowstate.open_store(store).verify(deep=True).problems == []
+
+
+def test_an_operator_that_names_a_retention_decides_for_those_at_the_default(stream: Any) -> None:
+    from arrowstate.spark import stateful
+    from arrowstate.spark.operators.query import retention_of
+
+    (stream.folder / "in").mkdir()
+    frame = stream.frame()
+    arguments = {"key": ["k"], "operator": Counts(), "store": stream.store, "parallelism": 1}
+    default, named, endless = (
+        stateful(frame, uid=f"counts-{number}", **options, **arguments).operators[-1].plan
+        for number, options in enumerate(({}, {"retention": POLICY}, {"retention": None}))
+    )
+
+    found = [retention_of(plans) for plans in ([default, default], [default, named], [endless, default])]
+
+    assert found == [arrowstate.RetentionPolicy(count=10, hours=24), POLICY, None]
+
+
+def test_a_sink_and_operators_keep_the_newest_ten_and_one_of_each_hour_unless_they_are_told_otherwise() -> None:
+    from arrowstate.spark import keyed_sink, stateful
+
+    defaults = [inspect.signature(function).parameters["retention"].default for function in (keyed_sink, stateful)]
+
+    assert defaults == [arrowstate.RetentionPolicy(count=10, hours=24)] * 2
 
 
 def test_a_retention_that_is_none_is_refused(stream: Any) -> None:

@@ -15,6 +15,7 @@ from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.maintenance.beside import Collector
 from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.runtime.connectors import PreparingSink, Sink, Token
 from arrowstate.runtime.core.explaining import explained
@@ -78,6 +79,8 @@ class Entries:
     parallelism: int
     max_parallelism: int
     new_id: Callable[[], str]
+    collector: Collector | None = None
+    "Drops old checkpoints beside; None where all are kept."
     opened: bool = False
     committed_id: int = 0
     "The newest committed checkpoint, whose epochs and those before are done."
@@ -155,6 +158,8 @@ class Entries:
         self.recorded = recorded
         for uid, splits in finished.items():
             recorded[uid].splits.update(split.id for split in splits)
+        if self.collector is not None:
+            self.collector.wake()
 
     def give(self) -> None:
         """Give the sinks what the newest checkpoint keeps for them; what one was given it is not given again."""

@@ -22,10 +22,12 @@ from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.log.history import History
+from arrowstate.maintenance.beside import Collector
+from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
 from arrowstate.snapshot.output_tables import appended, rows_state
-from arrowstate.spark.collecting import Collector, collector_of
+from arrowstate.spark.collecting import collector_of
 from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
@@ -200,7 +202,7 @@ class StatefulQuery:
         self._hand_on(frame, batch_id, entry, BatchRecord.of(entry))
 
     def _collector(self) -> Collector | None:
-        retention = next((item.plan.retention for item in self._operators if item.plan.retention is not None), None)
+        retention = retention_of([item.plan for item in self._operators])
         return None if retention is None else collector_of(StorePlace(self._store, self._options), retention)
 
     @property
@@ -249,6 +251,17 @@ def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
     """Return the uids that a query has in its store, those of its operators first."""
     tables = [table.uid for plan in plans for table in (plan.stored_output, plan.dead_letters) if table is not None]
     return [plan.uid for plan in plans] + tables
+
+
+def retention_of(plans: Sequence[OperatorPlan]) -> RetentionPolicy | None:
+    """Return the retention of the store of a query; one that an operator names counts before the default."""
+    named = {plan.retention for plan in plans} - {DEFAULT_RETENTION}
+    if len(named) > 1:
+        raise InvalidInputError(
+            "the operators of a query share one store, which has one retention; got "
+            f"{' and '.join(sorted(map(repr, named)))}"
+        )
+    return named.pop() if named else DEFAULT_RETENTION
 
 
 def _opened(storage: Storage, now_ms: int) -> tuple[str, History]:

@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.maintenance.beside import check_retention
+from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.spark.collecting import check_retention
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked
@@ -45,7 +45,7 @@ def stateful(
     broadcast: Mapping[BroadcastStateDescriptor, DataFrame] | None = None,
     on_error: Literal["fail", "dead_letter"] = "fail",
     dead_letters: str | None = None,
-    retention: RetentionPolicy | None = None,
+    retention: RetentionPolicy | None = DEFAULT_RETENTION,
     storage_options: Mapping[str, Any] | None = None,
     memory_budget_bytes: int | Literal["auto"] | None = "auto",
     spill_dir: str | Path | None = None,
@@ -107,10 +107,12 @@ def stateful(
         The name of that output table, by default the uid with `_dead_letters`. Its columns are `reason`, `error` (the
         class), `batch_id`, `key` and `row`, the latter structs of the key columns and of all columns.
     retention
-        Which checkpoints stay: the store is collected beside the query, as `Store.collect` does it with its grace
-        period of a day, after commits and one collection at a time. No commit waits for it, and a collection that
-        fails is logged as a warning; `files_collected` and `collections_failed` in the progress say what became of it.
-        By default nothing is collected. Operators of one query name the same, or one of them does.
+        Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
+        savepoints, and what tags and leases hold. None keeps all. The others are removed beside the query, as
+        `StateStore.collect` does it with its grace period of a day, after commits and one collection at a time. No
+        commit waits for it, and a collection that fails is logged as a warning; `files_collected` and
+        `collections_failed` in the progress say what became of it. Operators of one query name the
+        same, or all but some of them leave it at the default.
     storage_options
         As for `arrowstate.open_store`.
     memory_budget_bytes

@@ -19,7 +19,7 @@ from arrowstate.spark.operators.declaring import (
     check_uids,
     with_readers,
 )
-from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, uids_of
+from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, retention_of, uids_of
 from arrowstate.spark.places import StorePlace
 from arrowstate.spark.read.idle import and_idle
 from arrowstate.spark.source import ArrowStateDataSource
@@ -253,12 +253,7 @@ def write_stream(
             )
     operators = tuple(with_readers(item, operators, functions) for item in operators)
     plans = [item.plan for item in operators]
-    policies = {plan.retention for plan in plans if plan.retention is not None}
-    if len(policies) > 1:
-        raise InvalidInputError(
-            "the operators of a query share one store, which has one retention; got "
-            f"{' and '.join(sorted(map(repr, policies)))}"
-        )
+    retention_of(plans)
     uids = uids_of(plans)
     storage = open_store(first.store, storage_options=plans[0].storage_options).storage
     checkpoint = CommitLog(storage).latest_checkpoint()

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from arrowstate.backend.broadcast import restored_broadcast
 from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
-from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.processing.batch_function import BatchFunction, BatchRunner
 from arrowstate.processing.dead_letters import DeadLetters
 from arrowstate.processing.failing import explained
@@ -61,7 +61,7 @@ class OperatorPlan:
     """Whether anything takes what it emits: a table, a function or another operator."""
     dead_letters: OutputTable | None = None
     """Where rows go that it cannot take; None if they fail the query."""
-    retention: RetentionPolicy | None = None
+    retention: RetentionPolicy | None = DEFAULT_RETENTION
     """How the store is collected beside the query."""
     memory: TaskMemory = TaskMemory()
 

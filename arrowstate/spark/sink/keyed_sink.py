@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.maintenance.beside import check_retention
+from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.processing.dead_letters import dead_letters_name
 from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
 from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
-from arrowstate.spark.collecting import check_retention
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone, check_no_operator_state
 from arrowstate.spark.failures import pickled
@@ -58,7 +58,7 @@ def keyed_sink(
     dead_letters: str | None = None,
     allow_non_restored_state: bool = False,
     on_checkpoint: Listener | None = None,
-    retention: RetentionPolicy | None = None,
+    retention: RetentionPolicy | None = DEFAULT_RETENTION,
     storage_options: Mapping[str, Any] | None = None,
     memory_budget_bytes: int | Literal["auto"] | None = "auto",
     spill_dir: str | Path | None = None,
@@ -149,10 +149,11 @@ def keyed_sink(
         pickled, and what it does it does there. What it raises is logged, and changes nothing.
 
     retention
-        Which checkpoints stay: the store is collected beside the query, as `Store.collect` does it with its grace
-        period of a day, after commits and one collection at a time. No commit waits for it, and a collection that
-        fails is logged as a warning; `files_collected` and `collections_failed` in the progress say what became of it.
-        By default nothing is collected.
+        Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
+        savepoints, and what tags and leases hold. None keeps all. The others are removed beside the query, as
+        `StateStore.collect` does it with its grace period of a day, after commits and one collection at a time. No
+        commit waits for it, and a collection that fails is logged as a warning; `files_collected` and
+        `collections_failed` in the progress say what became of it.
     storage_options
         As for `arrowstate.open_store`, of values that JSON has; what is left out comes from the environment of each
         process. They go to Spark's workers in options of the writer, which Spark's plans and logs do not print.
@@ -266,7 +267,7 @@ def keyed_sink(
         max_parallelism=opened.max_parallelism,
         dropped=left_out,
         on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
-        retention=None if retention is None else (retention.count, retention.age_ms),
+        retention=None if retention is None else (retention.count, retention.age_ms, retention.hours),
         storage_options=None if storage_options is None else dict(storage_options),
         memory=memory,
         **inputs.take(taken, opened.key, stored),

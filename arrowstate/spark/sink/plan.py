@@ -87,8 +87,8 @@ class SinkPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """None if a row that does not fit fails the query."""
     on_checkpoint: bytes | None = None
     """The function that is told of each checkpoint, pickled."""
-    retention: tuple[int, int | None] | None = None
-    """Count and age of the policy by which the store is collected beside the query; None for not at all."""
+    retention: tuple[int, int | None, int] | None = None
+    """Count, age and hours of the policy by which the store is collected beside the query; None for not at all."""
     memory: TaskMemory = TaskMemory()
     storage_options: dict[str, Any] | None = None
     """As for `open_store`; no text shows them."""
