@@ -1,0 +1,185 @@
+"""How many Python functions of the project are called for one batch, checkpoint, micro-batch, query and edit.
+
+Each walk is done three times over a small store, and the last is counted with a profiler: what happens once a call must
+not grow with the house. Lambdas and comprehensions count in the runtime alone, whose drivers are made of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import arrowstate
+from arrowstate.clock import new_id, now_ms
+from arrowstate.runtime import GeneratorSource, Job
+from arrowstate.schema.layout import StateLayout, key_documents, state_document
+from arrowstate.spark.commit import commit_micro_batch
+from arrowstate.spark.micro_batches import MicroBatch
+from arrowstate.spark.sink.plan import SinkPlan, StateInput
+from arrowstate.spark.sink.task import fold_micro_batch
+from benchmarks.harness import Report, argument_parser
+
+_ROOT = Path(arrowstate.__file__).parents[1]
+_OURS = (f"{_ROOT}/arrowstate/", f"{_ROOT}/formats/")
+_KEY = pa.schema([("key", pa.int64())])
+_TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+_ROWS = 1_200
+_MOST = {
+    "Reducing.add_batch": 140,
+    "edit of one key": 1_000,
+    "micro-batch of one task": 700,
+    "job checkpoint of two slots": 3_500,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark and return its exit code."""
+    parser = argument_parser("calls", __doc__, rounds=1)
+    parser.add_argument("--most", type=int, default=0, metavar="N", help="show the N functions that are called most")
+    arguments = parser.parse_args(argv)
+    report = Report("calls", arguments)
+    with tempfile.TemporaryDirectory(prefix="arrowstate-bench-") as folder:
+        for name, walk in _walks(Path(folder)).items():
+            counted, places = walk()
+            functions = Counter({code: count for code, count in counted.items() if places or _is_named(code)})
+            calls = sum(functions.values())
+            files = {code.co_filename for code in functions}
+            print(f"  {name}: {len(functions)} functions in {len(files)} files")
+            report.figure(name, calls, "calls")
+            for code, count in functions.most_common(arguments.most):
+                print(f"    {count:5} {Path(code.co_filename).relative_to(_ROOT)}:{code.co_firstlineno} {code.co_name}")
+            if name in _MOST:
+                report.require(name, calls, at_most=_MOST[name], unit="calls")
+    return report.finish()
+
+
+_Counted = tuple[Counter[CodeType], bool]
+
+
+def _counted(walk: Callable[[], Any]) -> Counter[CodeType]:
+    """Call a function, and count what it calls of this project, in any thread that it starts too."""
+    found: Counter[CodeType] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_OURS):
+            found[frame.f_code] += 1
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        walk()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return found
+
+
+def _is_named(code: CodeType) -> bool:
+    return not code.co_name.startswith("<")
+
+
+def _third(walk: Callable[[], Any]) -> Callable[[], _Counted]:
+    def run() -> _Counted:
+        walk()
+        walk()
+        return _counted(walk), False
+
+    return run
+
+
+def _walks(folder: Path) -> dict[str, Callable[[], _Counted]]:
+    random = np.random.default_rng(0)
+    backend = arrowstate.KeyedStateBackend(key=_KEY, max_parallelism=128)
+    total = backend.state(_TOTAL)
+    store = arrowstate.open_store(folder / "store", create=True)
+    writer = store.writer()
+
+    def add() -> None:
+        # Key 7 is always among them.
+        keys = np.append(random.integers(0, 10_000, _ROWS - 1), 7)
+        total.add_batch(pa.array(keys), pa.array(np.ones(_ROWS, np.int64)))
+
+    def checkpoint() -> None:
+        writer.checkpoint({"op": [backend]})
+
+    def changed_checkpoint() -> _Counted:
+        for _ in range(2):
+            add()
+            checkpoint()
+        add()
+        return _counted(checkpoint), False
+
+    def query() -> None:
+        store.sql("select total from op.total where key = 7").fetchall()
+
+    def edit() -> None:
+        with store.edit() as edit:
+            edit.update("op.total", set={"total": "total + 1"}, where="key = 7")
+            edit.commit()
+
+    return {
+        "Reducing.add_batch": _third(add),
+        "incremental checkpoint": changed_checkpoint,
+        "SQL of one key": _third(query),
+        "micro-batch of one task": lambda: _micro_batch(folder / "sink", random),
+        "job checkpoint of two slots": lambda: _job(folder / "job"),
+        "edit of one key": _third(edit),
+    }
+
+
+def _micro_batch(place: Path, random: np.random.Generator) -> _Counted:
+    """A task of a sink and the commit of its micro-batch, as Spark's Python workers call them."""
+    arrowstate.open_store(place, create=True)
+    state = state_document(_TOTAL, StateLayout(_KEY, _TOTAL.name, _TOTAL.type), key_documents(_KEY))
+    plan = SinkPlan(
+        store=str(place),
+        uid="op",
+        key=key_documents(_KEY),
+        states=[StateInput(state=state, columns=[1])],
+        parallelism=1,
+        max_parallelism=128,
+    )
+    batches = iter(range(3))
+
+    def run() -> None:
+        keys, ones = pa.array(random.integers(0, 10_000, _ROWS)), pa.array(np.ones(_ROWS, np.int64))
+        rows = pa.record_batch([keys, ones], names=["key", "v"])
+        batch = MicroBatch("query", "run", next(batches))
+        result = fold_micro_batch(plan, batch, 0, [rows], new_id)
+        assert commit_micro_batch(plan, [result], new_id=new_id, clock_ms=now_ms) is not None
+
+    return _third(run)()
+
+
+class _Totals(arrowstate.BatchFunction):
+    def open(self, context: Any) -> None:
+        self.total = context.state(_TOTAL)
+
+    def process_batch(self, batch: pa.RecordBatch, context: Any) -> None:
+        self.total.add_batch(context.group_keys(batch), batch["v"])
+
+
+def _numbered(first: int, count: int) -> pa.RecordBatch:
+    numbers = np.arange(first, first + count)
+    return pa.record_batch({"key": numbers % 10_000, "v": np.ones(count, np.int64)})
+
+
+def _job(place: Path) -> _Counted:
+    """One checkpoint of a job in one thread, with the rows that pass while it is taken."""
+    job = Job(str(place), parallelism=2, options=arrowstate.CheckpointOptions(interval_ms=None))
+    source = GeneratorSource(_numbered, _numbered(0, 0).schema, splits=2, batch_rows=_ROWS, rows_per_second=_ROWS)
+    job.source(source, uid="rows").stateful(_Totals(), key=["key"], uid="totals")
+    with job.start(mode="inline") as running:
+        for _ in range(2):
+            running.go_on(200)
+            running.checkpoint()
+        return _counted(running.checkpoint), True
