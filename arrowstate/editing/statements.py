@@ -136,8 +136,9 @@ class Statements:
         state
             `<operator uid>.<state>`, or a tuple of both.
         rows
-            A query in DuckDB's SQL, or a table: of Arrow, Polars or pandas, or anything with the PyCapsule protocol. It
-            has the columns that `to_arrow` returns. `_seq` of a list may be left out or null: then the element is
+            A query in DuckDB's SQL; or a table, a frame of Polars or pandas, a dataset, a RecordBatchReader, a relation
+            of DuckDB, anything with the PyCapsule protocol, or an iterator of record batches, which is read once. They
+            have the columns that `to_arrow` returns. `_seq` of a list may be left out or null: then the element is
             appended. So may `_updated_at` of a state with a time to live, in milliseconds: then a row is updated now.
         params, tables
             Values and tables for the query, as in `SnapshotReader.sql`.
@@ -219,7 +220,7 @@ class Statements:
         script
             Statements, each ended by `;`. They run in one transaction.
         tables
-            Other tables, by name: of Arrow, pandas or Polars.
+            Other tables, by name: whatever `upsert` takes as rows. Streams are read once, before the script runs.
 
         Returns
         -------

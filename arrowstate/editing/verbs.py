@@ -24,7 +24,7 @@ from arrowstate.query.catalog import quoted, resolve, sql_names
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
-from arrowstate.schema.types import as_arrow
+from arrowstate.schema.row_streams import read_rows
 from arrowstate.snapshot.reading import find_operator, find_state, states_of
 from arrowstate.table.columns import columns_equal
 
@@ -32,9 +32,8 @@ __all__ = ["Given", "Params", "Verbs"]
 
 Params: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 Given: TypeAlias = Any
-"""A query, or a table of any library."""
+"""A query, or what `read_rows` takes."""
 
-_GIVEN = "_given"
 _ROWS = "_rows"
 
 
@@ -150,7 +149,7 @@ class Verbs:
             table = self._fetched(given, params, tables)
             text = f"{rule} into {uid}.{name} {given}"
         else:
-            table, text = self._table(given), f"{rule} into {uid}.{name} from a table"
+            table, text = read_rows(given), f"{rule} into {uid}.{name} from a table"
         if is_operator_state:
             return Statement(text, self._write_elements(uid, name, table, rule))
         form = self.form(uid, name)
@@ -158,22 +157,6 @@ class Verbs:
         rows = form.rows(table)
         self.staging.put(uid, name, rows, rule)
         return Statement(text, len(rows))
-
-    def _table(self, given: Given) -> pa.Table:
-        found = as_arrow(given)
-        if isinstance(found, pa.RecordBatch):
-            found = pa.Table.from_batches([found])
-        if isinstance(found, pa.RecordBatchReader):
-            found = found.read_all()
-        if isinstance(found, pa.Table):
-            return found
-        try:
-            return self._fetched(f"select * from {_GIVEN}", None, {_GIVEN: given})  # noqa: S608
-        except (InvalidInputError, TypeError) as error:
-            raise InvalidInputError(
-                "rows are a query in SQL, or a table: of Arrow, Polars or pandas, or anything with the PyCapsule "
-                f"protocol; got {type(given).__name__}: {error}"
-            ) from error
 
     def _fetched(self, query: str, params: Params, tables: Mapping[str, Any] = MappingProxyType({})) -> pa.Table:
         import duckdb

@@ -109,7 +109,8 @@ class SnapshotReader(TableReader):
         params
             Values for `?` or `$name` in the query.
         tables
-            Other tables for the query, by name: data frames of pandas or Polars, Arrow tables and readers.
+            Other tables for the query, by name: of Arrow, pandas or Polars, datasets, readers, relations of DuckDB, and
+            iterators of record batches. What can be read once only is read into memory first.
         expired
             Whether states have rows that have expired, too, and the column `_expires_at`.
 

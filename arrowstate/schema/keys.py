@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
+from arrowstate.schema.row_streams import read_rows
 from arrowstate.schema.types import (
     CONVERSION_ERRORS,
     as_arrow,
@@ -23,6 +24,8 @@ from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
 __all__ = ["check_key_schema", "described", "key_columns", "to_type", "value_array"]
+
+_WITH_A_LENGTH = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table, np.ndarray, list, tuple)
 
 
 def check_key_schema(key: pa.Schema) -> pa.Schema:
@@ -70,6 +73,8 @@ def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
 
 def _columns(keys: Any, key: pa.Schema) -> list[Any]:
     keys = as_arrow(keys)
+    if not isinstance(keys, _WITH_A_LENGTH) and (isinstance(keys, Iterator) or hasattr(keys, "collect_batches")):
+        keys = read_rows(keys, "the keys")
     if isinstance(keys, pa.StructArray) and not (len(key) == 1 and pa.types.is_struct(key.field(0).type)):
         if keys.null_count:
             row = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])

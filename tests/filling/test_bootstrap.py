@@ -261,6 +261,9 @@ SOURCES = {
     "duckdb": lambda table, _: duckdb.from_arrow(table),
     "batches": lambda table, _: iter(table.to_batches(max_chunksize=4)),
     "frames": lambda table, _: [pl.from_arrow(table.slice(0, 4)), pl.from_arrow(table.slice(4))],
+    "lazy frame": lambda table, _: pl.from_arrow(table).lazy(),
+    "query": lambda table, _: duckdb.connect().from_arrow(table),
+    "generator": lambda table, _: (batch for batch in table.to_batches(max_chunksize=4)),
     "dataset": lambda table, _: ds.dataset(table),
     "files": lambda table, folder: [pq.write_table(table, folder / "a.parquet"), ds.dataset(folder)][1],
 }
@@ -278,7 +281,7 @@ def test_a_table_may_be_whatever_has_rows_of_arrow(store, tmp_path, source):
 
 
 @pytest.mark.parametrize(
-    "table", [[1, 2], "a table", {"user": ["ann"]}, None, pl.LazyFrame({"user": ["ann"]}), iter([pd.Series(["ann"])])]
+    "table", [[1, 2], "a table", {"user": ["ann"]}, None, pl.LazyFrame({"nobody": ["ann"]}), iter([pd.Series(["ann"])])]
 )
 def test_what_has_no_rows_of_arrow_is_refused(store, table):
     with pytest.raises(InvalidInputError, match="a table must be one of Arrow, a stream|has no column 'user'"):

@@ -1,7 +1,11 @@
-"""Whatever has rows of Arrow, as a schema and record batches that are read once, one after the other."""
+"""Whatever has rows: a table, a frame, a query, a stream or an iterator, as a schema and batches that are read once.
+
+What can be read once only, such as a RecordBatchReader or a generator, is touched here and nowhere else.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -9,9 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import ArrowStateError, InvalidInputError
 
-__all__ = ["RowStream", "open_stream"]
+__all__ = ["RowStream", "open_stream", "read_rows"]
+
+
+_INDEX = re.compile(r"__index_level_\d+__")
+"""What pandas calls an index without a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class RowStream:
 
 
 def open_stream(table: Any) -> RowStream:
-    """Return the rows of a table, a stream, a dataset, or of an iterator of any of them.
+    """Return the rows of a table, a frame, a stream, a dataset, a query, or of an iterator of any of them.
 
     Of an iterator the first item is taken, which tells the columns; the others must have the same.
 
@@ -44,21 +52,58 @@ def open_stream(table: Any) -> RowStream:
         # A dataset of PyArrow reads so many batches ahead, each of them of many rows.
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
         return RowStream(table.schema, lambda columns: iter(table.scanner(columns=list(columns), **ahead).to_reader()))
+    if hasattr(table, "to_batches") and isinstance(getattr(table, "schema", None), pa.Schema):
+        # A state. Through the protocol, a missing file would not be the error that it is.
+        return RowStream(table.schema, lambda _: iter(table.to_batches()))
+    if hasattr(table, "to_arrow_reader"):
+        # A query of DuckDB, for the same reason.
+        return open_stream(table.to_arrow_reader())
+    if hasattr(table, "collect_batches"):
+        # A lazy frame of Polars, whose columns are known before its rows.
+        return _of_items(chain([table.head(0).collect()], table.collect_batches(maintain_order=True)))
     if hasattr(table, "__arrow_c_stream__"):
-        try:
-            reader = pa.RecordBatchReader.from_stream(table)
-        except pa.ArrowInvalid:
-            # A series, for one, is no table.
-            raise _refused(table) from None
-        return RowStream(reader.schema, lambda _: iter(reader))
+        return _of_protocol(table)
     if hasattr(table, "__arrow_c_array__"):
         return open_stream(pa.record_batch(table))
     if isinstance(table, Iterable) and not isinstance(table, (str, bytes, dict)):
-        return _of_items(iter(table))
+        return _of_items(iter(table), type(table).__name__)
     raise _refused(table)
 
 
-def _of_items(items: Iterator[Any]) -> RowStream:
+def read_rows(table: Any, what: str = "the rows") -> pa.Table:
+    """Return all rows of what `open_stream` takes; `what` names them in messages.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is nothing of the kind, or fails while it is read.
+    """
+    try:
+        stream = open_stream(table)
+        return pa.Table.from_batches(stream.batches(stream.schema.names), stream.schema)
+    except (ArrowStateError, MemoryError):
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            f"{what} cannot be read to their end, so none is taken: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _of_protocol(table: Any) -> RowStream:
+    try:
+        reader = pa.RecordBatchReader.from_stream(table)
+    except pa.ArrowInvalid:
+        # A series, for one, is no table.
+        raise _refused(table) from None
+    if type(table).__module__.partition(".")[0] != "pandas":
+        return RowStream(reader.schema, lambda _: iter(reader))
+    # The index of a frame that was filtered is no column of it.
+    names = [name for name in reader.schema.names if not _INDEX.fullmatch(name)]
+    fields = [reader.schema.field(name) for name in names]
+    return RowStream(pa.schema(fields), lambda _: (batch.select(names) for batch in reader))
+
+
+def _of_items(items: Iterator[Any], kind: str = "an iterator") -> RowStream:
     first = next(items, None)
     if first is None:
         raise InvalidInputError(
@@ -66,7 +111,7 @@ def _of_items(items: Iterator[Any]) -> RowStream:
             "which have a schema without rows too"
         )
     if not isinstance(first, (pa.RecordBatch, pa.Table)) and not hasattr(first, "__arrow_c_stream__"):
-        raise _refused(first, "an iterator of ")
+        raise _refused(first, f"{kind} of ")
     opened = open_stream(first)
 
     def batches(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -86,9 +131,8 @@ def _described(schema: pa.Schema) -> str:
 
 
 def _refused(given: Any, prefix: str = "") -> InvalidInputError:
-    remedy = "collect it, or pass its collect_batches()" if hasattr(given, "collect_batches") else "convert it first"
     return InvalidInputError(
         "a table must be one of Arrow, a stream, a dataset, anything with Arrow's PyCapsule protocol, such as a frame "
         f"of Polars or pandas and a relation of DuckDB, or an iterator of record batches; got {prefix}"
-        f"{type(given).__name__}: {remedy}"
+        f"{type(given).__name__}: convert it first"
     )
