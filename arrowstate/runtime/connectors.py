@@ -161,9 +161,31 @@ class Source(ABC):
     discovery_ms: int = 10_000
     """How often splits are discovered, in milliseconds, where the source is not bounded."""
 
+    def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:  # noqa: B027
+        """Refuse the splits of a checkpoint that this source cannot go on with.
+
+        Called when a job starts with a checkpoint. A source whose splits depend on its arguments looks here whether
+        they are still the same; by default all splits are taken.
+
+        Parameters
+        ----------
+        begun
+            The splits that are to be read on, or were not begun, with their positions.
+        finished
+            The splits that were read to their end, with the positions of their ends. They are not read again.
+
+        Raises
+        ------
+        SourceError
+            If a split is none of this source, or has other rows than those that were read of it.
+        """
+
     @abstractmethod
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the splits there are besides the known ones, whose ids are given, in the order to read them in.
+
+        The first subtask reads the first of them, the second the second, and so on in turn. Each subtask reads its
+        splits in this order; one that was begun before a restart comes first.
 
         Called in the process of the coordinator, before the job starts and again at intervals if the source is not
         bounded.

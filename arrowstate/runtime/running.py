@@ -16,6 +16,7 @@ from arrowstate.maintenance.beside import collector_of_writer
 from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.query.beside import select_beside
 from arrowstate.runtime.core.assembling import Entries, stored_table
+from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.drivers.inline import Inline
@@ -430,3 +431,4 @@ def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storag
     for sink in graph.sinks:
         if isinstance(sink.sink, OutputTable):
             stored_table(sink).parts_before(storage, operators)
+    check_splits(graph, storage, newest)

@@ -9,7 +9,7 @@ from job_simulation.run import simulate_seed
 
 SEEDS = 240
 
-BEGIN = {"attempts_of_messages": 170}
+BEGIN = {"order_of_splits": 25, "order_of_slots": 120, "time_of_splits_that_wait": 85}
 """Where some seed is known to be near: it is looked for there first."""
 
 

@@ -10,8 +10,7 @@ import pytest
 import arrowstate
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.runtime import Batch, EndOfSplit, Job, OutputTable, PrintSink, Reader, Source, Split, Watermarks
-from arrowstate.runtime.core.assembling import PROPERTY, Entries
-from arrowstate.runtime.core.reading import SourceSplits
+from arrowstate.runtime.core.assembling import PROPERTY
 
 
 class Files(Source):
@@ -136,28 +135,6 @@ def test_nothing_is_read_twice_after_a_restart(parallelism):
     ]
     assert splits_of(again) == {f"part-{number:08}.parquet": True for number in range(70)}
     assert again.sql("select count(*) from files.splits").fetchall() == [(70,)]
-
-
-def test_a_savepoint_of_before_they_were_recorded_is_restored_and_they_are_recorded_then(monkeypatch, tmp_path):
-    with monkeypatch.context() as patch:
-        patch.setattr(Entries, "_finished", lambda self, handles: {"files": []})
-        patch.setattr(SourceSplits, "committed", lambda self, states: None)
-        with started("memory://finished-old") as running:
-            read_up_to(running, 30)
-            old = running.savepoint(tmp_path / "old")
-    store = arrowstate.open_store("memory://finished-new", create=True)
-    store.import_savepoint(tmp_path / "old")
-
-    with started("memory://finished-new", parallelism=2) as running:
-        read_up_to(running, 40)
-        first = running.checkpoint()
-        second = running.checkpoint()
-
-    assert recorded(old) == 0
-    assert splits_of(old) == {f"part-{number:08}.parquet": True for number in range(30)}
-    assert sorted(Files.read) == list(range(40))
-    assert recorded(first) == 1
-    assert second.sql("select count(*) from files.splits").fetchall() == [(40,)]
 
 
 def test_what_a_checkpoint_that_was_given_up_has_seen_finished_is_recorded_by_the_next():

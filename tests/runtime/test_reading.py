@@ -84,19 +84,20 @@ def test_a_reader_gets_its_splits_with_their_positions_and_none_that_were_read_t
     assert {state.id for state in splits.states} == {"a", "b"}
 
 
-def test_what_a_checkpoint_stores_is_where_each_split_goes_on():
+def test_what_a_checkpoint_stores_is_where_each_split_goes_on_that_has_not_ended():
     source = Scripted(batch("a", 3, 10, 12), batch("b", 5, 20), EndOfSplit("b"))
-    splits = reading(source, "a", "b", "c", watermarks=Watermarks("at", out_of_order_ms=2))
+    numbered = {id: SplitState(id, number=number) for number, id in enumerate("abc")}
+    splits = reading(source, "a", "b", "c", watermarks=Watermarks("at", out_of_order_ms=2), **numbered)
     all_of(splits)
 
     stored = splits.to_arrow()
 
     assert stored.type == split_type(pa.int64())
     assert stored.to_pylist() == [
-        {"split": "a", "position": 3, "finished": False, "watermark": 9},
-        {"split": "b", "position": 5, "finished": True, "watermark": 17},
-        {"split": "c", "position": None, "finished": False, "watermark": None},
+        {"split": "a", "position": 3, "finished": False, "watermark": 9, "number": 0},
+        {"split": "c", "position": None, "finished": False, "watermark": None, "number": 2},
     ]
+    assert [state.id for state in splits.states if state.finished] == ["b"]
 
 
 def test_the_watermark_is_the_lowest_of_the_splits_and_ends_with_them():
@@ -327,3 +328,53 @@ def test_a_source_whose_reader_is_none_is_refused():
         InvalidInputError, match="the source of 'given' must give a Reader, got str; derive from Reader"
     ):
         reading(Wrong(), "a")
+
+
+def restored(*states: SplitState, script=(), idle_ms=None) -> SourceSplits:
+    """A source of files, of which these splits are left."""
+    source = Scripted(*script, sequential=True)
+    rule = Watermarks("at", idle_ms=idle_ms)
+    splits = SourceSplits(SourceNode(uid="given", source=source, watermarks=rule, schema=SCHEMA))
+    splits.add(states, 0)
+    return splits
+
+
+def test_a_file_that_waits_holds_event_time_back_if_a_later_one_was_begun():
+    begun, waits = SplitState("b", 5, False, 400, number=5), SplitState("a", number=4)
+    script = [batch("b", 6, 450), EndOfSplit("b"), batch("a", 1, 300), EndOfSplit("a"), batch("c", 1, 500)]
+
+    splits = restored(begun, waits, SplitState("c", number=7), script=script)
+
+    assert splits.look() is None
+    assert all_of(splits) == [None, None, 299, None, 499]
+
+
+def test_a_file_that_waits_for_its_turn_is_not_idle():
+    states = [SplitState("a", 5, False, 100, number=1), SplitState("b", 5, False, 400, number=5)]
+    splits = restored(*states, script=[batch("a", 6, 150)], idle_ms=50)
+    all_of(splits)
+
+    for now_ms in (10, 60, 200):
+        splits.look_for_idle(now_ms)
+
+    # Only the first is, whose turn it is.
+    assert not splits.is_idle
+
+
+def test_the_file_whose_turn_it_is_turns_idle_though_it_had_no_rows_since_a_restart():
+    splits = restored(SplitState("a", 5, False, 100, number=1), idle_ms=50)
+
+    splits.look_for_idle(10)
+    splits.look_for_idle(60)
+
+    assert splits.is_idle
+
+
+def test_a_reader_that_cannot_pause_goes_on_until_it_is_known_how_far_the_source_is():
+    rule = Watermarks("at", group="all", max_drift_ms=10)
+    splits = reading(Scripted(batch("a", 1, 100), batch("b", 1, 50), pausing=False), "a", "b", watermarks=rule)
+
+    splits.read(100, 0)
+    assert not splits.is_paused
+    splits.read(100, 0)
+    assert splits.is_paused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from arrowstate_formats.documents import (
     OperatorStateDocument,
 )
 
-__all__ = ["Entries", "Kept", "recorded_splits", "stored_splits", "stored_table"]
+__all__ = ["Entries", "Kept", "recorded_splits", "stored_slots", "stored_splits", "stored_table"]
 
 PROPERTY = "arrowstate.runtime"
 """The property of a log entry that says of which epoch and subtask the parts are that sinks have not had."""
@@ -336,19 +337,34 @@ def _committables(sink: PreparingSink, rows: pa.Table) -> pa.RecordBatch:
 
 
 def stored_splits(storage: Storage, entry: LogEntryDocument | None, uid: str) -> list[SplitState]:
-    """Return the splits of a source in a checkpoint, each once."""
+    """Return the splits of a source in a checkpoint, each once, in the order of the source."""
     found: dict[str, SplitState] = {}
+    order: dict[str, tuple[float, int, int]] = {}
     whole = _splits(storage, entry, uid)
     if whole is None:
         return []
     first = len(whole.parts) - _recorded_parts(entry, uid)
-    for number in range(len(whole.parts)):
-        for row in read_part(storage, whole, number).column(0).to_pylist():
-            # One that was recorded last is in the part of its slot too.
-            found[row["split"]] = SplitState(
-                row["split"], row["position"], row["finished"], row["watermark"], recorded=number >= first
+    for part in range(len(whole.parts)):
+        for place, row in enumerate(read_part(storage, whole, part).column(0).to_pylist()):
+            # What an edit has put in may have no number: it comes last.
+            id, number = row["split"], row.get("number")
+            order[id] = math.inf if number is None else number, place, part
+            found[id] = SplitState(
+                id,
+                row["position"],
+                row["finished"],
+                row["watermark"],
+                recorded=part >= first,
+                slot=part if part < first else None,
             )
-    return list(found.values())
+    in_order = sorted(found, key=order.__getitem__)
+    return [dataclasses.replace(found[id], number=number) for number, id in enumerate(in_order)]
+
+
+def stored_slots(storage: Storage, entry: LogEntryDocument | None, uid: str) -> int:
+    """Return how many slots a checkpoint has splits of a source of, with or without any."""
+    whole = _splits(storage, entry, uid)
+    return 0 if whole is None else len(whole.parts) - _recorded_parts(entry, uid)
 
 
 def recorded_splits(

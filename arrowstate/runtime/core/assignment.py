@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from arrowstate.runtime.connectors import Split
-from arrowstate.runtime.core.assembling import Entries, recorded_splits, stored_splits
+from arrowstate.runtime.core.assembling import Entries, recorded_splits, stored_slots, stored_splits
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SourceTime, SplitState
 from arrowstate.runtime.core.reading import MAX_WATERMARK
 from arrowstate.runtime.graph import Graph, SourceNode
+from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Assignment"]
+__all__ = ["Assignment", "check_splits"]
 
 
 class Assignment:
@@ -23,7 +25,6 @@ class Assignment:
         self._sources = graph.sources
         self._slots = slots
         self._known: dict[str, set[str]] = defaultdict(set)
-        self._assigned = 0
         self._discovered_ms: dict[str, int] = {}
         self._discovering: set[str] = set()
         self._times: dict[tuple[str, int], tuple[int | None, bool]] = {}
@@ -40,15 +41,26 @@ class Assignment:
         self._limits.clear()
 
     def find(self, entries: Entries, entry: LogEntryDocument | None) -> dict[str, list[SplitState]]:
-        """Return all splits of each source: those of a checkpoint, and those that are discovered besides."""
+        """Return all splits of each source, in its order: those of a checkpoint, and what is discovered besides."""
         splits = {}
         for node in self._sources:
             known = stored_splits(entries.storage, entry, node.uid)
             known, entries.recorded[node.uid] = recorded_splits(entries.storage, entry, node, known)
+            ids = {split.id for split in known}
             with explained(node.uid, "discovering splits"):
-                found = node.source.discover({split.id for split in known})
-            splits[node.uid] = [*known, *(SplitState(split.id, split.position) for split in found)]
+                found = [split for split in node.source.discover(ids) if split.id not in ids]
+            new = [SplitState(split.id, split.position, number=len(known) + at) for at, split in enumerate(found)]
+            splits[node.uid] = self._placed([*known, *new], stored_slots(entries.storage, entry, node.uid))
         return splits
+
+    def _placed(self, splits: Sequence[SplitState], stored: int) -> list[SplitState]:
+        """Say which slot has which split; a checkpoint was taken with so many slots, 0 for none."""
+        count = len(self._slots)
+        if stored in (0, count):
+            # What a slot had it gets back: what was not late for it is not late after a failure either.
+            return [replace(it, slot=it.number % count if it.slot is None else it.slot) for it in splits]
+        left = {split.id: place for place, split in enumerate(split for split in splits if not split.finished)}
+        return [replace(split, slot=left.get(split.id, split.number) % count) for split in splits]
 
     def deal(self, splits: Mapping[str, Sequence[SplitState]], now_ms: int) -> list[dict[str, list[SplitState]]]:
         """Return what each slot is to read, by source."""
@@ -56,11 +68,10 @@ class Assignment:
         for uid, all_splits in splits.items():
             self._known[uid] = {split.id for split in all_splits}
             self._discovered_ms[uid] = now_ms
-            # What was read to its end is spread too, for it is state until a checkpoint has recorded it.
-            for number, split in enumerate(sorted(all_splits, key=lambda split: split.finished)):
-                if not split.recorded:
-                    of_slot[number % len(self._slots)][uid].append(split)
-            self._assigned = len(all_splits)
+            # What was begun is read first. What has ended is state until a checkpoint has recorded it.
+            for split in sorted(all_splits, key=lambda split: (split.finished, split.position is None, split.number)):
+                if not split.recorded and split.slot is not None:
+                    of_slot[split.slot][uid].append(split)
         return [dict(of_source) for of_source in of_slot]
 
     def had_splits(self, slot: int) -> frozenset[str]:
@@ -97,11 +108,14 @@ class Assignment:
     def discovered(self, uid: str, found: Sequence[Split]) -> dict[int, list[SplitState]]:
         """Return what each slot is to read besides, of the splits that were found."""
         of_slot: dict[int, list[SplitState]] = defaultdict(list)
-        for split in found:
-            if split.id not in self._known[uid]:
-                self._known[uid].add(split.id)
-                of_slot[self._assigned % len(self._slots)].append(SplitState(split.id, split.position))
-                self._assigned += 1
+        known = self._known[uid]
+        # A slot without splits holds back no event time: it gets its first before others get more.
+        first = len(self._slots) - len(known)
+        for split in found[:first] if first > 0 else found:
+            if split.id not in known:
+                number, slot = len(known), len(known) % len(self._slots)
+                of_slot[slot].append(SplitState(split.id, split.position, number=number, slot=slot))
+                known.add(split.id)
         return of_slot
 
     def heard(self, told: SourceTime) -> dict[str, int]:
@@ -125,3 +139,13 @@ class Assignment:
                 if self._limits.get(node.uid) != limit:
                     self._limits[node.uid] = changed[node.uid] = limit
         return changed
+
+
+def check_splits(graph: Graph, storage: Storage, entry: LogEntryDocument | None) -> None:
+    """Refuse a checkpoint with splits that a source of the job cannot go on with."""
+    for node in graph.sources:
+        known = stored_splits(storage, entry, node.uid)
+        of = {ended: [Split(it.id, it.position) for it in known if it.finished is ended] for ended in (False, True)}
+        if known:
+            with explained(node.uid, "checking the splits of the checkpoint"):
+                node.source.check_splits(of[False], of[True])

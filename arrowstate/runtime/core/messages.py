@@ -50,6 +50,10 @@ class SplitState:
     watermark: int | None = None
     recorded: bool = False
     """Whether the store has it among the finished ones, which are state of no slot."""
+    number: int = 0
+    """Its place in the order of the source, from 0."""
+    slot: int | None = None
+    """Which slot has it; None before it is dealt, and for one that is recorded."""
 
 
 @dataclass(frozen=True, slots=True)

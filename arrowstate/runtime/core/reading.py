@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,14 +27,26 @@ MAX_WATERMARK = (1 << 63) - 1
 def split_type(position: pa.DataType) -> pa.StructType:
     """Return the type of an element of the list state `splits`, which has one for each split."""
     return pa.struct(
-        [("split", pa.string()), ("position", position), ("finished", pa.bool_()), ("watermark", pa.int64())]
+        [
+            ("split", pa.string()),
+            ("position", position),
+            ("finished", pa.bool_()),
+            ("watermark", pa.int64()),
+            ("number", pa.int64()),
+        ]
     )
 
 
 def splits_to_arrow(splits: Iterable[SplitState], kind: pa.StructType) -> pa.Array:
     """Return splits as elements of the list state."""
     rows = [
-        {"split": state.id, "position": state.position, "finished": state.finished, "watermark": state.watermark}
+        {
+            "split": state.id,
+            "position": state.position,
+            "finished": state.finished,
+            "watermark": state.watermark,
+            "number": state.number,
+        }
         for state in splits
     ]
     return pa.array(rows, kind)
@@ -54,8 +67,6 @@ class SourceSplits:
         self.dead = None if node.dead_letters is None else DeadLetters(node.dead_letters, 1)
         "Rows without the event time that the source is asked for."
         self._states: dict[str, SplitState] = {}
-        self._numbers: dict[str, int] = {}
-        self._next_number = 0
         self._active_ms: dict[str, int] = {}
         self._valve = WatermarkValve(waits_for_late=True)
         self._ahead: set[str] = set()
@@ -94,14 +105,17 @@ class SourceSplits:
     def add(self, splits: Sequence[SplitState], now_ms: int) -> None:
         """Read these too."""
         self._empty_since_ms, self._is_empty_for_long = None, False
+        self.had_splits = self.had_splits or bool(splits)
+        self._states.update((split.id, split) for split in splits)
+        last_begun = max((split.number for split in self._unfinished() if split.watermark is not None), default=-1)
         for split in splits:
-            self.had_splits = True
-            self._states[split.id] = split
-            if not split.finished:
-                self._numbers[split.id] = self._next_number
-                self._next_number += 1
-                if not self._node.source.is_sequential or split.watermark is not None:
-                    self._begin(split, now_ms)
+            if split.finished:
+                continue
+            if not self._node.source.is_sequential:
+                self._begin(split, now_ms)
+            elif split.watermark is not None or split.number < last_begun:
+                # Its rows may be earlier than what was read of a split that follows it.
+                self._valve.add(split.id, watermark=split.watermark)
         unread = [Split(split.id, split.position) for split in splits if not split.finished]
         if unread:
             with explained(self._uid, f"splits {', '.join(split.id for split in unread)}"):
@@ -124,22 +138,22 @@ class SourceSplits:
                 "which has ended"
             )
         if isinstance(got, EndOfSplit):
-            self._states[got.split] = SplitState(got.split, state.position, True, state.watermark)
+            self._states[got.split] = replace(state, finished=True)
             self._active_ms.pop(got.split, None)
-            return None, self._valve.remove(self._numbers.pop(got.split))
+            return None, self._valve.remove(got.split)
         self._check(got)
         if got.split not in self._active_ms:
             self._begin(state, now_ms)
         self._active_ms[got.split] = now_ms
-        grown = self._valve.set_idle(self._numbers[got.split], False)
+        grown = self._valve.set_idle(got.split, False)
         rows = self._timed(got, state.position)
         latest = self._latest(rows)
         if latest is not None and self._node.watermarks is not None:
             known = latest - self._node.watermarks.out_of_order_ms - 1
             highest = known if state.watermark is None else max(known, state.watermark)
-            state = SplitState(state.id, state.position, False, highest)
-            grown = self._valve.advance(self._numbers[got.split], known) or grown
-        self._states[got.split] = SplitState(got.split, got.position, False, state.watermark)
+            state = replace(state, watermark=highest)
+            grown = self._valve.advance(got.split, known) or grown
+        self._states[got.split] = replace(state, position=got.position)
         if self._is_ahead(state) and got.split not in self._ahead:
             self._hold()
         return rows, grown
@@ -149,13 +163,17 @@ class SourceSplits:
         rule = self._node.watermarks
         if rule is None or rule.idle_ms is None:
             return None
-        if all(state.finished for state in self._states.values()):
+        first = next(self._unfinished(), None)
+        if first is None:
             self._empty_since_ms = now_ms if self._empty_since_ms is None else self._empty_since_ms
             self._is_empty_for_long = now_ms - self._empty_since_ms >= rule.idle_ms
+        elif self._node.source.is_sequential and first.id in self._valve:
+            # Those after it wait for their turn, and are not idle by that.
+            self._active_ms.setdefault(first.id, now_ms)
         grown = None
         for id, active_ms in self._active_ms.items():
             if now_ms - active_ms >= rule.idle_ms and id not in self._ahead:
-                grown = self._valve.set_idle(self._numbers[id], True) or grown
+                grown = self._valve.set_idle(id, True) or grown
         return grown
 
     def limit(self, watermark: int) -> None:
@@ -177,9 +195,10 @@ class SourceSplits:
     @property
     def is_paused(self) -> bool:
         """Whether a split is ahead and the reader cannot leave it out."""
-        own = type(self._reader).pause is not Reader.pause
-        unfinished = sum(not state.finished for state in self._states.values())
-        return bool(self._ahead) and (not own or len(self._ahead) == unfinished)
+        if type(self._reader).pause is Reader.pause:
+            # Before each split that counts has shown rows nobody knows how far the source is, and all wait for it.
+            return bool(self._ahead) and (self.watermark is not None or self._limit != -MAX_WATERMARK)
+        return bool(self._ahead) and len(self._ahead) == sum(1 for _ in self._unfinished())
 
     def committed(self, states: Iterable[SplitState]) -> None:
         """Tell the reader what a committed checkpoint has, which has recorded what is finished in it."""
@@ -189,15 +208,18 @@ class SourceSplits:
                 self._states.pop(state.id, None)
 
     def to_arrow(self) -> pa.Array:
-        """Return what a checkpoint stores."""
-        return splits_to_arrow(self._states.values(), split_type(self._node.source.position_type))
+        """Return what a checkpoint stores as state of the subtask; what is finished it records by itself."""
+        return splits_to_arrow(self._unfinished(), split_type(self._node.source.position_type))
 
     def close(self) -> None:
         self._reader.close()
 
     def _begin(self, split: SplitState, now_ms: int) -> None:
         self._active_ms[split.id] = now_ms
-        self._valve.add(self._numbers[split.id], watermark=split.watermark)
+        self._valve.add(split.id, watermark=split.watermark)
+
+    def _unfinished(self) -> Iterator[SplitState]:
+        return (state for state in self._states.values() if not state.finished)
 
     def _check(self, got: Batch) -> None:
         schema = self._node.schema

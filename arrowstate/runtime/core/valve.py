@@ -37,21 +37,25 @@ class WatermarkValve:
         "The one that was given out last; None before the first."
         # Splits that are found later hold back the others, channels that were idle do not.
         self._waits_for_late = waits_for_late
-        self._channels: dict[int, _Channel] = {}
+        self._channels: dict[int | str, _Channel] = {}
         for number in range(channels):
             # Restored: nobody is known to be further, and nobody to be behind.
             self.add(number, watermark=watermark)
+
+    def __contains__(self, channel: int | str) -> bool:
+        """Whether a channel is one of those that it knows."""
+        return channel in self._channels
 
     @property
     def is_idle(self) -> bool:
         """Whether all channels are."""
         return bool(self._channels) and all(channel.is_idle for channel in self._channels.values())
 
-    def shown(self, channel: int) -> int | None:
+    def shown(self, channel: int | str) -> int | None:
         """Return the watermark of one channel, None before its first."""
         return self._channels[channel].watermark
 
-    def add(self, channel: int, *, watermark: int | None = None) -> None:
+    def add(self, channel: int | str, *, watermark: int | None = None) -> None:
         """Take in one more channel, with the watermark that it has had."""
         self._channels[channel] = _Channel(watermark)
         self._catch_up(self._channels[channel])
@@ -60,12 +64,12 @@ class WatermarkValve:
         """Return the watermark if it grew by channels that were added."""
         return self._grown()
 
-    def remove(self, channel: int) -> int | None:
+    def remove(self, channel: int | str) -> int | None:
         """Let a channel go; return the watermark if it grew by that."""
         self._channels.pop(channel, None)
         return self._grown()
 
-    def advance(self, channel: int, watermark: int) -> int | None:
+    def advance(self, channel: int | str, watermark: int) -> int | None:
         """Take note of a watermark of a channel; return that of all if it grew. A lower one is passed over."""
         known = self._channels[channel]
         if known.watermark is not None and watermark <= known.watermark:
@@ -74,7 +78,7 @@ class WatermarkValve:
         self._catch_up(known)
         return self._grown()
 
-    def set_idle(self, channel: int, is_idle: bool) -> int | None:
+    def set_idle(self, channel: int | str, is_idle: bool) -> int | None:
         """Take note that a channel is idle, or no longer; return the watermark of all if it grew by that."""
         known = self._channels[channel]
         if known.is_idle == is_idle:

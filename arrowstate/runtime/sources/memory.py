@@ -17,6 +17,7 @@ from arrowstate.runtime.sources.reading import (
     OpenSplit,
     SplitsReader,
     as_declared,
+    check_names,
     checked_schema,
     row_number,
 )
@@ -73,9 +74,13 @@ class IteratorSource(Source):
         self.splits = _at_least_one("splits", splits)
         self.is_bounded = is_bounded
 
+    def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
+        """Refuse another number of splits."""
+        check_names(self._names(), [*begun, *finished])
+
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the splits `0` to `splits - 1`."""
-        return _unknown((str(number) for number in range(self.splits)), known)
+        return _unknown(self._names(), known)
 
     def reader(self) -> Reader:
         """Return a reader that takes a batch of each of its splits in turn."""
@@ -83,12 +88,15 @@ class IteratorSource(Source):
 
     def _open(self, split: Split) -> OpenSplit:
         row = row_number(split, split.position)
-        number = _index([str(number) for number in range(self.splits)], split)
+        number = _index(self._names(), split)
         try:
             chunks = iter(self.make(number, row))
         except Exception as error:
             raise SourceError(split.id, split.position, f"{type(error).__name__}: {error}") from error
         return _Iterated(split, chunks, self.schema, row)
+
+    def _names(self) -> list[str]:
+        return [str(number) for number in range(self.splits)]
 
 
 class _Iterated(ChunkedSplit):
@@ -131,7 +139,9 @@ class GeneratorSource(Source):
     Notes
     -----
     With one split a position is the number of the next row. With several, the layout is part of the names of the
-    splits: a job that goes on with other `splits`, `batch_rows` or `rows` is told so, and reads nothing twice.
+    splits: a job that is started again with other `splits`, or with `batch_rows` or `rows` that change the blocks, is
+    refused. So is one whose split was read to its end and has another number of rows now: rows that were added at the
+    end would never be read. While a split is not at its end, `rows` may grow, and it reads on.
 
     Examples
     --------
@@ -172,6 +182,22 @@ class GeneratorSource(Source):
         self.rows_per_second = rows_per_second
         self.clock = clock
 
+    def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
+        """Refuse another layout of the splits, and another number of rows in one that was read to its end."""
+        names = self._names()
+        check_names(names, [*begun, *finished])
+        for split in finished:
+            read = row_number(split, split.position)
+            there = None if self.rows is None else self.length(names.index(split.id), self.rows)
+            if there != read:
+                raise SourceError(
+                    split.id,
+                    split.position,
+                    f"it was read to its end, which was after {read} rows, and has "
+                    f"{'no end' if there is None else f'{there} rows'} now; start it with the rows that it had, and "
+                    "give further rows in a source with another uid",
+                )
+
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the splits, as many as were asked for."""
         return _unknown(self._names(), known)
@@ -186,6 +212,11 @@ class GeneratorSource(Source):
             return ["0"]
         return [f"{number} of {self.splits} by {self.batch_rows}" for number in range(self.splits)]
 
+    def length(self, number: int, rows: int) -> int:
+        """Return how many of the generator's first rows a split has."""
+        rounds, rest = divmod(rows, self.batch_rows * self.splits)
+        return rounds * self.batch_rows + min(self.batch_rows, max(0, rest - number * self.batch_rows))
+
 
 class _Numbers(OpenSplit):
     """A split of a generator: every block whose number is that of the split, modulo the splits."""
@@ -195,7 +226,7 @@ class _Numbers(OpenSplit):
         self._split = split
         self._number = number
         self._row = row_number(split, split.position)
-        if source.rows is not None and self._row > (length := self._length(source.rows)):
+        if source.rows is not None and self._row > (length := source.length(number, source.rows)):
             raise SourceError(split.id, split.position, f"the split has only {length} rows")
         self._given = 0
         self._began: float | None = None
@@ -237,12 +268,6 @@ class _Numbers(OpenSplit):
         if self._began is None:
             self._began = now
         return max(0, int((now - self._began) * source.rows_per_second / source.splits) - self._given)
-
-    def _length(self, rows: int) -> int:
-        """Return how many of the generator's rows the split has."""
-        size, splits = self._source.batch_rows, self._source.splits
-        rounds, rest = divmod(rows, size * splits)
-        return rounds * size + min(size, max(0, rest - self._number * size))
 
 
 class TableSource(GeneratorSource):
@@ -292,7 +317,7 @@ def _at_least_one(name: str, value: int) -> int:
     return value
 
 
-def _unknown(names: Iterator[str] | Sequence[str], known: Collection[str]) -> list[Split]:
+def _unknown(names: Sequence[str], known: Collection[str]) -> list[Split]:
     return [Split(name) for name in names if name not in known]
 
 

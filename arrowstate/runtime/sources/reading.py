@@ -15,7 +15,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
 
-__all__ = ["ChunkedSplit", "OpenSplit", "SplitsReader", "as_declared", "checked_schema", "row_number"]
+__all__ = ["ChunkedSplit", "OpenSplit", "SplitsReader", "as_declared", "check_names", "checked_schema", "row_number"]
 
 
 class OpenSplit(ABC):
@@ -188,6 +188,28 @@ def checked_schema(schema: object) -> pa.Schema:
     if not isinstance(schema, pa.Schema):
         raise InvalidInputError(f"the schema of a source must be a pyarrow.Schema, got {type(schema).__name__}")
     return schema.remove_metadata()
+
+
+def check_names(names: Collection[str], known: Sequence[Split]) -> None:
+    """Refuse splits of a checkpoint if they are not those that a source always has, all of them.
+
+    Raises
+    ------
+    SourceError
+        If a split is none of the source, or one of the source is missing.
+    """
+    ids = {split.id for split in known}
+    if ids == set(names):
+        return
+    split = next((split for split in known if split.id not in names), known[0])
+    before, now = (f"{len(few)}, {', '.join(sorted(few)[:3])}{', ...' * (len(few) > 3)}" for few in (ids, set(names)))
+    raise SourceError(
+        split.id,
+        split.position,
+        f"the checkpoint has the splits of a source with other arguments ({before}) than it has now ({now}), so rows "
+        "would be read twice or never; start it with the arguments that it had, or give it another uid, under which "
+        "it is read from its beginning",
+    )
 
 
 def row_number(split: Split, position: object) -> int:

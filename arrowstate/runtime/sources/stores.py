@@ -22,7 +22,7 @@ from arrowstate.log.timeline import Step, newest_checkpoint_id, oldest_followed_
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.runtime.connectors import Reader, Source, Split
-from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, row_number
+from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, check_names, row_number
 from arrowstate.snapshot.output_tables import find_output, output_rows
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -307,6 +307,10 @@ class ChangesSource(_StoreSource):
         self._entry = pack(replace(entry, operators=[kept], statistics=[], properties={}))
         self._names = uid, name
         self.schema_version = int(reader.document.schema_version)
+
+    def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
+        """Refuse another number of splits."""
+        check_names(self.split_names(), [*begun, *finished])
 
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the splits, as many as were asked for; the position of each is where the feed starts."""

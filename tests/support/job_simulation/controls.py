@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from arrowstate.backend.restoring import restore_backend
 from arrowstate.runtime.connectors import Sink
-from arrowstate.runtime.core import assembling, barriers, coordinator, deploying, messages, reading, sinking, slot, task
+from arrowstate.runtime.core import (
+    assembling,
+    assignment,
+    barriers,
+    coordinator,
+    deploying,
+    reading,
+    sinking,
+    slot,
+    task,
+)
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier
 from arrowstate.runtime.sinks.table import OutputTable
 from job_simulation.parts import WORLD, Tokens, rows_of
@@ -93,13 +104,42 @@ def restored_positions(put: Put) -> None:
     def restored(self: Any, attempt: int, found: Any, error: Any) -> None:
         if found is not None and found[0] is not None:
             splits = {
-                uid: [item if item.finished else messages.SplitState(item.id) for item in items]
+                uid: [item if item.finished else replace(item, position=None, watermark=None) for item in items]
                 for uid, items in found[1].items()
             }
             found = found[0], splits
         right(self, attempt, found, error)
 
     put(coordinator.Coordinator, "_restored", restored)
+
+
+def order_of_splits(put: Put) -> None:
+    right = assignment.Assignment.deal
+
+    def deal(self: Any, splits: Any, now_ms: int) -> Any:
+        return [{uid: items[::-1] for uid, items in given.items()} for given in right(self, splits, now_ms)]
+
+    put(assignment.Assignment, "deal", deal)
+
+
+def order_of_slots(put: Put) -> None:
+    def order(*given: Any, **named: Any) -> Any:
+        found = right(*given, **named)
+        by_slot = sorted(found, key=lambda split: -1 if split.slot is None else split.slot)
+        return [replace(split, number=number, slot=None) for number, split in enumerate(by_slot)]
+
+    right = assignment.stored_splits
+    put(assignment, "stored_splits", order)
+
+
+def time_of_splits_that_wait(put: Put) -> None:
+    right = reading.SourceSplits.add
+
+    def add(self: Any, splits: Any, now_ms: int) -> None:
+        # The splits that were begun are taken for the first.
+        right(self, [replace(split, number=0 if split.watermark is not None else 1) for split in splits], now_ms)
+
+    put(reading.SourceSplits, "add", add)
 
 
 def restored_watermarks(put: Put) -> None:
@@ -168,6 +208,9 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         barrier_before_the_next_batch,
         position_after_the_batch,
         restored_positions,
+        order_of_splits,
+        order_of_slots,
+        time_of_splits_that_wait,
         restored_watermarks,
         slices_of_keys,
         log_entry_before_commits,

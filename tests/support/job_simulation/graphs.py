@@ -96,7 +96,7 @@ def draw_job(chance: random.Random) -> SimulatedJob:
     last = flows[-1]
     if last.is_timed and chance.random() < 0.3:
         made.timed(last)
-    elif last.is_timed and chance.random() < 0.3:
+    elif last.is_timed and chance.random() < 0.6:
         made.windowed(last)
     made.sink(last, chance.choice(["table", "tokens", "prepared"]))
     for flow in flows[:-1]:
@@ -125,22 +125,26 @@ class _Made:
         chance = self.chance
         uid = self.name("source")
         splits: dict[str, list[Row]] = {}
-        for split in range(chance.choice([1, 1, 2, 4])):
+        in_order = chance.random() < 0.4
+        passed_ms = 0
+        for split in range(chance.choice([3, 5, 8] if in_order else [1, 1, 2, 4])):
             first = number * OF_SOURCE + split * OF_SPLIT
             step = chance.choice([5, 20])
             # Some end long before the others, some have no rows at all.
+            count = chance.choice([0, 1, 2, 5] if in_order else [0, 1, 3, 6, 10])
             splits[str(split)] = [
                 Row(
                     first + row,
                     int(self.keys * chance.random() ** 3),
-                    row * step + chance.randrange(OUT_OF_ORDER_MS),
+                    passed_ms + row * step + chance.randrange(OUT_OF_ORDER_MS),
                 )
-                for row in range(chance.choice([0, 1, 3, 6, 10]))
+                for row in range(count)
             ]
+            passed_ms += count * step if in_order else 0
         is_bounded = group is not None or chance.random() < 0.8
-        source = Splits(splits, chance.choice([0, 0, 0, 4]), is_bounded)
+        source = Splits(splits, chance.choice([0, 0, 0, 4]), is_bounded, is_sequential=in_order)
         # Rows of a split that is found later are late.
-        is_timed = group is not None or (is_bounded and chance.random() < 0.6)
+        is_timed = group is not None or (is_bounded and chance.random() < (0.9 if in_order else 0.6))
         rule = Watermarks("at", out_of_order_ms=OUT_OF_ORDER_MS, group=group, max_drift_ms=100 if group else None)
         self.made.sources[uid] = source
         stream = self.made.job.source(source, uid=uid, watermarks=rule if is_timed else None)

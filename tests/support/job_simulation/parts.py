@@ -65,13 +65,15 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
 
 @dataclass
 class Splits(Source):
-    """Rows of some splits, which are read in turns, a few at a time, and now and then none."""
+    """Rows of some splits, which are read in turns or one after another, a few at a time, and now and then none."""
 
     rows: dict[str, list[Row]]
     pauses: int
     "After so many reads one gives nothing; 0 for never."
     is_bounded: bool = True
     "Whether all splits are there from the beginning; else one more is found each time."
+    is_sequential: bool = False
+    "Whether the rows are in the order of the splits, as those of files are."
 
     schema = SCHEMA
     discovery_ms = 15
@@ -104,11 +106,13 @@ class _SplitsReader(Reader):
         for name, position in self._positions.items():
             if name in self._paused:
                 continue
-            # It is the last to be read again.
-            del self._positions[name]
             rows = self._source.rows[name][position : position + min(max_rows, 1 + self._reads % 4)]
             if not rows:
+                del self._positions[name]
                 return EndOfSplit(name)
+            if not self._source.is_sequential:
+                # It is the last to be read again.
+                del self._positions[name]
             self._positions[name] = position + len(rows)
             return Batch(batch_of(rows), name, position + len(rows))
         return None

@@ -131,6 +131,9 @@ def _step(right: Callable[[Slot], bool]) -> Callable[[Slot], bool]:
             after = attempt.exchanges[number]._credit
             if min(credits) <= 0 and any(now < then for now, then in zip(after, credits, strict=True)):
                 raise Violation(f"edge {number} was sent rows though a channel of it had no room: {credits}")
+        for item in attempt.tasks:
+            if item.late_rows:
+                raise Violation(f"{item.late_rows} rows came late to {item.uid} in subtask {item.subtask}")
         for item in [] if did or not attempt.runs else attempt.tasks:
             if isinstance(item, OperatorTask):
                 heads = [queue[0] for number, queue in enumerate(item._queues) if queue and _open(item, number)]
