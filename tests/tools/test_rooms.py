@@ -41,12 +41,23 @@ def test_what_is_too_large_is_named(monkeypatch, capsys):
 
 
 def test_what_became_small_is_no_exception_any_more(monkeypatch, capsys):
-    monkeypatch.setattr(rooms, "LARGER", {**rooms.LARGER, "arrowstate/clock.py": "it was large"})
+    monkeypatch.setattr(rooms, "LARGER", {**rooms.LARGER, "arrowstate/clock.py: now_ms": "it was long"})
 
     code = rooms.main()
 
     assert code == 1
-    assert "arrowstate/clock.py is small enough" in capsys.readouterr().out
+    assert "arrowstate/clock.py: now_ms is short enough" in capsys.readouterr().out
+
+
+def test_an_import_by_a_string_is_named_with_its_reason(monkeypatch, capsys):
+    monkeypatch.setattr(rooms, "BY_STRING", {"arrowstate/clock.py": "none"})
+
+    code = rooms.main()
+
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "arrowstate/cli/app.py imports by a string" in said
+    assert "arrowstate/clock.py imports nothing by a string" in said
 
 
 def make_package(folder, **modules):
