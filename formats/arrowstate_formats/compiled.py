@@ -225,10 +225,7 @@ def _types(signature: str) -> tuple[Any, ...]:
         writable = kind.startswith("out ")
         kind = kind.removeprefix("out ")
         if kind.endswith("[]"):
-            # Not said to be aligned, and read-only where that is enough: so it takes arrays of every kind, and the
-            # processor loads unaligned values as they are.
-            element = getattr(types, kind.removesuffix("[]"))
-            arguments.append(types.Array(element, 1, "C", readonly=not writable, aligned=False))
+            arguments.append(numba_internals.array_types(kind.removesuffix("[]"))[writable])
         else:
             arguments.append(getattr(types, kind))
     return tuple(arguments)

@@ -5,10 +5,11 @@ All of it is here, and `tests/test_internals.py` fails by the name of what an up
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
-__all__ = ["dumped", "keep_in", "loader", "prefetcher", "rebuilt", "rotator", "storer"]
+__all__ = ["array_types", "dumped", "keep_in", "loader", "prefetcher", "rebuilt", "rotator", "storer"]
 
 
 def keep_in(dispatcher: Any, cache: Any) -> None:
@@ -31,6 +32,36 @@ def rebuilt(target_context: Any, data: bytes) -> Any:
     # Until this is done numba's own functions have no addresses, and a kernel that is loaded would jump anywhere.
     target_context.refresh()
     return CompileResult._rebuild(target_context, *pickle.loads(data))  # type: ignore[no-untyped-call]  # noqa: S301
+
+
+@functools.cache
+def array_types(element: str) -> dict[bool, Any]:
+    """Return the types of arrays of an element for a signature, those that may be written under True.
+
+    numba makes the type of an array when it first sees one, and gives it a number, without a lock. Where two threads do
+    so at once it may remember a number that no signature knows, and it refuses arrays of the type from then on. So the
+    types of all arrays that fit are made here, by one thread and before the first call, and are kept.
+    """
+    from numba import types
+    from numba.core.registry import cpu_target
+
+    # Not said to be aligned, and read-only where that is enough: so it takes arrays of every kind, and the processor
+    # loads unaligned values as they are.
+    forms = {
+        (writable, aligned): types.Array(getattr(types, element), 1, "C", readonly=not writable, aligned=aligned)
+        for writable in (False, True)
+        for aligned in (False, True)
+    }
+    formal = {writable: forms[writable, False] for writable in (False, True)}
+    for actual in forms.values():
+        for each in formal.values():
+            cpu_target.typing_context.install_possible_conversions([actual], [each])
+    _ARRAYS.extend(forms.values())
+    return formal
+
+
+_ARRAYS: list[Any] = []
+"""Types of arrays; numba forgets the number of one that nobody holds."""
 
 
 def loader(bits: int) -> Any:

@@ -114,6 +114,20 @@ def test_arrays_of_every_kind_are_taken_by_one_signature():
     assert len(kernel.built().signatures) == 1
 
 
+def test_arrays_that_fit_are_known_before_the_first_call():
+    # Of the only kernel with such arrays: what one learns at its first call all know.
+    kernel = Kernel(add_one, "int16[], out int16[]")
+    kernel.compile()
+
+    def search(*_):
+        raise AssertionError("numba looks for what fits; two threads that do so at once may break the kernel for good")
+
+    kernel.built()._search_new_conversions = search
+    for values in (np.arange(3, dtype=np.int16), np.frombuffer(b"x" + bytes(6), np.int16, 3, 1)):
+        kernel(values, np.zeros(3, np.int16))
+        kernel(values, np.frombuffer(bytearray(7), np.int16, 3, 1))
+
+
 def test_what_does_not_fit_the_signature_is_refused():
     kernel = new_kernel()
     read_only = np.zeros(3, np.int64)
