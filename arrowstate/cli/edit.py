@@ -82,10 +82,20 @@ def _purged(report: PurgeReport, *, as_json: bool) -> Any:
         "deleted": report.deleted,
         "deleted_bytes": report.deleted_bytes,
         "held_by": [
-            {"checkpoint_id": item.checkpoint_id, "reasons": list(item.reasons), "files": item.files}
+            {
+                "checkpoint_id": item.checkpoint_id,
+                "reasons": list(item.reasons),
+                "files": item.files,
+                "other": list(item.other),
+            }
             for item in report.held_by
         ],
         "savepoints": list(report.savepoints),
+        "tables": list(report.tables),
+        "notes": list(report.notes),
+        "unreferenced": report.unreferenced,
+        "is_done": report.is_done,
+        "not_reached": list(report.not_reached),
     }
 
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from arrowstate.editing.committing import EditCommit, new_files, new_inline_bytes
 from arrowstate.editing.overlay import Overlay
 from arrowstate.editing.plan import EditPlan
-from arrowstate.editing.purging import Holder, PurgeReport, rewrite_dead_rows
+from arrowstate.editing.purging import (
+    Collected,
+    PurgeReport,
+    check_tables,
+    holders,
+    notes,
+    rewrite_dead_rows,
+    tables_left,
+)
 from arrowstate.editing.staging import Staging
 from arrowstate.editing.statements import Statements
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.query.difference import difference
-from arrowstate.snapshot.reading import subtask_runs
-from arrowstate.snapshot.subtasks import subtasks_of
-from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, encode
 from arrowstate_formats.run_files import RunFormat
 
@@ -37,9 +42,6 @@ _MOST_STATEMENTS = 100
 """How many statements the log keeps."""
 
 
-Collected: TypeAlias = tuple[int, int, Sequence[tuple[LogEntryDocument, tuple[str, ...]]], int]
-
-
 @dataclass(frozen=True, slots=True)
 class EditSide(Generic[S]):
     """What an edit needs of the store."""
@@ -49,8 +51,7 @@ class EditSide(Generic[S]):
     savepoint_of: Callable[[Overlay, LogEntryDocument, str | Path], S]
     "Writes a checkpoint as a savepoint."
     collect: Callable[[], Collected]
-    """Collects all but the newest checkpoint; returns files and bytes deleted, what is kept besides and why, and how
-    many files are left that no checkpoint refers to."""
+    "Collects all but the newest checkpoint."
     is_newest: Callable[[LogEntryDocument], bool]
     "Whether the store holds nothing newer than a checkpoint."
     savepoints: Callable[[], tuple[str, ...]]
@@ -206,25 +207,32 @@ class Edit(Statements, Generic[S]):
         tag = self._side.free_tag(self._base.checkpoint_id or 0, entry.checkpoint_id or 0)
         return self._side.snapshot_of(self._commit(entry, tag, comment))
 
-    def purge(self, *, comment: str | None = None) -> PurgeReport:
+    def purge(self, *, comment: str | None = None, checked: Collection[str] = ()) -> PurgeReport:
         """Commit as `commit` does, and leave no deleted row in a file.
 
-        Files with rows that are gone, by this edit or before, are written again without them; the checkpoints before
-        are collected, and there is no tag and no way back. The cost is that of the rows of these files. What the fence
-        keeps of the statements is how many rows they changed, for their text may name what is to go.
+        Files with rows that are gone, by this edit or before, or that have expired, are written again without them; the
+        checkpoints before are collected, and there is no tag and no way back. Local copies of deleted files leave the
+        cache of the storage. The cost is that of the rows of these files, of the times of update of states with a time
+        to live, and of reading the log and the manifests of what is kept. What the fence keeps of the statements is how
+        many rows they changed, for their text may name what is to go.
 
         Parameters
         ----------
         comment
-            Why, for those who look at the log.
+            Why, for those who look at the log. Do not name in it what is to go.
+        checked
+            Output tables, dead letters and rows that a sink has not had yet, as `<uid>` or `<uid>.<state>`, that hold
+            nothing of what is to go, for you have looked through them: the report leaves them out.
 
         Returns
         -------
         PurgeReport
-            What was written again and deleted; and what still holds such files, by tags, leases and savepoints.
+            What was written again and deleted; and what may still hold what is gone, in the store and elsewhere.
 
         Raises
         ------
+        InvalidInputError
+            If `checked` names what is no such table; nothing was committed.
         EditConflictError
             As for `commit`, and so are the other errors. If the collection fails, the checkpoint is committed: purge
             once more.
@@ -232,6 +240,7 @@ class Edit(Statements, Generic[S]):
         self._check_open()
         if self._to is not None:
             raise InvalidInputError("a purge is of a store, and this edit is to be a savepoint: begin one without `to`")
+        check_tables(self._staging.overlay, self._staging.entry, checked)
         rewritten = rewrite_dead_rows(self._staging)
         entry = self._entry()
         if entry is self._base and not self._side.is_newest(entry):
@@ -241,22 +250,19 @@ class Edit(Statements, Generic[S]):
             entry = self._commit(entry, None, comment, purged=True)
         # Its own lease would keep what is to go.
         self.close()
-        deleted, size, kept, unreferenced = self._side.collect()
+        collected = self._side.collect()
         storage = self._side.commit.storage
-        own = _files_of(storage, entry)
-        holders = []
-        for document, reasons in kept:
-            others = _files_of(storage, document) - own
-            if others:
-                holders.append(Holder(document.checkpoint_id or 0, reasons, len(others)))
         return PurgeReport(
             checkpoint_id=entry.checkpoint_id or 0,
             rewritten=len(rewritten),
-            deleted=deleted,
-            deleted_bytes=size,
-            held_by=tuple(holders),
+            deleted=collected.deleted,
+            deleted_bytes=collected.deleted_bytes,
+            held_by=tuple(holders(storage, entry, collected.kept)),
             savepoints=self._side.savepoints(),
-            unreferenced=unreferenced,
+            unreferenced=collected.unreferenced,
+            tables=tuple(tables_left(storage, entry, checked)),
+            notes=tuple(notes(collected.fences)),
+            imported_from=collected.imported_from,
         )
 
     def _entry(self) -> LogEntryDocument:
@@ -295,17 +301,6 @@ class Edit(Statements, Generic[S]):
         )
         self._is_open = False
         return committed
-
-
-def _files_of(storage: Storage, entry: LogEntryDocument) -> set[str]:
-    """Return the names of the runs that a checkpoint refers to: files, and ids of those that are inline."""
-    return {
-        run.path or run.id
-        for operator in entry.operators
-        for subtask in subtasks_of(storage, operator)
-        for runs in subtask_runs(storage, operator, subtask).values()
-        for run in runs
-    }
 
 
 def _changed_operator_states(before: LogEntryDocument, after: LogEntryDocument) -> Iterator[str]:

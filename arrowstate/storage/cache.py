@@ -1,11 +1,11 @@
 """A folder of local copies of the files of remote storages, mapped by the processes that read them.
 
-A copy is named by what it is a copy of: the storage, the path, and the version that the storage gives
-its content. It ends with a checksum of its own, which is compared whenever it is opened, so that a
-copy that was damaged or torn is fetched again and never read. Copies appear under their name by a
-rename and are removed by name only, so that many processes share a folder, and a mapped copy stays
-valid after its removal. The least recently used copies make room for new ones. How many bytes there are stands in the
-file that processes lock, so that the folder is walked once in a while and not for each file.
+A copy is named by what it is a copy of, the storage and the path, so that it can be removed with the file. It ends with
+a checksum of its content and of the version that the storage gives it, which is compared whenever it is opened, so that
+a copy that was damaged or torn, or is of another version, is fetched again and never read. Copies appear under their
+name by a rename and are removed by name only, so that many processes share a folder, and a mapped copy stays valid
+after its removal. The least recently used copies make room for new ones. How many bytes there are stands in the file
+that processes lock, so that the folder is walked once in a while and not for each file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,17 +152,19 @@ class FileCache:
         if self.limit_bytes < 0:
             raise InvalidInputError(f"the size of a cache must be at least 0 bytes, got {self.limit_bytes}")
 
-    def open(self, identity: str, size: int, fetch: Callable[[LocalFile], None]) -> pa.Buffer:
+    def open(self, identity: str, size: int, fetch: Callable[[LocalFile], None], *, version: str = "") -> pa.Buffer:
         """Return a file as a memory map, from a copy or by fetching it.
 
         Parameters
         ----------
         identity
-            What the content depends on; whatever changes it must change this text.
+            What it is a copy of: the storage and the path.
         size
             How many bytes the file has.
         fetch
             Writes the content into a local file.
+        version
+            Whatever changes the content must change this text.
 
         Raises
         ------
@@ -172,7 +174,7 @@ class FileCache:
             If the folder cannot be used, or `fetch` wrote another number of bytes.
         """
         location = self.folder / _name(identity)
-        found = self._mapped(location, size)
+        found = self._mapped(location, size, version)
         _counter.add(hit=found is not None)
         if found is not None:
             return found
@@ -183,14 +185,35 @@ class FileCache:
                 raise StorageError(identity, f"got {got} bytes, expected {size}")
             with storage_errors(str(file.location)):
                 buffer = _map(file.location)
-                self._keep(file, buffer, location)
+                self._keep(file, buffer, location, version)
             return buffer
 
-    def adopt(self, identity: str, size: int, file: LocalFile) -> None:
+    def adopt(self, identity: str, size: int, file: LocalFile, *, version: str = "") -> None:
         """Keep a file that was filled elsewhere, here for an upload, as the copy of what it became."""
         if file.finish() == size:
             with storage_errors(str(file.location)):
-                self._keep(file, _map(file.location), self.folder / _name(identity))
+                self._keep(file, _map(file.location), self.folder / _name(identity), version)
+
+    def forget(self, identities: Iterable[str]) -> None:
+        """Remove the copies of files that are deleted; whoever has mapped one keeps it until it is let go.
+
+        Raises
+        ------
+        StorageError
+            If a copy cannot be removed.
+        """
+        for identity in identities:
+            location = self.folder / _name(identity)
+            with storage_errors(str(location)):
+                location.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove the files that processes which died had not filled; errors as for `forget`."""
+        with storage_errors(str(self.folder)), suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(_TEMPORARY):
+                    with suppress(FileNotFoundError):
+                        _remove_if_abandoned(Path(entry.path))
 
     @contextmanager
     def new_file(self, path: str) -> Iterator[LocalFile]:
@@ -225,11 +248,11 @@ class FileCache:
                 raise
             os.close(descriptor)
 
-    def _keep(self, file: LocalFile, content: pa.Buffer, location: Path) -> None:
+    def _keep(self, file: LocalFile, content: pa.Buffer, location: Path, version: str) -> None:
         size = content.size + _CHECKSUM_BYTES
         if size > self.limit_bytes:
             return
-        os.pwrite(file.descriptor, _checksum(content), content.size)
+        os.pwrite(file.descriptor, _checksum(content, version), content.size)
         lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -270,8 +293,8 @@ class FileCache:
             total -= bytes
         return total, more
 
-    def _mapped(self, location: Path, size: int) -> pa.Buffer | None:
-        """The content of a copy, None if there is none; a damaged one is removed."""
+    def _mapped(self, location: Path, size: int, version: str) -> pa.Buffer | None:
+        """The content of a copy, None if there is none; a damaged one, or one of another version, is removed."""
         try:
             buffer = _map(location)
         except FileNotFoundError:
@@ -280,11 +303,11 @@ class FileCache:
             raise StorageError(str(location), str(error)) from error
         if buffer.size == size + _CHECKSUM_BYTES:
             content = buffer.slice(0, size)
-            if buffer.slice(size).to_pybytes() == _checksum(content):
+            if buffer.slice(size).to_pybytes() == _checksum(content, version):
                 with suppress(OSError):
                     os.utime(location)
                 return content
-        _logger.warning("the local copy %s is damaged; it is fetched again", location)
+        _logger.warning("the local copy %s is damaged, or of another version; it is fetched again", location)
         with storage_errors(str(location)):
             location.unlink(missing_ok=True)
         return None
@@ -295,8 +318,10 @@ def _name(identity: str) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
-def _checksum(content: pa.Buffer) -> bytes:
-    return xxhash.xxh3_128_digest(memoryview(content))
+def _checksum(content: pa.Buffer, version: str) -> bytes:
+    digest = xxhash.xxh3_128(memoryview(content))
+    digest.update(version.encode())
+    return digest.digest()
 
 
 def _map(location: Path) -> pa.Buffer:

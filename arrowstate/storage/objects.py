@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
@@ -159,7 +159,9 @@ class ObjectStorage:
         key = self._key(path)
         size, version = self._info(path, key)
         with self._naming(path):
-            return self._cache.open(f"{self._url}/{path} {version}", size, partial(self._download, path, key, size))
+            return self._cache.open(
+                self._copy_of(path), size, partial(self._download, path, key, size), version=version
+            )
 
     def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
         """See `Storage.put_if_absent`. Before the first one it is tried out whether the service keeps the condition.
@@ -201,7 +203,7 @@ class ObjectStorage:
             with suppress(ArrowStateError):
                 stored, version = self._info(path, key)
                 if stored == size:
-                    self._cache.adopt(f"{self._url}/{path} {version}", size, file)
+                    self._cache.adopt(self._copy_of(path), size, file, version=version)
 
     def put_hint(self, path: str, data: bytes) -> None:
         """See `Storage.put_hint`."""
@@ -262,13 +264,16 @@ class ObjectStorage:
         return True
 
     def delete(self, path: str) -> None:
-        """See `Storage.delete`."""
+        """See `Storage.delete`. The local copy goes, too."""
         key = self._key(path)
         with suppress(MissingFileError):
             self._call(path, lambda: self._fs.rm_file(key))
+        self._forget([path])
 
     def delete_many(self, paths: Sequence[str]) -> None:
-        """Delete files, durably, with few requests; nothing happens where there is none."""
+        """Delete files, durably, with few requests, and their local copies; nothing happens where there is none."""
+        # Who dies in between leaves no copy of a file that nobody deletes again.
+        self._forget(paths)
         left = paths
         if self._protocol == "s3":
             bucket, _, _ = self._root.partition("/")
@@ -277,6 +282,19 @@ class ObjectStorage:
             delete = partial(delete_together, lambda request: self._call("", request), self._fs, bucket)
             left = [keys[key] for group in in_parallel(self, delete, groups, name="deletions") for key in group]
         in_parallel(self, self.delete, left, name="deletions", small=True)
+        # A reader may have fetched one meanwhile.
+        self._forget(paths)
+        with self._naming(""):
+            self._cache.sweep()
+
+    def _copy_of(self, path: str) -> str:
+        """Return what the cache knows a local copy by."""
+        return f"{self._url}/{path}"
+
+    def _forget(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with self._naming(path):
+                self._cache.forget([self._copy_of(path)])
 
     @property
     def _fs(self) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from arrowstate.editing.committing import EditCommit
-from arrowstate.editing.edit import Collected, Edit, EditSide
+from arrowstate.editing.edit import Edit, EditSide
+from arrowstate.editing.purging import Collected
 from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.entries import content_of, open_store_document
+from arrowstate.maintenance.importing import IMPORTED_FROM
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.maintenance.rollback import roll_back
@@ -245,7 +248,9 @@ class EditableStore(KeptStore):
         return open_storage(place, create=create, storage_options=options)
 
     def _collect_all(self) -> Collected:
-        """Collect all checkpoints but the newest; return what `EditSide.collect` says."""
+        """Collect all checkpoints but the newest; return what was deleted, and what is left."""
+        imported = (fence.properties.get(IMPORTED_FROM) for fence in self._fences())
+        imported_from = tuple(dict.fromkeys(str(said["url"]) for said in imported if isinstance(said, dict)))
         collection = self.collect(RetentionPolicy(count=1))
         report = collection.apply()
         newest = self.latest().entry.number
@@ -257,7 +262,19 @@ class EditableStore(KeptStore):
             if found is not None:
                 kept.append((found.document, item.reasons or ("others before and after it are kept",)))
         plan = collection.plan
-        return report.deleted_count, report.deleted_bytes, kept, len(plan.waiting) + len(plan.foreign)
+        return Collected(
+            deleted=report.deleted_count,
+            deleted_bytes=report.deleted_bytes,
+            kept=kept,
+            fences=self._fences(),
+            unreferenced=len(plan.waiting) + len(plan.foreign),
+            imported_from=imported_from,
+        )
+
+    def _fences(self) -> list[LogEntryDocument]:
+        """Return the entries of the log that say who opened the store, and what was edited."""
+        entries = self._log.many(chain.from_iterable(self._log.ranges()))
+        return [entry.document for _, entry in entries if entry is not None and entry.document.kind == "fence"]
 
     def _own_savepoints(self) -> tuple[str, ...]:
         """Return the names of the savepoints inside the store."""

@@ -381,3 +381,39 @@ def test_no_room_on_the_disk_of_the_cache_is_told(cache, monkeypatch):
 
     monkeypatch.undo()
     assert list(cache.folder.iterdir()) == []
+
+
+def test_a_copy_of_a_file_that_is_deleted_is_forgotten_and_the_others_stay(cache):
+    source = Source(a=b"abc", b=b"def")
+    held = source.open(cache, "a")
+    source.open(cache, "b")
+
+    cache.forget(["a", "never there"])
+
+    assert [path.read_bytes()[:3] for path in copies(cache)] == [b"def"]
+    assert held.to_pybytes() == b"abc"
+
+
+def test_a_copy_of_another_version_is_fetched_again(cache):
+    def fetch(text):
+        return lambda file: file.sink.write(text)
+
+    cache.open("a", 3, fetch(b"old"), version="1")
+
+    assert cache.open("a", 3, fetch(b"new"), version="2").to_pybytes() == b"new"
+    assert cache.open("a", 3, fetch(b"not fetched"), version="2").to_pybytes() == b"new"
+    assert len(copies(cache)) == 1
+
+
+def test_a_sweep_removes_what_a_process_that_died_was_filling_and_nothing_else(cache):
+    Source(a=b"abc").open(cache, "a")
+    left_behind = cache.folder / ".tmp-0123"
+    left_behind.write_bytes(b"half of a file")
+
+    with cache.new_file("b") as file:
+        cache.sweep()
+
+        assert file.location.exists()
+    assert not left_behind.exists()
+    assert len(copies(cache)) == 1
+    FileCache(cache.folder / "not there", 1).sweep()

@@ -52,6 +52,21 @@ def elsewhere(options, tmp_path, name="elsewhere"):
     return {**options, "cache_dir": str(tmp_path / name)}
 
 
+def test_what_is_deleted_leaves_the_local_copies_too(place, tmp_path):
+    url, options = place
+    storage = open_store(url, create=True, storage_options=options).storage
+    for name in ("a", "b", "c", "d"):
+        with storage.write_file(f"data/{name}") as file:
+            file.write(f"ann {name}".encode())
+        storage.open_buffer(f"data/{name}")
+
+    storage.delete("data/a")
+    storage.delete_many(["data/b", "data/c"])
+
+    left = [path.read_bytes()[:5] for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")]
+    assert left == [b"ann d"]
+
+
 def checkpoint(writer, backend, step):
     users = np.arange(ROWS if step == 0 else 1000, dtype=np.int64) * (step + 1)
     backend.state(CLICKS).add_batch(pa.array(users), pa.array(np.full(users.size, step + 1)))

@@ -1,0 +1,245 @@
+"""Where a purge says that it is done, nothing that was deleted is left in a byte of the store; otherwise it says where.
+
+Every file is decoded: Arrow, Parquet and Lance, deletion vectors and what is inline in documents.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import suppress
+
+import lance.file
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import arrowstate
+from arrowstate_formats.documents import decode_inline
+from every_kind import small_files
+
+KEY = pa.schema([("user", pa.string())])
+SECRET = "ann-of-the-lake"
+MAIL = arrowstate.ValueStateDescriptor("mail", pa.string())
+SEEN = arrowstate.OperatorListStateDescriptor("seen", pa.string())
+ROWS = arrowstate.OperatorListStateDescriptor("rows", pa.struct({"user": pa.string(), "total": pa.int64()}))
+DAY = 86_400_000
+
+
+def decoded(data, path):
+    """All that a file says, as bytes: its own, and those of its rows and statistics."""
+    yield data
+    if data.startswith(b"{"):
+        document = None
+        with suppress(ValueError):  # a short text may look like base64 of anything
+            document = json.loads(data)
+        for text in texts(document):
+            yield text.encode()
+            with suppress(arrowstate.errors.CorruptDataError):
+                yield from decoded(decode_inline(text, path=path), path)
+    elif data.startswith(b"ARROW1"):
+        yield repr(pa.ipc.open_file(data).read_all().to_pylist()).encode()
+    elif data.startswith(b"PAR1"):
+        file = pq.ParquetFile(io.BytesIO(data))
+        yield repr((file.read().to_pylist(), file.metadata.to_dict())).encode()
+
+
+def texts(value):
+    if isinstance(value, dict):
+        return [text for item in value.items() for part in item for text in texts(part)]
+    if isinstance(value, list):
+        return [text for part in value for text in texts(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def holders(folder):
+    """The files below a folder that hold the name of the user."""
+    found = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        parts = list(decoded(path.read_bytes(), path.name))
+        if path.suffix == ".lance":
+            parts.append(repr(lance.file.LanceFileReader(str(path)).read_all().to_table().to_pylist()).encode())
+        found += [str(path.relative_to(folder))] if any(SECRET.encode() in part for part in parts) else []
+    return found
+
+
+def fill(folder, *, operators=(), properties=None, format="arrow", before=lambda store: None, **options):
+    """A store with two checkpoints: the rows of ten users, one of whom is to go."""
+    store = arrowstate.open_store(folder, create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    users = pa.array([*(f"user-{number}" for number in range(9)), SECRET])
+    beside = {}
+    for uid, descriptor, rows in operators:
+        own = arrowstate.OperatorStateBackend()
+        own.state(descriptor).extend(pa.array(rows, descriptor.type))
+        beside[uid] = [own]
+    with store.writer() as writer:
+        for number in range(2):
+            backend.state(MAIL).update_batch(users, [f"{user}@example" for user in users.to_pylist()])
+            backend.timers().register_batch(users, pa.array([number] * 10))
+            said = {"offset": number, **(properties or {})}
+            writer.checkpoint({"op": [backend]}, operator_states=beside, properties=said, format=format)
+            before(store)
+    return store
+
+
+def purge(store, **options):
+    with store.edit() as edit:
+        edit.delete_key("op", [SECRET])
+        edit.properties.pop("vip", None)
+        for operator in edit.snapshot.entry.operators:
+            for state in operator.operator_states:
+                if state.name == "seen":
+                    edit.delete(f"{operator.uid}.seen", where=f"seen = '{SECRET}'")
+        return edit.purge(**options)
+
+
+@pytest.mark.parametrize("format", ["arrow", "parquet", "lance"])
+def test_nothing_of_the_user_is_in_a_file_of_any_format_when_a_purge_is_done(tmp_path, format):
+    with small_files():
+        store = fill(tmp_path, format=format, operators=[("source", SEEN, ["bob", SECRET])], properties={"vip": SECRET})
+        assert len(holders(tmp_path)) > 3
+
+        with store.edit(format=format) as edit:
+            edit.delete_key("op", [SECRET])
+            edit.delete("source.seen", where=f"seen = '{SECRET}'")
+            edit.properties.pop("vip")
+            report = edit.purge(comment="request 12")
+
+    assert holders(tmp_path) == []
+    assert report.is_done, report
+    assert {path.suffix for path in tmp_path.rglob("data/op/*/*")} >= {f".{format}"}
+    assert store.verify(deep=True).problems == []
+
+
+def tagged(store):
+    if store.latest().checkpoint_id == 1:
+        store.tag("gold", 1)
+
+
+def leased(store):
+    if store.latest().checkpoint_id == 1:
+        store.lease(1, holder="a report", and_later=True)
+
+
+def edited_before(store):
+    """An edit whose text and comment name the user, and a lease that keeps its fence."""
+    if store.latest().checkpoint_id == 2:
+        with store.edit() as edit:
+            edit.update("op.mail", set={"mail": f"'{SECRET}!'"}, where=f"\"user\" = '{SECRET}'")
+            edit.commit(comment=f"wish of {SECRET}")
+        store.untag("before-edit-3")
+        store.lease(3, holder="a report", and_later=True)
+
+
+TABLE = [{"user": SECRET, "total": 3}]
+HOLDERS = {
+    "a tag": ({"before": tagged}, ["checkpoint 1 still has", "tag 'gold'"]),
+    "a lease": ({"before": leased}, ["checkpoint 1 still has", "a report"]),
+    "operator state": (
+        {"operators": [("source", SEEN, ["bob", SECRET])], "before": tagged},
+        ["operator state source.seen", "tag 'gold'"],
+    ),
+    "a property": ({"properties": {"vip": SECRET}, "before": tagged}, ["property 'vip'"]),
+    "the text of an edit": ({"before": edited_before}, ["checkpoint 3 still has", "a report"]),
+    "an output table": ({"operators": [("totals", ROWS, TABLE)]}, ["output table totals.rows (1 rows)"]),
+    "dead letters": (
+        {"operators": [("op_dead_letters", ROWS, TABLE)]},
+        ["dead letters op_dead_letters.rows (1 rows)"],
+    ),
+    "a savepoint": ({"before": lambda store: store.savepoint(f"s{store.latest().checkpoint_id}")}, ["savepoint s1"]),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_holds_the_user_is_named_and_the_purge_is_not_done(tmp_path, holder):
+    options, said = HOLDERS[holder]
+    store = fill(tmp_path, **options)
+
+    report = purge(store)
+
+    assert holders(tmp_path) != []
+    assert not report.is_done
+    assert [text for text in said if text not in str(report)] == []
+    assert said[-1].rpartition(" s")[2] in report._repr_html_().replace("&#x27;", "'")
+
+
+def test_a_fence_that_stays_is_named_for_its_comment_and_statements(tmp_path):
+    store = fill(tmp_path)
+    with store.edit() as edit:
+        edit.update("op.mail", set={"mail": "'x'"}, where=f"\"user\" = '{SECRET}'")
+        edit.commit(comment=f"wish of {SECRET}")
+    lease = store.lease(1, holder="a report", and_later=True)
+    store.untag("before-edit-3")
+
+    report = purge(store)
+
+    (note,) = [text for text in report.notes if "the text of statements" in text]
+    assert note.startswith("the comment and the text of statements of entry ")
+    assert not report.is_done
+    lease.release()
+    assert purge(store).is_done
+    assert holders(tmp_path) == []
+
+
+def test_a_table_that_was_looked_through_is_left_out_of_the_report(tmp_path):
+    bob = [{"user": "bob", "total": 3}]
+    store = fill(tmp_path, operators=[("totals", ROWS, bob), ("op_dead_letters", ROWS, bob)])
+
+    with store.edit() as edit, pytest.raises(arrowstate.errors.InvalidInputError, match=r"'total'; .*totals\.rows"):
+        edit.purge(checked=["total"])
+    first = purge(store)
+    second = purge(store, checked=["totals.rows", "op_dead_letters"])
+
+    assert (len(first.tables), first.is_done) == (2, False)
+    assert (second.tables, second.is_done) == ((), True)
+    assert holders(tmp_path) == []
+
+
+@pytest.mark.parametrize("way", ["delete_key", "delete", "nothing"])
+@pytest.mark.parametrize("clock", ["processing_time", "event_time"])
+def test_rows_that_have_expired_leave_the_files_however_they_were_asked_for(tmp_path, clock, way):
+    store = arrowstate.open_store(tmp_path, create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8, clock_ms=lambda: DAY)
+    ttl = arrowstate.TimeToLive(DAY, clock=clock)
+    mail = arrowstate.ValueStateDescriptor("mail", pa.string(), ttl=ttl)
+    backend.advance_watermark(DAY)
+    backend.state(mail).update_batch([SECRET, "bob"], [SECRET, "bob@example"])
+    backend.advance_watermark(10 * DAY)
+    backend.state(MAIL_FOR_EVER).update_batch(["eve"], ["eve@example"])
+    if clock == "event_time":
+        backend.state(mail).update_batch(["eve"], ["eve@example"])
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]}, watermark=10 * DAY)
+    assert holders(tmp_path) != []
+
+    with store.edit() as edit:
+        if way == "delete_key":
+            edit.delete_key("op", [SECRET])
+        elif way == "delete":
+            edit.delete("op.mail", where=f"\"user\" = '{SECRET}'")
+        report = edit.purge()
+
+    assert report.is_done, report
+    assert holders(tmp_path) == []
+    left = store.sql("select user from op.mail", expired=True).fetchall()
+    assert left == ([("eve",)] if clock == "event_time" else [])
+    assert store.latest().to_arrow("op.for_ever").num_rows == 1
+    assert store.verify(deep=True).problems == []
+
+
+MAIL_FOR_EVER = arrowstate.ValueStateDescriptor("for_ever", pa.string())
+
+
+def test_where_checkpoints_were_imported_from_and_what_else_is_not_reached_is_named(tmp_path):
+    other = fill(tmp_path / "other")
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    store.import_savepoint(other.url)
+
+    report = purge(store)
+
+    assert report.is_done
+    assert report.imported_from == (other.url,)
+    assert f"not looked at: {other.url}, which was imported; savepoints" in str(report)
+    assert holders(tmp_path / "store") == []
+    assert holders(tmp_path / "other") != []
