@@ -8,6 +8,7 @@ process. By then the operation has ended, so nothing that a callback does can ch
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,6 +112,7 @@ class OperationRecord:
 Listener: TypeAlias = Callable[[OperationRecord], object]
 
 _listeners: tuple[Listener, ...] = ()
+_changing_listeners = threading.Lock()
 
 
 def listen(listener: Listener) -> Callable[[], None]:
@@ -146,11 +148,13 @@ def listen(listener: Listener) -> Callable[[], None]:
     global _listeners
     # Another function for each call, so that one that is given twice is called twice, and each end ends one.
     own: Listener = lambda record: listener(record)  # noqa: E731
-    _listeners = (*_listeners, own)
+    with _changing_listeners:
+        _listeners = (*_listeners, own)
 
     def stop() -> None:
         global _listeners
-        _listeners = tuple(each for each in _listeners if each is not own)
+        with _changing_listeners:
+            _listeners = tuple(each for each in _listeners if each is not own)
 
     return stop
 

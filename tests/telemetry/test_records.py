@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import sys
 import threading
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from arrowstate import CommitUnknownError, FencedError, InvalidInputError, Stora
 from arrowstate.log.entries import create_store
 from arrowstate.storage import open_storage
 from arrowstate.telemetry import OperationRecord, listen
+from arrowstate.telemetry import records as telemetry_records
 from arrowstate.testing import Fault, FaultyStorage
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
@@ -78,6 +80,29 @@ def told():
     stop = listen(records.append)
     yield records
     stop()
+
+
+def test_listeners_that_come_and_go_in_several_threads_take_no_other_along(monkeypatch):
+    monkeypatch.setattr(telemetry_records, "_listeners", ())
+    kept = []
+
+    def come_and_go():
+        for _ in range(100):
+            kept.append(listen(lambda _: None))
+            listen(lambda _: None)()
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert len(telemetry_records._listeners) == len(kept) == 800
 
 
 def test_a_checkpoint_is_told_once_with_its_times_bytes_rows_and_subtasks(store):

@@ -1,0 +1,20 @@
+"""What is made at its first use is made rightly where eight threads use it first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from long_form import short_or_long
+
+SCRIPT = Path(__file__).parents[1] / "support/first_uses.py"
+
+
+def test_eight_threads_may_use_everything_first(s3_endpoint: str) -> None:
+    form = short_or_long(["--mixed", "--rounds", "2"], ["--rounds", "20"])
+    command = [sys.executable, str(SCRIPT), "--endpoint", s3_endpoint, *form]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
