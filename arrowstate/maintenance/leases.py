@@ -16,6 +16,7 @@ from types import TracebackType
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointNotFoundError,
+    CheckpointsCollectedError,
     CommitUnknownError,
     InvalidInputError,
     StorageError,
@@ -94,12 +95,17 @@ def held_while_read(
         yield
 
 
-def _not_found(storage: Storage, entry: LogEntryDocument) -> CheckpointNotFoundError:
-    """Return the error for a checkpoint that was collected, with the ids of those there are."""
+def _not_found(
+    storage: Storage, entry: LogEntryDocument, *, and_later: bool = False
+) -> CheckpointNotFoundError | CheckpointsCollectedError:
+    """Return the error for a checkpoint that was collected, or with `and_later` one after it."""
+    ids: list[int] = []
     with suppress(ArrowStateError):
         found = (other.checkpoint_id for other in CommitLog(storage).backwards())
-        return CheckpointNotFoundError(entry.checkpoint_id, sorted(number for number in found if number is not None))
-    return CheckpointNotFoundError(entry.checkpoint_id, [])
+        ids = sorted({number for number in found if number is not None})
+    if and_later and entry.checkpoint_id in ids:
+        return CheckpointsCollectedError(entry.checkpoint_id, ids)
+    return CheckpointNotFoundError(entry.checkpoint_id, ids)
 
 
 class CheckpointLease:
@@ -127,6 +133,8 @@ class CheckpointLease:
     ------
     CheckpointNotFoundError
         If the checkpoint has been collected, or is being.
+    CheckpointsCollectedError
+        If it is there and one after it is not, with `and_later`.
     InvalidInputError
         If ttl_ms is below 1.
     """
@@ -187,6 +195,8 @@ class CheckpointLease:
         ------
         CheckpointNotFoundError
             If the lease had ended and the checkpoint has been collected, or is being.
+        CheckpointsCollectedError
+            If so was one after it, of a lease with `and_later`.
         StorageError
             If the new lease cannot be written; what was held is, as long as before.
         """
@@ -210,7 +220,7 @@ class CheckpointLease:
                 and_later=self._and_later,
             )
             if path is None:
-                raise _not_found(self._storage, document)
+                raise _not_found(self._storage, document, and_later=self._and_later)
             # Only after the new file is there: at each moment one of them holds the checkpoint.
             before, self._path, self._expires_at_ms, self._lost = self._path, path, expires_at_ms, None
             self._entry = entry
@@ -254,7 +264,7 @@ class CheckpointLease:
         while not self._wait(self._ttl_ms / 1000 / _RENEWALS):
             try:
                 self.renew()
-            except CheckpointNotFoundError as error:
+            except (CheckpointNotFoundError, CheckpointsCollectedError) as error:
                 self._lost = error
                 return
             except InvalidInputError:

@@ -35,7 +35,7 @@ def dispose_savepoint(
     """Delete a savepoint, and nothing that is not part of it.
 
     Nobody may be reading or restoring it, or opening it for writing. If the disposal is interrupted, what is left is
-    no savepoint any more, and a second call deletes the rest. Empty folders stay.
+    no savepoint any more, and a second call deletes the rest. The folders that are empty then are removed, too.
 
     Parameters
     ----------
@@ -88,6 +88,8 @@ def dispose(storage: Storage, *, now_ms: int) -> tuple[str, ...]:
         with many_deletions(storage):
             for path in group:
                 storage.delete(path)
+    # A bucket has no folders.
+    getattr(storage, "remove_empty_folders", lambda: None)()
     return paths
 
 

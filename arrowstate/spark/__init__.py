@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from arrowstate.errors import MissingDependencyError
+from arrowstate.spark.versions import needs_pyspark
 
 if TYPE_CHECKING:
     from arrowstate.spark.load.bootstrap import bootstrap
@@ -66,11 +66,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with needs_pyspark("arrowstate.spark"):
         module = import_module(f"arrowstate.spark.{_MODULES[name]}")
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("pyspark", "py4j"):
-            raise MissingDependencyError("arrowstate.spark", "pyspark", "spark") from error
-        raise
     value = globals()[name] = getattr(module, name)
     return value

@@ -38,6 +38,7 @@ from arrowstate.storage.posix import (
     NO_ROOM,
     WRITE_BUFFER_BYTES,
     CheckedFile,
+    remove_empty_folders,
     storage_errors,
     translate,
 )
@@ -211,6 +212,10 @@ class LocalStorage:
                 start = "/".join(part for part in (folder, below if below != "." else "") if part)
                 found += [f"{start}/{name}" if start else name for name in files if wanted(name)]
         return found
+
+    def remove_empty_folders(self) -> None:
+        """Remove the folders that hold nothing, the root too."""
+        remove_empty_folders(self._root)
 
     def list(self, prefix: str) -> list[str]:
         """See `Storage.list`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from arrowstate.errors import ArrowStateError, StorageError, StorageFullError
@@ -58,3 +60,15 @@ def translate(path: str, error: OSError, url: str = "") -> ArrowStateError:
     if error.errno in NO_LINKS and error.filename2 is not None:
         return StorageError(path, f"{detail}: the file system must have hard links, on which commits rest", url)
     return StorageError(path, detail, url)
+
+
+def remove_empty_folders(root: Path) -> None:
+    """Remove the folders below a root that hold nothing, the root, and the folder of savepoints if it was the last.
+
+    What cannot be removed stays: an empty folder does no harm.
+    """
+    folders = [Path(parent) for parent, _, _ in os.walk(root, topdown=False)]
+    folders += [root.parent] if root.parent.name == "savepoints" else []
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from arrowstate.errors import InvalidInputError, UnsupportedStorageError
 from arrowstate.storage.base import Storage
@@ -116,7 +116,8 @@ def open_storage(
     if protocol == "file" and "::" not in given:
         parts = urlsplit(given)
         if parts.netloc not in ("", "localhost"):
-            raise UnsupportedStorageError(given, f"file on host {parts.netloc}", SUPPORTED)
+            host = "..." if "@" in given else parts.netloc
+            raise UnsupportedStorageError(_without_password(given), f"file on host {host}", SUPPORTED)
         return LocalStorage(Path(unquote(parts.path)), create=create)
     raise UnsupportedStorageError(_without_password(given), protocol, SUPPORTED, _REASONS.get(protocol, ""))
 
@@ -140,15 +141,18 @@ def options_beside(storage: Storage, url_or_path: str | os.PathLike[str]) -> dic
 
 
 def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Storage:
-    parts = urlsplit(given)
     # A client would take it and do nothing.
     _refuse_options(given, options.keys() & _MEMORY_OPTIONS, "only a storage in memory takes max_file_bytes")
-    user, at, _ = parts.netloc.rpartition("@")
-    if ":" in user or (at and protocol != "abfs") or parts.query or parts.fragment:
-        # It may hold a key or a signature, so it is not shown; and a URL is written to logs and plans.
+    try:
+        parts = urlsplit(given)
+        may_be_shown = not _may_hold_a_secret(protocol, parts)
+    except ValueError:
+        may_be_shown = False
+    if not may_be_shown:
+        # A URL is written to logs and plans. The cause of the error would show it.
         raise InvalidInputError(
             f"a URL of {protocol} must not hold a user, a password or a query; give them as storage_options"
-        )
+        ) from None
     prefix = "/".join(part for part in parts.path.split("/") if part)
     url = f"{protocol}://{parts.netloc}" + (f"/{prefix}" if prefix else "")
     own = {name: options[name] for name in _OWN_OPTIONS & options.keys()}
@@ -165,6 +169,21 @@ def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Stor
     return ObjectStorage(url, others, retries=budget, cache=cache)
 
 
+def _may_hold_a_secret(protocol: str, parts: SplitResult) -> bool:
+    """Whether a URL of an object storage may hold a key or a signature."""
+    # A slash in a password ends what a parser takes for the host: then the bucket is the user with the first part of
+    # the password, and the rest is the beginning of the path. An ARN is the name of a bucket all the same.
+    host, path = unquote(parts.netloc), unquote(parts.path)
+    user, at, _ = host.rpartition("@")
+    bucket = "" if host.startswith("arn:") else user if at else host
+    return (
+        ":" in bucket
+        or (bool(at) and protocol != "abfs")
+        or re.match("/?[^/@]*:[^@]*@", path) is not None
+        or bool(parts.query or parts.fragment)
+    )
+
+
 def _refuse_options(given: str, names: Iterable[str], allowed: str) -> None:
     if names := sorted(names):
         raise InvalidInputError(f"{allowed}, got {', '.join(names)} for {_without_password(given)}")
@@ -172,4 +191,5 @@ def _refuse_options(given: str, names: Iterable[str], allowed: str) -> None:
 
 def _without_password(url: str) -> str:
     """A URL fit to be shown."""
-    return re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1...@", url)
+    # Up to the last "@": a password may hold one, or a slash.
+    return re.sub(r"(//[^/@:]*:).*@", r"\1...@", url, flags=re.DOTALL)

@@ -110,7 +110,9 @@ class KeptStore(ReadableStore):
         Raises
         ------
         CheckpointNotFoundError
-            If there is no such checkpoint, or it is being collected, or with `and_later` one after it.
+            If there is no such checkpoint, or it is being collected.
+        CheckpointsCollectedError
+            If with `and_later` one after it was collected, or is being.
 
         Examples
         --------

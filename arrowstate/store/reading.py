@@ -171,9 +171,13 @@ class ReadableStore:
         Returns
         -------
         list[Snapshot]
-            Empty before the first checkpoint; those that were collected are not among them.
+            Empty before the first checkpoint; those that were collected are not among them. Of a checkpoint and the
+            compactions that repeat it, which share an id and the content, the last compaction.
         """
-        return [self.snapshot_of(entry) for entry in self._log.backwards()][::-1]
+        newest: dict[int | None, LogEntryDocument] = {}
+        for entry in self._log.backwards():
+            newest.setdefault(entry.checkpoint_id, entry)
+        return [self.snapshot_of(entry) for entry in newest.values()][::-1]
 
     def show(self, checkpoint: CheckpointReference | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.

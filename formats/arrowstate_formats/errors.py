@@ -123,12 +123,14 @@ class UnknownFeatureError(FormatVersionError):
 
 @dataclass(eq=False, repr=False)
 class MissingDependencyError(ArrowStateError, ImportError):
-    """A feature needs a package that is not installed.
+    """A feature needs a package that is not installed, or is older than what is needed.
 
     Examples
     --------
     >>> print(MissingDependencyError("the Spark sink", "pyspark", "spark"))
     the Spark sink needs the package pyspark: pip install 'arrowstate[spark]'
+    >>> print(MissingDependencyError("the Spark sink", "pyspark", "spark", "PySpark 4.1.4", "4.3"))
+    PySpark 4.1.4 is installed, 4.3 or later is required for the Spark sink: pip install 'arrowstate[spark]'
     """
 
     feature: str
@@ -136,8 +138,20 @@ class MissingDependencyError(ArrowStateError, ImportError):
     package: str
     extra: str
     "The extra of arrowstate that brings it."
+    installed: str | None = None
+    "The package and the version that is too old; None where there is none."
+    required: str | None = None
+    "The oldest version that will do."
     _message = "{feature} needs the package {package}: pip install 'arrowstate[{extra}]'"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.name = self.package
+
+    def __str__(self) -> str:
+        if self.installed is None:
+            return super().__str__()
+        return (
+            f"{self.installed} is installed, {self.required} or later is required for {self.feature}: "
+            f"pip install 'arrowstate[{self.extra}]'"
+        )

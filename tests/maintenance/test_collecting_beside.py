@@ -207,3 +207,18 @@ def test_a_job_keeps_what_it_is_told(tmp_path, mode, options, most):
 
 def test_the_default_is_ten_and_each_hour_of_a_day():
     assert Job("memory://default-retention").retention == DEFAULT_RETENTION == RetentionPolicy(count=10, hours=24)
+
+
+def test_a_checkpoint_and_the_compactions_of_it_are_named_once(store):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+    total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    with store.writer(compaction=None) as writer:
+        for keys in (range(10_000), range(8_000)):
+            total.add_batch(keys, [1] * len(keys))
+            writer.checkpoint({"op": [backend]})
+
+    compacted = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.1)).apply()
+
+    assert compacted is not None
+    assert ids(store) == [1, 2]
+    assert store.checkpoints()[-1].entry.number == compacted.entry.number

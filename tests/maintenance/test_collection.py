@@ -22,6 +22,7 @@ import pytest
 from arrowstate import (
     ArrowStateError,
     CheckpointNotFoundError,
+    CheckpointsCollectedError,
     CollectedError,
     CommitUnknownError,
     CorruptDataError,
@@ -598,7 +599,7 @@ def test_a_lease_of_what_comes_after_is_refused_where_some_of_it_is_gone(filled)
 
     with store.lease(1):
         pass
-    with pytest.raises(CheckpointNotFoundError):
+    with pytest.raises(CheckpointsCollectedError, match="every checkpoint since, and some were collected; it has 1, 3"):
         store.lease(1, and_later=True)
     filled.checkpoint(filled.writer, 500)
     hooked.act_before("put_if_absent", "leases/", filled.collect)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import (
+    ClaimMode,
     CorruptDataError,
     InvalidInputError,
     KeyedStateBackend,
@@ -120,7 +121,7 @@ def test_a_disposal_that_dies_at_any_file_leaves_no_store_and_is_finished_by_the
 
         assert set(deleted) == set(left)
         assert files(folder) == {}
-        shutil.rmtree(folder)
+        assert not Path(folder).exists()
 
 
 def empty(place):
@@ -256,3 +257,42 @@ def test_a_savepoint_that_lacks_files_can_still_be_disposed_of(place):
     dispose_savepoint(place)
 
     assert files(place) == {}
+
+
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["disposed of", "claimed"])
+@pytest.mark.parametrize("where", ["by name", "by path"])
+def test_no_empty_folder_is_left_of_a_savepoint(tmp_path, is_claimed, where):
+    store = open_store(tmp_path / "store", create=True)
+    backend = KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+    backend.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch(range(3000), [1] * 3000)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    savepoint = store.savepoint("saved" if where == "by name" else tmp_path / "saved")
+
+    if is_claimed:
+        other = open_store(tmp_path / "other", create=True)
+        other.import_savepoint(savepoint, claim_mode=ClaimMode.CLAIM)
+    else:
+        dispose_savepoint(savepoint.storage.url)
+
+    left = [path.name for path in tmp_path.rglob("*") if path.is_dir() and not any(path.iterdir())]
+    assert set(left) <= {"leases"}
+    assert not Path(savepoint.storage.url).exists()
+    # The same name can be used again.
+    again = store.savepoint("saved" if where == "by name" else tmp_path / "saved")
+    assert again.to_arrow("op.total").num_rows == 3000
+
+
+def test_a_disposal_leaves_the_folder_where_something_came_meanwhile(tmp_path):
+    store = open_store(tmp_path / "store", create=True)
+    backend = KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    saved = Path(store.savepoint("saved").storage.url)
+    store.savepoint("other")
+    (saved / ".hidden").write_text("somebody's")
+
+    dispose_savepoint(saved)
+
+    assert [path.name for path in saved.iterdir()] == [".hidden"]
+    assert (saved.parent / "other").exists()

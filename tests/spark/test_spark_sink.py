@@ -286,6 +286,49 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
     assert issubclass(MissingDependencyError, ImportError)
 
 
+_OLDER = """
+import importlib.abc, sys
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+import pyspark
+import pyspark.sql.datasource
+# This version imports the one module in the other.
+sys.modules.pop({hidden!r}, None)
+sys.meta_path.insert(0, Hidden())
+pyspark.__version__ = "4.1.4"
+import arrowstate.spark
+"""
+"""A process with a PySpark that lacks a module."""
+
+
+def test_an_older_pyspark_is_named_by_its_version() -> None:
+    script = _OLDER.format(hidden="pyspark.sql.datasource") + (
+        "try:\n    arrowstate.spark.keyed_sink\nexcept arrowstate.MissingDependencyError as error:\n    print(error)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout == (
+        "PySpark 4.1.4 is installed, 4.3 or later is required for arrowstate.spark: pip install 'arrowstate[spark]'\n"
+    )
+
+
+def test_what_only_streams_need_of_pyspark_takes_neither_sink_nor_operators_away() -> None:
+    script = _OLDER.format(hidden="pyspark.sql.streaming.datasource") + (
+        "print(all(getattr(arrowstate.spark, name) for name in arrowstate.spark.__all__))\n"
+        "from arrowstate.spark.read.plans import plan_from_options\n"
+        "try:\n    plan_from_options({'path': '/tmp/x', 'readChangeFeed': 'true'})\n"
+        "except arrowstate.MissingDependencyError as error:\n    print(error)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    missing = "PySpark 4.1.4 is installed, 4.3 or later is required for streams that are read from a store"
+    assert done.stdout == f"True\n{missing}: pip install 'arrowstate[spark]'\n"
+
+
 def test_importing_arrowstate_does_not_import_pyspark() -> None:
     script = "import sys, arrowstate, arrowstate.spark; print('pyspark' in sys.modules)"
 

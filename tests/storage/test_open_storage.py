@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from arrowstate.errors import InvalidInputError, StorageError, StoreNotFoundError, UnsupportedStorageError
-from arrowstate.storage import SUPPORTED, LocalStorage, MemoryStorage, clear_memory_storage, open_storage
+from arrowstate.storage import SUPPORTED, LocalStorage, MemoryStorage, clear_memory_storage, open_storage, registry
 
 
 def test_every_spelling_of_a_local_path_is_one_folder(tmp_path, monkeypatch):
@@ -117,3 +118,61 @@ def test_another_storage_is_refused_by_name_with_what_is_supported(url, protocol
     assert caught.value.supported == SUPPORTED
     assert reason in str(caught.value)
     assert "a local path, file:///path, s3://bucket/prefix, gs://bucket/prefix" in str(caught.value)
+
+
+_SECRETS = [
+    "very/secret+p",
+    "se/cr/et",
+    "/secret",
+    "sec@ret",
+    "sec/ret@x",
+    "se?cret",
+    "se#cret",
+    "%2Fsecret",
+    "[secret",
+]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "S3"])
+@pytest.mark.parametrize("secret", _SECRETS)
+@pytest.mark.parametrize("user", ["user", "", "us/er", "user%3A"])
+def test_a_password_in_a_url_is_refused_and_not_shown(scheme, secret, user):
+    url = f"{scheme}://{user}{'' if user.endswith('%3A') else ':'}{secret}@bucket/x"
+
+    with pytest.raises(InvalidInputError, match="must not hold a user, a password or a query") as caught:
+        open_storage(url, create=True)
+
+    assert secret not in f"{caught.value} {vars(caught.value)}"
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "url", ["oss://user:very/se@cret@bucket/x", "file://user:very/se@cret@host/x", "ftp://u:a/b@h"]
+)
+def test_a_password_in_a_url_that_is_not_supported_is_not_shown(url):
+    with pytest.raises(UnsupportedStorageError) as caught:
+        open_storage(url, create=True)
+
+    assert not any(part in str(caught.value) for part in ("very", "cret", "a/b"))
+
+
+def test_a_password_is_not_shown_where_options_are_refused():
+    with pytest.raises(InvalidInputError) as caught:
+        open_storage("oss://user:very/secret@bucket/x", storage_options={"key": 1})
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/team@example.com/x",
+        "s3://bucket/12:00/x",
+        "gs://bucket/a/12:00/b@c",
+        "abfs://container@account.dfs.core.windows.net/x",
+        "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/mine/x",
+    ],
+)
+def test_a_url_without_a_password_is_taken(url):
+    assert not registry._may_hold_a_secret(url.partition("://")[0], urlsplit(url))

@@ -21,9 +21,9 @@ from arrowstate.spark.operators.declaring import (
 )
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, retention_of, uids_of
 from arrowstate.spark.places import StorePlace
-from arrowstate.spark.read.idle import and_idle
 from arrowstate.spark.source import ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of
+from arrowstate.spark.versions import needs_pyspark
 from arrowstate.spark.workers import own_python
 from arrowstate.store import open_store
 from arrowstate.telemetry.records import Listener
@@ -270,9 +270,11 @@ def write_stream(
             check_picklable(plan.uid, plan.operator)
         return StatefulQuery(clock_of(session, options, new_id()), operators, functions, dropped, on_checkpoint)
 
-    source = (
-        and_idle(first.source, StorePlace(first.store, plans[0].storage_options)) if fire_when_idle else first.source
-    )
+    source = first.source
+    if fire_when_idle:
+        with needs_pyspark("fire_when_idle"):
+            from arrowstate.spark.read.idle import and_idle
+        source = and_idle(source, StorePlace(first.store, plans[0].storage_options))
     return writer_of(source.writeStream, QueryStart(first.store, plans[0].storage_options, function))
 
 

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 from arrowstate.clock import new_id, now_ms
-from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, StorageError
+from arrowstate.errors import CheckpointNotFoundError, CheckpointsCollectedError, InvalidInputError, StorageError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.maintenance.leases import CheckpointLease
 from arrowstate.spark.places import StorePlace
@@ -82,7 +82,7 @@ class Held:
                 new_id=new_id,
                 and_later=True,
             )
-        except CheckpointNotFoundError:
+        except (CheckpointNotFoundError, CheckpointsCollectedError):
             return
         except StorageError as error:
             if lease is None:

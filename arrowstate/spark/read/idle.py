@@ -24,15 +24,12 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.spark.micro_batches import BatchRecord
 from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_text
-from arrowstate.spark.read.options import check_options, open_read_storage, required
+from arrowstate.spark.read.options import IDLE_OPTION, check_options, open_read_storage, required
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["OPTION", "IdlePlan", "IdleStreamReader", "and_idle"]
-
-OPTION = "idleTimers"
-"""Asks for the stream, with the value `true`; a part of `write_stream(fire_when_idle=True)`."""
+__all__ = ["IdlePlan", "IdleStreamReader", "and_idle"]
 
 _SCHEMA = StructType([StructField("never", BooleanType())])
 
@@ -42,7 +39,7 @@ _PAUSE_SECONDS = 0.25
 
 def and_idle(stream: DataFrame, place: StorePlace) -> DataFrame:
     """Return the rows of a stream, with micro-batches where timers of the store are due and no row comes."""
-    reader = stream.sparkSession.readStream.format("arrowstate").option(OPTION, "true")
+    reader = stream.sparkSession.readStream.format("arrowstate").option(IDLE_OPTION, "true")
     secrets = storage_options_text(place.options)
     idle = (reader if secrets is None else reader.option(STORAGE_OPTIONS, secrets)).load(place.url)
     columns = [sf.lit(None).cast(field.dataType).alias(field.name) for field in stream.schema]
@@ -64,7 +61,7 @@ class IdlePlan:
         InvalidInputError
             If there is another option, or no path.
         """
-        check_options(options, (OPTION, STORAGE_OPTIONS), "the timers of a store")
+        check_options(options, (IDLE_OPTION, STORAGE_OPTIONS), "the timers of a store")
         required(options, "path", ".load('/data/store')")
         return cls(dict(options))
 
@@ -74,7 +71,7 @@ class IdlePlan:
 
     def reader(self, schema: StructType) -> NoReturn:  # noqa: ARG002
         """Refuse: it has no rows."""
-        raise InvalidInputError(f"the option {OPTION!r} is for spark.readStream, and has no rows")
+        raise InvalidInputError(f"the option {IDLE_OPTION!r} is for spark.readStream, and has no rows")
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         """Return what tells Spark to run a micro-batch."""

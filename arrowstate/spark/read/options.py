@@ -23,6 +23,7 @@ from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 
 __all__ = [
+    "IDLE_OPTION",
     "StorePlace",
     "await_checkpoint",
     "check_options",
@@ -40,6 +41,9 @@ __all__ = [
     "validation",
     "whole_number",
 ]
+
+IDLE_OPTION = "idleTimers"
+"""Asks for the stream of timers, with the value `true`; a part of `write_stream(fire_when_idle=True)`."""
 
 _WAIT_SECONDS = 60
 _FIRST_PAUSE_SECONDS = 0.05

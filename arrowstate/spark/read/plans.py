@@ -13,13 +13,10 @@ from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.snapshot.reading import find_operator
-from arrowstate.spark.read.changes import ChangePlan
-from arrowstate.spark.read.idle import OPTION as IDLE_OPTION
-from arrowstate.spark.read.idle import IdlePlan
-from arrowstate.spark.read.options import flag, open_checkpoint
-from arrowstate.spark.read.outputs import OutputPlan
+from arrowstate.spark.read.options import IDLE_OPTION, flag, open_checkpoint
 from arrowstate.spark.read.states import ReadPlan
 from arrowstate.spark.read.tables import HistoryPlan, OperatorStatePlan
+from arrowstate.spark.versions import needs_pyspark
 
 __all__ = ["Plan", "plan_from_options"]
 
@@ -51,14 +48,22 @@ def plan_from_options(options: Mapping[str, str]) -> Plan:
     NotFoundError
         If there is no such store, checkpoint, operator, state or output table; the message lists those there are.
     """
-    if flag(options, IDLE_OPTION):
-        return IdlePlan.from_options(options)
     if options.get("table") is not None:
         return HistoryPlan.from_options(options)
-    if options.get("output") is not None:
-        return OutputPlan.from_options(options)
-    if flag(options, "readChangeFeed"):
-        return ChangePlan.from_options(options)
+    # Sinks and operators come here too and read no streams, which need more of PySpark than all else.
+    with needs_pyspark("streams that are read from a store"):
+        if flag(options, IDLE_OPTION):
+            from arrowstate.spark.read.idle import IdlePlan
+
+            return IdlePlan.from_options(options)
+        if options.get("output") is not None:
+            from arrowstate.spark.read.outputs import OutputPlan
+
+            return OutputPlan.from_options(options)
+        if flag(options, "readChangeFeed"):
+            from arrowstate.spark.read.changes import ChangePlan
+
+            return ChangePlan.from_options(options)
     return _state_plan(options)
 
 
