@@ -27,10 +27,14 @@ def edit(options: argparse.Namespace) -> int:
         raise InvalidInputError("nothing to do: name a script, or give --delete-key or --set-property")
     if options.purge and not options.apply:
         raise InvalidInputError("--purge rewrites files for good; give it with --apply")
+    if options.retries and (not options.apply or options.purge):
+        raise InvalidInputError("--retries is of a commit; give it with --apply and without --purge")
     script = None if options.script is None else _read(options.script)
-    with open_store(options.store).edit(options.checkpoint) as made:
+    store = open_store(options.store)
+    with store.edit(options.checkpoint) as made:
         for operator, key in options.delete_key or ():
-            schema = key_schema_of(find_operator(made.snapshot.entry, operator).key)
+            edited = store.snapshot(made.checkpoint_id).entry
+            schema = key_schema_of(find_operator(edited, operator).key)
             made.delete_key(operator, keys_of([key], schema))
         if script is not None:
             made.execute(script)
@@ -55,6 +59,7 @@ _DONE = {
     "checkpoint_id": "checkpoint {} was committed",
     "savepoint": "savepoint {} was written, and the store is as it was",
     "before": "the checkpoint before is kept as {}: `arrowstate rollback` goes back to it",
+    "planned_again_on": "the plan above was overtaken: it was made again on checkpoint {}",
     "purged": "{}",
 }
 
@@ -67,10 +72,13 @@ def _finish(made: Edit[Snapshot], options: argparse.Namespace) -> dict[str, Any]
         return {}
     if options.purge:
         return {"purged": _purged(made.purge(comment=options.comment), as_json=options.json)}
+    planned_on = made.checkpoint_id
     before = set(open_store(options.store).tags())
-    snapshot = made.commit(comment=options.comment)
+    snapshot = made.commit(comment=options.comment, retries=options.retries)
     kept = sorted(set(open_store(options.store).tags()) - before)
-    return {"checkpoint_id": snapshot.checkpoint_id, "before": kept[0] if kept else None}
+    again = {"planned_again_on": made.checkpoint_id if made.checkpoint_id != planned_on else None}
+    done = {"checkpoint_id": snapshot.checkpoint_id, "before": kept[0] if kept else None}
+    return done | again if options.retries else done
 
 
 def _purged(report: PurgeReport, *, as_json: bool) -> Any:

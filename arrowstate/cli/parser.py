@@ -174,6 +174,13 @@ def _add_tags(commands: Commands) -> None:
     changed.add_argument(
         "--purge", action="store_true", help="with --apply: leave deleted rows in no file, and collect what had them"
     )
+    changed.add_argument(
+        "--retries",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --apply: plan again up to N times if somebody committed meanwhile; 0",
+    )
     changed.add_argument("--samples", type=_positive, default=5, metavar="N", help="rows to show of each state; 5")
     changed.add_argument("--comment", metavar="TEXT", help="why; kept in the log")
 

@@ -86,9 +86,9 @@ class EditCommit:
         Raises
         ------
         EditConflictError
-            If the store holds another checkpoint by now; nothing was committed.
-        FencedError, CollectedError, StorageError, StorageFullError
-            If another writer or a collection came in between, or the storage failed; nothing was committed.
+            If the store holds another checkpoint by now, or another writer opened it; nothing was committed.
+        CollectedError, StorageError, StorageFullError
+            If a collection came in between, or the storage failed; nothing was committed.
         CommitUnknownError
             If it cannot be told whether it was committed.
         """
@@ -104,9 +104,7 @@ class EditCommit:
                 self.storage, self.store_id, clock_ms=self.clock_ms, new_id=self.new_id, properties=audit
             )
             self._check_fence(log, committer.newest_number, base, content)
-            if tag is not None and tag not in self.tags():
-                self.tag(tag, _id_of(base))
-                tagged = True
+            tagged = tag is not None and self._keep(tag, _id_of(base))
             is_tried = True
             return committer.commit(
                 operators,
@@ -123,7 +121,22 @@ class EditCommit:
             # Whoever fenced this edit may be another one of the same checkpoint, which found the tag there.
             if tag is not None and tagged and not isinstance(error, FencedError):
                 self._untag_quietly(tag)
+            if isinstance(error, FencedError):
+                raise self._conflict(log, base, content) from error
             raise
+
+    def _keep(self, tag: str, checkpoint_id: int) -> bool:
+        """Keep a checkpoint under a name; False where it is kept under that already."""
+        if tag in self.tags():
+            return False
+        try:
+            self.tag(tag, checkpoint_id)
+        except InvalidInputError:
+            # Another edit of the checkpoint may have put it there meanwhile; one of the two is fenced then.
+            if self.tags().get(tag) != checkpoint_id:
+                raise
+            return False
+        return True
 
     def _copy(self, own: Storage, path: str) -> None:
         with self.storage.write_file(path) as file:
@@ -134,16 +147,17 @@ class EditCommit:
     def _check_content(self, log: CommitLog, base: LogEntryDocument, content: int) -> None:
         held = content_of(log.latest())
         if held is None or held.number != content:
-            raise self._conflict(log, base)
+            raise self._conflict(log, base, content)
 
     def _check_fence(self, log: CommitLog, number: int, base: LogEntryDocument, content: int) -> None:
         held = content_of(log.read(number))
         if held is None or held.number != content:
-            raise self._conflict(log, base)
+            raise self._conflict(log, base, content)
 
-    def _conflict(self, log: CommitLog, base: LogEntryDocument) -> EditConflictError:
-        newest = log.latest_checkpoint()
-        return EditConflictError(_id_of(base), 0 if newest is None else _id_of(newest))
+    def _conflict(self, log: CommitLog, base: LogEntryDocument, content: int) -> EditConflictError:
+        newest, held = log.latest_checkpoint(), content_of(log.latest())
+        is_fenced = held is not None and held.number == content
+        return EditConflictError(_id_of(base), 0 if newest is None else _id_of(newest), is_fenced)
 
     def _untag_quietly(self, tag: str) -> None:
         # One that stays behind keeps a checkpoint, and nothing is lost.

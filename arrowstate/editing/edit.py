@@ -25,21 +25,34 @@ from arrowstate.editing.purging import (
     tables_left,
 )
 from arrowstate.editing.staging import Staging
-from arrowstate.editing.statements import Statements
-from arrowstate.errors import InvalidInputError
+from arrowstate.editing.statements import Statements, changed_names
+from arrowstate.errors import EditConflictError, InvalidInputError
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.query.difference import difference
 from arrowstate_formats.documents import LogEntryDocument, encode
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["Edit", "EditSide"]
+__all__ = ["Beginning", "Edit", "EditSide"]
 
 S = TypeVar("S")
 _TEXT_CHARACTERS = 2_000
 """How much of a statement the log keeps."""
 _MOST_STATEMENTS = 100
 """How many statements the log keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What an edit begins with."""
+
+    base: LogEntryDocument
+    "The checkpoint that is edited."
+    newest: CommittedEntry
+    "The newest entry of the store."
+    content: int
+    "The number of the entry that the store holds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,8 @@ class EditSide(Generic[S]):
     is_newest: Callable[[LogEntryDocument], bool]
     "Whether the store holds nothing newer than a checkpoint."
     savepoints: Callable[[], tuple[str, ...]]
+    begin_again: Callable[[], Beginning] | None
+    "Returns what an edit of the newest checkpoint begins with now; None where another one was asked for."
     free_tag: Callable[[int, int], str]
     "Returns the name of the tag for a checkpoint, given the id of the one that is made of it."
 
@@ -94,9 +109,7 @@ class Edit(Statements, Generic[S]):
     def __init__(
         self,
         side: EditSide[S],
-        base: LogEntryDocument,
-        newest: CommittedEntry,
-        content: int,
+        beginning: Beginning,
         *,
         to: str | Path | None,
         format: RunFormat,
@@ -104,26 +117,34 @@ class Edit(Statements, Generic[S]):
     ) -> None:
         self._to = to
         self._side = side
-        self._content = content
-        commit = side.commit
+        self._format: RunFormat = format
+        self._folder = folder
+        self._held = ExitStack()
+        super().__init__(self._staging_of(beginning))
+
+    def _staging_of(self, beginning: Beginning) -> Staging:
+        """Return a checkpoint that is as it was, to be changed; a lease holds what it was made of."""
+        commit = self._side.commit
+        self._content = beginning.content
         self._started_at_ms = commit.clock_ms()
         with ExitStack() as held:
             held.enter_context(
-                held_while_read(commit.storage, base, holder="an edit", clock_ms=commit.clock_ms, new_id=commit.new_id)
+                held_while_read(
+                    commit.storage, beginning.base, holder="an edit", clock_ms=commit.clock_ms, new_id=commit.new_id
+                )
             )
-            overlay = Overlay(commit.storage, folder)
+            overlay = Overlay(commit.storage, self._folder)
             held.callback(overlay.close)
             self._held = held.pop_all()
-        staging = Staging(
+        return Staging(
             overlay,
             commit.store_id,
-            base,
-            newest,
-            format=format,
+            beginning.base,
+            beginning.newest,
+            format=self._format,
             clock_ms=commit.clock_ms,
             new_id=commit.new_id,
         )
-        super().__init__(staging)
 
     def __repr__(self) -> str:
         return f"<Edit of checkpoint {self._base.checkpoint_id} of {self._side.commit.storage.url}>"
@@ -165,7 +186,7 @@ class Edit(Statements, Generic[S]):
             files=len(files),
         )
 
-    def commit(self, *, comment: str | None = None, to: str | Path | None = None) -> S:
+    def commit(self, *, comment: str | None = None, to: str | Path | None = None, retries: int = 0) -> S:
         """Commit the checkpoint, as the newest of the store behind a fence; or write it as a savepoint.
 
         Every writer opened before is fenced: stop the job first, and start it again from the new checkpoint. The
@@ -179,6 +200,12 @@ class Edit(Statements, Generic[S]):
         to
             The savepoint to write instead, as in `StateStore.savepoint`: then the store stays as it is, and nobody is
             fenced.
+        retries
+            How often the edit is planned again if somebody committed meanwhile, 0 or more: its statements are done
+            again, in their order, on the checkpoint that is the newest then. Rows and parameters that were given are
+            given again. Not planned again is an edit with rows, tables, keys or parameters that were given after its
+            `snapshot` was read, for they may be made of what was read; and one that changed a property which the other
+            checkpoint changed too. A text of SQL is taken to be none of these.
 
         Returns
         -------
@@ -188,16 +215,49 @@ class Edit(Statements, Generic[S]):
         Raises
         ------
         EditConflictError
-            If somebody committed to the store meanwhile; nothing of the edit was committed.
+            If somebody committed to the store meanwhile, or opened it to write, after all retries; or if the edit is
+            not to be planned again, which `not_again` says. Nothing of the edit was committed.
         InvalidInputError
-            If the properties are not JSON, or there is something at the place of the savepoint.
-        FencedError, CollectedError, StorageError, StorageFullError
-            If another writer or a collection came in between, or the storage failed; nothing was committed.
+            If the properties are not JSON, or there is something at the place of the savepoint; if retries are asked
+            for with a savepoint, or of an edit that was begun with a checkpoint of the caller's choice; or if a
+            statement is refused when it is done again.
+        CollectedError, StorageError, StorageFullError
+            If a collection came in between, or the storage failed; nothing was committed.
         CommitUnknownError
             If it cannot be told whether it was committed.
         """
-        entry = self._entry()
         place = self._to if to is None else to
+        retries = check_integer("retries", retries, 0)
+        if retries and (place is not None or self._side.begin_again is None):
+            raise InvalidInputError(
+                "retries are of edits of the newest checkpoint that are committed to the store: a savepoint has no "
+                "conflicts, and an edit of an older checkpoint takes the place of what came after it"
+            )
+        for left in range(retries, -1, -1):
+            try:
+                return self._committed(place, comment)
+            except EditConflictError as error:
+                if not left:
+                    raise
+                self._plan_again(error)
+        raise AssertionError("the last try returns or raises")
+
+    def _plan_again(self, conflict: EditConflictError) -> None:
+        """Do the statements again on the newest checkpoint; nothing is planned any more if one fails."""
+        assert self._side.begin_again is not None, "only such an edit is tried again"
+        beginning = self._side.begin_again()
+        why_not = self._why_not_again(beginning.base.properties)
+        if why_not is not None:
+            raise EditConflictError(conflict.edited, conflict.newest, conflict.is_fenced, why_not) from conflict
+        self._held.close()
+        try:
+            self._do_again(self._staging_of(beginning))
+        except BaseException:
+            self.close()
+            raise
+
+    def _committed(self, place: str | Path | None, comment: str | None) -> S:
+        entry = self._entry()
         if place is not None:
             if comment is not None:
                 raise InvalidInputError("a comment is kept in the log of the store, and a savepoint is not in it")
@@ -312,8 +372,5 @@ def _changed_operator_states(before: LogEntryDocument, after: LogEntryDocument) 
 
 
 def _changed_properties(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {
-        name: (before.get(name), after.get(name))
-        for name in {**before, **after}
-        if before.get(name) != after.get(name) or (name in before) != (name in after)
-    }
+    changed = changed_names(before, after)
+    return {name: (before.get(name), after.get(name)) for name in {**before, **after} if name in changed}

@@ -36,7 +36,6 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
 
     from arrowstate.query.duckdb.preparing import pairs_of_names, prepare, statements_of
     from arrowstate.query.duckdb.relation import Watch
-    from arrowstate.query.duckdb.selecting import register
 
     if not isinstance(script, str):
         raise InvalidInputError(f"a script is a text of statements in SQL, got {script!r}")
@@ -54,7 +53,8 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
         names = sql_names(verbs.staging.entry)
         named = [name for name in names if (name.schema.lower(), name.view.lower()) in mentioned]
         copied = [_copied(verbs, connection, name) for name in named]
-        register(connection, tables)
+        for name, table in tables.items():
+            connection.register(name, table)
         connection.begin()
         for number, statement in enumerate(_checked(statements_of(prepared)), 1):
             try:

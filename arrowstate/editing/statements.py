@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+import pyarrow as pa
 
 from arrowstate.checkpoints.notes import check_no_rows_kept, with_uid
 from arrowstate.editing.plan import Statement
 from arrowstate.editing.script import run_script
 from arrowstate.editing.staging import Staging
-from arrowstate.editing.verbs import Given, Verbs
+from arrowstate.editing.verbs import Given, Params, Verbs
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import key_schema_of
+from arrowstate.schema.row_streams import lasting_tables, read_rows
 from arrowstate.snapshot.output_tables import BATCH_SUFFIX
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Statements"]
+__all__ = ["Statements", "changed_names"]
 
 
 class Statements:
@@ -34,9 +38,16 @@ class Statements:
     """
 
     def __init__(self, staging: Staging) -> None:
+        self._done: list[_Done] = []
+        self._was_read = False
+        self._is_open = True
+        self._begin(staging)
+
+    def _begin(self, staging: Staging) -> None:
         self._staging = staging
         self._statements: list[Statement] = []
-        self._is_open = True
+        # What statements alone make of the properties of the checkpoint.
+        self._stated: dict[str, Any] = copy.deepcopy(staging.base.properties)
         self.properties: dict[str, Any] = copy.deepcopy(staging.base.properties)
         """What the checkpoint will have as its properties, for instance source offsets: JSON values, to be changed."""
 
@@ -45,16 +56,28 @@ class Statements:
         return self._staging.base
 
     @property
+    def checkpoint_id(self) -> int:
+        """The id of the checkpoint that is edited; a commit with retries may change it."""
+        return self._base.checkpoint_id or 0
+
+    @property
     def snapshot(self) -> SnapshotReader:
-        """The checkpoint as the statements so far have made it: for queries, lookups and comparisons."""
+        """The checkpoint as the statements so far have made it: for queries, lookups and comparisons.
+
+        Rows and parameters that are given after it was asked for may be made of what was read, so `commit` does not
+        plan them again.
+        """
+        self._was_read = True
+        return self._snapshot()
+
+    def _snapshot(self) -> SnapshotReader:
         self._check_open()
         staging = self._staging
         return SnapshotReader(staging.overlay, staging.store_id, staging.entry, clock_ms=staging.clock_ms)
 
     @property
     def _verbs(self) -> Verbs:
-        self._check_open()
-        return Verbs(self._staging, self.snapshot)
+        return Verbs(self._staging, self._snapshot())
 
     # Rows
 
@@ -101,7 +124,8 @@ class Statements:
         NullKeyError, ValueTypeError
             If a value does not fit its column.
         """
-        return self._done(self._verbs.update(state, set, where, params, touch=touch))
+        set, params = copy.copy(set), copy.copy(params)
+        return self._do(lambda: self._verbs.update(state, set, where, params, touch=touch), has_values=bool(params))
 
     def delete(
         self,
@@ -119,7 +143,8 @@ class Statements:
         int
             How many rows were deleted.
         """
-        return self._done(self._verbs.delete(state, where, params))
+        params = copy.copy(params)
+        return self._do(lambda: self._verbs.delete(state, where, params), has_values=bool(params))
 
     def upsert(
         self,
@@ -153,7 +178,7 @@ class Statements:
         InvalidInputError
             If columns are missing or unknown, or two rows have one key and entry; other errors as for `update`.
         """
-        return self._done(self._verbs.write(state, rows, "upsert", params, tables))
+        return self._write(state, rows, "upsert", params, tables)
 
     def insert(
         self,
@@ -170,7 +195,7 @@ class Statements:
         int
             How many rows were written.
         """
-        return self._done(self._verbs.write(state, rows, "insert", params, tables))
+        return self._write(state, rows, "insert", params, tables)
 
     def delete_key(self, operator: str, keys: Any) -> int:
         """Delete all that an operator holds of some keys: rows of every state, in all namespaces, windows and timers.
@@ -195,16 +220,39 @@ class Statements:
             If a key does not fit.
         """
         self._check_open()
+        schema = self._key_of(operator)
+        columns = key_columns(keys, schema)
+        given = pa.RecordBatch.from_arrays(columns, schema=schema)
+        return self._do(lambda: self._delete_keys(operator, given), has_values=True)
+
+    def _delete_keys(self, operator: str, keys: pa.RecordBatch) -> Statement:
         found = find_operator(self._staging.entry, operator)
-        if not found.key:
-            raise InvalidInputError(f"operator {operator!r} has operator state only, which has no keys")
-        columns = [canonical_floats(column) for column in key_columns(keys, key_schema_of(found.key))]
+        columns = [canonical_floats(column) for column in key_columns(keys, self._key_of(operator))]
         before = sum(found.live_rows(state.name) for state in found.states)
         self._staging.clear_keys(operator, columns)
         after = find_operator(self._staging.entry, operator)
         rows = before - sum(after.live_rows(state.name) for state in after.states)
-        self._done(Statement(f"delete {len(columns[0])} keys of {operator}", rows))
-        return rows
+        return Statement(f"delete {len(columns[0])} keys of {operator}", rows)
+
+    def _key_of(self, operator: str) -> pa.Schema:
+        found = find_operator(self._staging.entry, operator)
+        if not found.key:
+            raise InvalidInputError(f"operator {operator!r} has operator state only, which has no keys")
+        return key_schema_of(found.key)
+
+    def _write(
+        self,
+        state: str | tuple[str, str],
+        rows: Given,
+        rule: Literal["insert", "upsert"],
+        params: Params,
+        tables: Mapping[str, Any],
+    ) -> int:
+        self._check_open()
+        given = rows if isinstance(rows, str) else read_rows(rows)
+        params, tables = copy.copy(params), lasting_tables(tables)
+        has_values = not isinstance(given, str) or bool(params) or bool(tables)
+        return self._do(lambda: self._verbs.write(state, given, rule, params, tables), has_values=has_values)
 
     def execute(self, script: str, *, tables: Mapping[str, Any] = MappingProxyType({})) -> int:
         """Run a script of SQL: UPDATE, DELETE, INSERT, MERGE and what helps them, and take over what it changed.
@@ -233,7 +281,8 @@ class Statements:
             If DuckDB refuses a statement; the message says which. Nothing is changed then, nor after any other error.
         """
         self._check_open()
-        return self._done(run_script(self._verbs, script, tables))
+        tables = lasting_tables(tables)
+        return self._do(lambda: run_script(self._verbs, script, tables), has_values=bool(tables))
 
     # States and operators
 
@@ -245,9 +294,8 @@ class Statements:
         OperatorNotFoundError, StateNotFoundError
             If there is no such state.
         """
-        self._check_open()
-        self._staging.change_states(operator, drop=[state])
-        self._done(Statement(f"drop state {operator}.{state}", None))
+        text = f"drop state {operator}.{state}"
+        self._do_documents(text, lambda: self._staging.change_states(operator, drop=[state]))
 
     def rename_state(self, operator: str, state: str, new: str) -> None:
         """Give a state another name. No row is written again, but those of operator state.
@@ -257,15 +305,12 @@ class Statements:
         OperatorNotFoundError, StateNotFoundError, InvalidInputError
             If there is no such state, or the name is taken or none.
         """
-        self._check_open()
-        self._staging.change_states(operator, rename={state: new})
-        self._done(Statement(f"rename state {operator}.{state} to {new}", None))
+        text = f"rename state {operator}.{state} to {new}"
+        self._do_documents(text, lambda: self._staging.change_states(operator, rename={state: new}))
 
     def drop_operator(self, operator: str) -> None:
         """Leave an operator out, with all its states; OperatorNotFoundError if there is none."""
-        self._check_open()
-        self._staging.drop_operator(operator)
-        self._done(Statement(f"drop operator {operator}", None))
+        self._do_documents(f"drop operator {operator}", lambda: self._staging.drop_operator(operator))
 
     def rename_operator(self, operator: str, new: str) -> None:
         """Give an operator another uid, and what it emitted in the last micro-batch with it. No row is written again.
@@ -275,20 +320,22 @@ class Statements:
         OperatorNotFoundError, InvalidInputError
             If there is no such operator, the uid is taken or none, or a job keeps rows under it for a sink.
         """
-        self._check_open()
+        text = f"rename operator {operator} to {new}"
+        self._do_documents(text, lambda: self._rename_operator(operator, new))
+
+    def _rename_operator(self, operator: str, new: str) -> None:
         check_no_rows_kept(self.properties, operator)
-        before, properties = self._staging.entry, self.properties
+        before, properties, stated = self._staging.entry, self.properties, self._stated
         beside = [item.uid for item in before.operators if item.uid == f"{operator}{BATCH_SUFFIX}"]
         try:
             for uid in (operator, *beside):
                 renamed = new + uid.removeprefix(operator)
                 self._staging.rename_operator(uid, renamed)
-                properties = with_uid(properties, uid, renamed)
+                properties, stated = with_uid(properties, uid, renamed), with_uid(stated, uid, renamed)
         except BaseException:
             self._staging.entry = before
             raise
-        self.properties = properties
-        self._done(Statement(f"rename operator {operator} to {new}", None))
+        self.properties, self._stated = properties, stated
 
     def change_max_parallelism(self, operator: str, max_parallelism: int) -> None:
         """Give an operator another number of key groups, 1 to 32768. No row is written again.
@@ -298,9 +345,8 @@ class Statements:
         OperatorNotFoundError, InvalidInputError
             If there is no such operator, or it cannot have so many.
         """
-        self._check_open()
-        self._staging.change_max_parallelism(operator, max_parallelism)
-        self._done(Statement(f"change max parallelism of {operator} to {max_parallelism}", None))
+        text = f"change max parallelism of {operator} to {max_parallelism}"
+        self._do_documents(text, lambda: self._staging.change_max_parallelism(operator, max_parallelism))
 
     # How
 
@@ -308,6 +354,57 @@ class Statements:
         if not self._is_open:
             raise InvalidInputError("the edit is closed; begin another with store.edit()")
 
-    def _done(self, statement: Statement) -> int:
+    def _do(self, what: Callable[[], Statement], *, has_values: bool) -> int:
+        """Do what a statement says; `has_values` says whether it has values of the caller beside its text."""
+        self._check_open()
+        statement = what()
         self._statements.append(statement)
+        self._done.append(_Done(what, may_hold_what_was_read=has_values and self._was_read))
         return statement.rows or 0
+
+    def _do_documents(self, text: str, what: Callable[[], None]) -> None:
+        def done() -> Statement:
+            what()
+            return Statement(text, None)
+
+        self._do(done, has_values=False)
+
+    def _do_again(self, staging: Staging) -> None:
+        """Do all statements on another checkpoint, and change the properties as they were changed."""
+        changed = {name: self.properties.get(name, _GONE) for name in changed_names(self._stated, self.properties)}
+        done, self._done = self._done, []
+        self._begin(staging)
+        for item in done:
+            self._do(item.what, has_values=False)
+        for name, value in changed.items():
+            if value is _GONE:
+                self.properties.pop(name, None)
+            else:
+                self.properties[name] = value
+
+    def _why_not_again(self, newer: Mapping[str, Any]) -> str | None:
+        """Return why the statements cannot be done on a checkpoint with newer properties, None if they can."""
+        for item, statement in zip(self._done, self._statements, strict=True):
+            if item.may_hold_what_was_read:
+                return (
+                    f"{statement.text!r} has values given after the edit was read, which may be made of what was read"
+                )
+        both = changed_names(self._stated, self.properties) & changed_names(self._base.properties, newer)
+        return f"the property {min(both)!r} was changed meanwhile" if both else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A statement, to be done again."""
+
+    what: Callable[[], Statement]
+    may_hold_what_was_read: bool
+    "Whether it has values that its caller may have made of what the edit held."
+
+
+_GONE = object()
+
+
+def changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Return the names of the properties that differ."""
+    return {name for name in {**before, **after} if before.get(name, _GONE) != after.get(name, _GONE)}

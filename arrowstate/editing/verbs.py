@@ -24,7 +24,6 @@ from arrowstate.query.catalog import quoted, resolve, sql_names
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
-from arrowstate.schema.row_streams import read_rows
 from arrowstate.snapshot.reading import find_operator, find_state, states_of
 from arrowstate.table.columns import columns_equal
 
@@ -32,7 +31,7 @@ __all__ = ["Given", "Params", "Verbs"]
 
 Params: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 Given: TypeAlias = Any
-"""A query, or what `read_rows` takes."""
+"""A query, or rows: what `read_rows` takes, or a table of Arrow."""
 
 _ROWS = "_rows"
 
@@ -149,7 +148,7 @@ class Verbs:
             table = self._fetched(given, params, tables)
             text = f"{rule} into {uid}.{name} {given}"
         else:
-            table, text = read_rows(given), f"{rule} into {uid}.{name} from a table"
+            table, text = given, f"{rule} into {uid}.{name} from a table"
         if is_operator_state:
             return Statement(text, self._write_elements(uid, name, table, rule))
         form = self.form(uid, name)

@@ -85,13 +85,19 @@ the store, and edit checkpoint 42
     "The checkpoint that was edited."
     newest: int
     "The newest one now."
+    is_fenced: bool = False
+    "Whether another writer opened the store and has committed nothing yet."
+    not_again: str | None = None
+    "Why the edit cannot be planned again, where it was to be."
 
     def __str__(self) -> str:
         # A compaction repeats a checkpoint under its id.
         became = "compacted" if self.newest == self.edited else "committed"
+        what = "another writer opened the store" if self.is_fenced else f"checkpoint {self.newest} was {became}"
+        again = "" if self.not_again is None else f"; it cannot be planned again, for {self.not_again}"
         return (
-            f"checkpoint {self.newest} was {became} while checkpoint {self.edited} was edited; nothing of the edit was "
-            f"committed: stop who writes to the store, and edit checkpoint {self.newest}"
+            f"{what} while checkpoint {self.edited} was edited; nothing of the edit was committed{again}: stop who "
+            f"writes to the store, and edit checkpoint {self.newest}"
         )
 
 

@@ -6,7 +6,7 @@ What can be read once only, such as a RecordBatchReader or a generator, is touch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
 
-__all__ = ["RowStream", "open_stream", "read_rows"]
+__all__ = ["RowStream", "lasting_tables", "open_stream", "read_rows"]
 
 
 _INDEX = re.compile(r"__index_level_\d+__")
@@ -68,6 +68,24 @@ def open_stream(table: Any) -> RowStream:
     if isinstance(table, Iterable) and not isinstance(table, (str, bytes, dict)):
         return _of_items(iter(table), type(table).__name__)
     raise _refused(table)
+
+
+def lasting_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables that can be read any number of times; what can be read once only is read into memory.
+
+    Raises
+    ------
+    InvalidInputError
+        If one is no table, or fails while it is read.
+    """
+    found = {}
+    for name, table in tables.items():
+        # DuckDB reads these as often as a query asks, with the columns and rows that it needs.
+        library = type(table).__module__.partition(".")[0]
+        is_lasting = isinstance(table, (pa.Table, pa.RecordBatch)) or library in ("pandas", "polars", "numpy")
+        is_lasting = is_lasting or (hasattr(table, "scanner") and isinstance(getattr(table, "schema", None), pa.Schema))
+        found[name] = table if is_lasting else read_rows(table, f"the rows of the table {name!r}")
+    return found
 
 
 def read_rows(table: Any, what: str = "the rows") -> pa.Table:

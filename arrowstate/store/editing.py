@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from arrowstate.editing.committing import EditCommit
-from arrowstate.editing.edit import Edit, EditSide
+from arrowstate.editing.edit import Beginning, Edit, EditSide
 from arrowstate.editing.purging import Collected
 from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.collected import reading_checkpoint
@@ -80,11 +80,6 @@ class EditableStore(KeptStore):
         ...     edit.commit(comment="a typo").to_arrow("people.city").to_pylist()
         [{'user': 'ann', 'city': 'Rome'}]
         """
-        base = self._chosen(checkpoint).entry
-        newest = self._log.latest()
-        content = content_of(newest)
-        assert newest is not None, "there is a checkpoint"
-        assert content is not None, "there is a checkpoint"
         commit = EditCommit(
             self.storage, self.store_id, self.clock_ms, self.new_id, tag=self.tag, untag=self.untag, tags=self.tags
         )
@@ -98,8 +93,21 @@ class EditableStore(KeptStore):
             is_newest=lambda entry: entry.number == self.latest().entry.number,
             savepoints=self._own_savepoints,
             free_tag=self._free_tag,
+            begin_again=self._beginning if checkpoint is None and to is None else None,
         )
-        return Edit(side, base, newest, content.number, to=to, format=format, folder=folder)
+        return Edit(side, self._beginning(checkpoint), to=to, format=format, folder=folder)
+
+    def _beginning(self, checkpoint: CheckpointReference | None = None) -> Beginning:
+        """Return what an edit of a checkpoint begins with, by default of the newest."""
+        while True:
+            base = self._chosen(checkpoint).entry
+            newest = self._log.latest()
+            content = content_of(newest)
+            assert newest is not None, "there is a checkpoint"
+            assert content is not None, "there is a checkpoint"
+            # What was committed between the two looks must not lose its place to an edit that has not seen it.
+            if checkpoint is not None or base.number == content.number:
+                return Beginning(base, newest, content.number)
 
     def savepoint(
         self,

@@ -11,6 +11,7 @@ import pytest
 
 import arrowstate
 from arrowstate.cli.app import main
+from arrowstate.store import Edit
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 SCRIPT = """
@@ -145,3 +146,32 @@ def test_an_edit_that_is_to_be_a_savepoint_says_so_at_its_beginning(store, tmp_p
 def _parquet(folder):
     pq.write_table(pa.table({"user": ["ann", "new"], "total": [1, 2]}), folder / "fix.parquet")
     return folder / "fix.parquet"
+
+
+def test_an_edit_that_was_overtaken_is_planned_again_and_says_so(store, capsys, monkeypatch):
+    plan = Edit.plan
+
+    def overtaken(edit):
+        found = plan(edit)
+        monkeypatch.setattr(Edit, "plan", plan)
+        with store.edit() as other:
+            other.properties["other"] = 1
+            other.commit()
+        return found
+
+    monkeypatch.setattr(Edit, "plan", overtaken)
+    options = ["--set-property", "mine", "2", "--apply", "--retries", "2", "--json"]
+
+    assert main(["edit", store.url, *options]) == 0
+
+    done = json.loads(capsys.readouterr().out)
+    newest = store.latest()
+    assert (done["planned_again_on"], done["checkpoint_id"]) == (newest.checkpoint_id - 1, newest.checkpoint_id)
+    assert newest.properties["other"] == 1
+    assert newest.properties["mine"] == 2
+
+
+def test_retries_without_a_commit_are_refused(store, capsys):
+    for more in (["--to", "kept"], [], ["--apply", "--purge"]):
+        assert main(["edit", store.url, "--set-property", "mine", "2", "--retries", "2", *more]) == 1
+        assert "--retries is of a commit" in capsys.readouterr().err

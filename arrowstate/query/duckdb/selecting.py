@@ -9,8 +9,6 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import duckdb
-import pyarrow as pa
-import pyarrow.dataset as ds
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.query.catalog import SqlName
@@ -19,9 +17,9 @@ from arrowstate.query.duckdb.engine import Database
 from arrowstate.query.duckdb.preparing import Tables, prepare
 from arrowstate.query.duckdb.relation import Relation, Watch
 from arrowstate.query.expiry import Seen
-from arrowstate.schema.row_streams import read_rows
+from arrowstate.schema.row_streams import lasting_tables
 
-__all__ = ["register", "select", "told_of_connection"]
+__all__ = ["select", "told_of_connection"]
 
 told_of_connection: ContextVar[Callable[[duckdb.DuckDBPyConnection], None] | None] = ContextVar(
     "told_of_connection", default=None
@@ -77,7 +75,8 @@ def select(
     if told is not None:
         told(cursor)
     try:
-        register(cursor, tables)
+        for name, table in lasting_tables(tables).items():
+            cursor.register(name, table)
         if others is not None:
             query, params = prepare(query, params, cursor, others(cursor, watch))
         statements = cursor.extract_statements(query)
@@ -97,25 +96,6 @@ def select(
     is_plain = query is asked and not tables and statements[0].type is duckdb.StatementType.SELECT
     held.session.may_serve_again = is_plain
     return cast("duckdb.DuckDBPyRelation", Relation(relation, watch, held))
-
-
-def register(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> None:
-    """Have a connection know the tables of a caller, by their names.
-
-    Raises
-    ------
-    InvalidInputError
-        If one is no table, or fails while it is read.
-    """
-    for name, table in tables.items():
-        library = type(table).__module__.partition(".")[0]
-        # DuckDB reads these as often as a query asks, with the columns and rows that it needs.
-        is_lasting = isinstance(table, (pa.Table, pa.RecordBatch, ds.Dataset)) or library in (
-            "pandas",
-            "polars",
-            "numpy",
-        )
-        connection.register(name, table if is_lasting else read_rows(table, f"the rows of the table {name!r}"))
 
 
 def _refused(error: duckdb.Error, names: Callable[[], Sequence[SqlName]], checkpoint_id: int | None) -> Exception:
