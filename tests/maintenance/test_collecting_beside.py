@@ -16,6 +16,7 @@ from arrowstate.maintenance.retention import DEFAULT_RETENTION
 from arrowstate.runtime import GeneratorSource, Job, OutputTable
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store import StateStore
+from benchmarks import retention
 
 SCHEMA = pa.schema([("n", pa.int64())])
 HOUR = 3_600_000
@@ -174,12 +175,12 @@ def test_the_end_of_a_writer_does_not_wait_for_a_rest_and_collects_what_is_due(s
     assert not collected.acquire(blocking=False)
 
 
-@pytest.mark.parametrize("retention", [3, "all", 0, {"count": 1}])
-def test_a_retention_that_is_none_is_refused(store, backend, retention, tmp_path):
+@pytest.mark.parametrize("given", [3, "all", 0, {"count": 1}])
+def test_a_retention_that_is_none_is_refused(store, backend, given, tmp_path):
     with pytest.raises(InvalidInputError, match="retention must be a RetentionPolicy, .* or None, .* got"):
-        Job(tmp_path / "store", retention=retention)
+        Job(tmp_path / "store", retention=given)
     with store.writer() as writer, pytest.raises(InvalidInputError, match="retention must be a RetentionPolicy"):
-        writer.coordinator({"op": [backend]}, retention=retention)
+        writer.coordinator({"op": [backend]}, retention=given)
     assert not (tmp_path / "store").exists()
 
 
@@ -203,6 +204,18 @@ def test_a_job_keeps_what_it_is_told(tmp_path, mode, options, most):
 
     kept = ids(arrowstate.open_store(tmp_path / "store"))
     assert len(kept) >= 15 if most is None else len(kept) <= most
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "most"), [(1_000, 10), (30 * 60_000, 10 + 24)], ids=["a second", "half an hour"]
+)
+def test_entries_and_files_of_a_job_are_bounded_however_long_it_runs(tmp_path, interval_ms, most):
+    figures = retention.run(tmp_path, 70, interval_ms=interval_ms)
+
+    assert figures.checkpoints <= figures.most_checkpoints <= most
+    # The fence with which the job began goes too. A checkpoint of this job has at most five files of its own.
+    assert figures.most_entries == figures.most_checkpoints
+    assert figures.most_files <= 5 * most + 10
 
 
 def test_the_default_is_ten_and_each_hour_of_a_day():
