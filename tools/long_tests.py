@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 
 ROOT = Path(__file__).resolve().parent.parent
 HISTORIES = [
@@ -40,7 +41,10 @@ UV_INSTALL = [LOWEST, "-m", "uv", "pip", "install", "--quiet", "--python", LOWES
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Commands of the long form, of which each follows the other; `{folder}` in them is a folder of the part's own."""
+    """Commands of the long form, of which each follows the other.
+
+    `{folder}` in them is a folder of the part's own, `{oldest}` the oldest Python of this machine.
+    """
 
     name: str
     what: str
@@ -148,10 +152,11 @@ PARTS = (
     ),
     Part(
         "lowest",
-        "the short form with the lowest versions of what the project requires, without Spark",
+        "the short form with the oldest Python there is and the lowest versions of what the project requires, no Spark",
         (
-            [sys.executable, "-m", "venv", "{folder}/venv"],
-            [LOWEST, "-m", "pip", "install", "--quiet", "uv"],
+            ["{oldest}", "-m", "venv", "--without-pip", "{folder}/venv"],
+            [LOWEST, "--version"],
+            [sys.executable, "-m", "pip", "--python", LOWEST, "install", "--quiet", "uv"],
             [
                 LOWEST,
                 *["-m", "uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--editable"],
@@ -204,12 +209,29 @@ def run(part: Part) -> Ran:
     started = time.monotonic()
     counts = []
     with tempfile.TemporaryDirectory(prefix="arrowstate-long-") as folder:
-        for command in part.commands:
+        for words in part.commands:
+            command = [oldest_python() if word == "{oldest}" else word for word in words]
             count, status = follow([word.replace("{folder}", folder) for word in command])
             counts.append(count)
             if status != 0:
                 break
     return Ran(part.name, ", ".join(filter(None, counts)), time.monotonic() - started, status != 0)
+
+
+def oldest_python() -> str:
+    """Return the oldest interpreter of 3.11 or later on this machine: patch versions differ in what they have."""
+    folders = [*os.get_exec_path(), "/usr/local/bin", "/usr/bin"]
+    names = ["python3", *(f"python3.{minor}" for minor in range(11, 20))]
+    found = {(sys.version_info[:3], sys.executable)}
+    for path in {
+        os.path.realpath(place) for name in names for folder in folders if (place := which(name, path=folder))
+    }:
+        asked = [path, "-I", "-c", "import sys, venv; print(*sys.version_info[:3])"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            major, minor, patch = map(int, answer.stdout.split())
+            found.add(((major, minor, patch), path))
+    return min(each for each in found if each[0] >= (3, 11))[1]
 
 
 def follow(command: list[str]) -> tuple[str, int]:

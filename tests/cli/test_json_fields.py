@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 import uuid
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+import flink_truth
 from arrowstate.cli import main, warm
 from arrowstate.cli.app import make_parser
 from arrowstate.ui import serving
@@ -86,8 +86,7 @@ def places(tmp_path_factory):
     for path in list((folder / "store/data").rglob("*.arrow"))[:1]:
         path.with_name(f"{uuid.uuid4().hex}.arrow").write_bytes(b"of a writer that was killed")
     (folder / "file").with_suffix(".py").write_text(JOB)
-    with tarfile.open(FLINK) as archive:
-        archive.extractall(folder, filter="data")
+    flink_truth.unpack(FLINK, folder)
     (folder / "script.sql").write_text("update counter.clicks set clicks = clicks + 1 where \"user\" = 'u7'")
     return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE", "EDITED", "IMPORTED")} | {
         "FILE": str(folder / "file.py"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,14 @@ import pyarrow.compute as pc
 from arrowstate.foreign.flink.states import FlinkState
 
 KINDS = {"+I": 0, "-U": 1, "+U": 2, "-D": 3}
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a fixture."""
+    # Python 3.11.4 brought filters, later ones warn where none is named; the archives are our own.
+    options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, **options)
 
 
 def plain(value: Any) -> Any:

@@ -66,6 +66,16 @@ def test_a_part_that_does_not_exist_is_refused_with_those_there_are(parts, capsy
     assert "no part named fialing; there is counting, failing, given" in capsys.readouterr().err
 
 
+def test_the_lowest_versions_are_tried_with_the_oldest_python(tmp_path, monkeypatch):
+    for name, version in {"python3.11": "3 11 2", "python3.12": "3 9 1", "python3": "3 14 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert long_tests.oldest_python() in (str(tmp_path / "python3.11"), "/usr/bin/python3.11")
+    assert any("{oldest}" in command for part in PARTS if part.name == "lowest" for command in part.commands)
+
+
 def test_parts_name_what_is_there():
     for part in PARTS:
         for command in part.commands:

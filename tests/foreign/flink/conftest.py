@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from flink_truth import unpack
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -18,8 +19,7 @@ def savepoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
 
     def folder(name: str) -> Path:
         if not (root / name).exists():
-            with tarfile.open(FIXTURES / f"{name}.tar.xz") as archive:
-                archive.extractall(root, filter="data")
+            unpack(FIXTURES / f"{name}.tar.xz", root)
         return root / name
 
     return folder
