@@ -15,6 +15,8 @@ from long_form import ALL_TURNS, LONG, TURN, every_nth
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytest_plugins = ["processor_time"]
+
 # A machine shared with others is slow at times; no test may fail for that.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from long_form import short_or_long
+from long_form import TURN, short_or_long
 
 SCRIPT = Path(__file__).parents[1] / "support/first_uses.py"
 
 
 def test_eight_threads_may_use_everything_first(s3_endpoint: str) -> None:
-    form = short_or_long(["--mixed", "--rounds", "2"], ["--rounds", "20"])
+    form = short_or_long(["--mixed", "--first", str(TURN)], ["--rounds", "20"])
     command = [sys.executable, str(SCRIPT), "--endpoint", s3_endpoint, *form]
 
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -206,6 +206,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("uses", nargs="*", help=f"of {', '.join(USES)}; all of them by default")
     parser.add_argument("--rounds", type=int, default=1, help="how often each is tried (default 1)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first round (default 0)")
     parser.add_argument("--mixed", action="store_true", help="only rounds in which each thread does something else")
     parser.add_argument("--endpoint", help="of a server of S3 with a bucket named bucket; without it none is tried")
     options = parser.parse_args()
@@ -215,7 +216,7 @@ def main() -> int:
         stores = Stores(Path(folder), options.endpoint)
         # By another process: what is made at its first use must not be there yet in this one.
         bad += forked(stores.make)
-        for number in range(options.rounds):
+        for number in range(options.first, options.first + options.rounds):
             first = number * THREADS % len(uses)
             mixed = [*uses[first:], *uses[:first]]
             for together in [mixed] if options.mixed else [*([use] for use in uses), mixed]:
