@@ -27,7 +27,7 @@ from arrowstate.foreign.flink.serializers.program import Bytes
 from arrowstate.foreign.flink.serializers.scalars import FlippedLong
 from arrowstate.foreign.flink.serializers.snapshots import UnknownSnapshotError
 from arrowstate.foreign.flink.slices import EntryBuilder, Marked
-from arrowstate.foreign.flink.snappy import decompressed
+from arrowstate.foreign.flink.snappy import MAX_STREAM_BYTES, decompressed
 from arrowstate.foreign.flink.sources import EntrySource
 
 __all__ = ["ChangelogSource"]
@@ -115,7 +115,9 @@ class ChangelogSource:
                 raise CorruptDataError(stream.name, "at byte 0: no file of changes")
             data, name = stream.data[1:], stream.name
             if stream.data[0]:
-                content = decompressed(stream.view, 1, len(stream.data), name)
+                whole = isinstance(file, FileHandle) and file.start is None
+                most = min(file.size, MAX_STREAM_BYTES) if whole else MAX_STREAM_BYTES
+                content = decompressed(stream.view, 1, len(stream.data), name, most=most)
                 data, name = np.frombuffer(content, np.uint8), f"{name} (decompressed)"
             if isinstance(file, FileHandle) and file.start is None and len(data) != file.size:
                 raise CorruptDataError(name, f"it has {len(data)} bytes of changes and must have {file.size}")

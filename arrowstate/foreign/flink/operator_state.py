@@ -18,7 +18,7 @@ from arrowstate.foreign.flink.serializers.base import CountedBytes, Opaque, Seri
 from arrowstate.foreign.flink.serializers.columns import masked, named
 from arrowstate.foreign.flink.serializers.composites import ListOf, StructOf
 from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape, UndecodableError
-from arrowstate.foreign.flink.snappy import decompressed
+from arrowstate.foreign.flink.snappy import MAX_STREAM_BYTES, decompressed
 from arrowstate.foreign.flink.source_positions import SPLIT, SPLITS, split_column
 
 __all__ = ["operator_batch", "operator_schema"]
@@ -140,12 +140,24 @@ def _parts(
             raise CorruptDataError(stream.name, f"{place.name!r} has something at byte {offset} of {size}")
     starts = np.array(place.offsets, dtype=np.int64)
     if not compressed:
-        return stream.data, starts, np.array([ends[each] for each in place.offsets], dtype=np.int64)
+        found = np.array([ends[each] for each in place.offsets], dtype=np.int64)
+        _check_apart(stream.name, place, starts[found > starts])
+        return stream.data, starts, found
     if len(set(place.offsets)) == 1:
         offset = place.offsets[0]
         content = decompressed(stream.view, offset, ends[offset], stream.name, whole=False)
         return np.frombuffer(content, np.uint8), np.zeros(1, np.int64), np.full(1, len(content), np.int64)
-    parts = [decompressed(stream.view, offset, ends[offset], stream.name, whole=False) for offset in place.offsets]
+    _check_apart(stream.name, place, starts)
+    parts, left = [], MAX_STREAM_BYTES
+    for offset in place.offsets:
+        parts.append(decompressed(stream.view, offset, ends[offset], stream.name, whole=False, most=left))
+        left -= len(parts[-1])
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     stops = np.cumsum(lengths)
     return np.frombuffer(b"".join(parts), np.uint8), stops - lengths, stops
+
+
+def _check_apart(name: str, place: OperatorStatePlace, starts: Ints) -> None:
+    """Refuse elements that are the same bytes: a short list of offsets would become any number of rows."""
+    if len(np.unique(starts)) < len(starts):
+        raise CorruptDataError(name, f"two elements of {place.name!r} begin at one byte; each has bytes of its own")

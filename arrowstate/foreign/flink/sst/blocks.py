@@ -1,7 +1,8 @@
 """Blocks: taken from a file, compared with their checksums, decompressed.
 
-A block says how large it becomes: by a number before it, or, for Snappy, in its own head. That is believed up to what
-its codec can make of so many bytes, and up to `MAX_BLOCK_BYTES`.
+A block says how large it becomes: by a number before it, or, for Snappy, in its own head. That is believed up to 64 MiB
+or 64 times its bytes, whichever is more, and never beyond what its codec can make of so many bytes or beyond
+`MAX_BLOCK_BYTES`. So the memory that a file takes is in proportion to its bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ MAX_BLOCK_BYTES = 1 << 30
 
 _NONE, _SNAPPY, _ZLIB, _BZIP2, _LZ4, _LZ4HC, _ZSTD, _ZSTD_BEFORE = 0, 1, 2, 3, 4, 5, 7, 0x40
 _LARGEST_RATIO = {_SNAPPY: 64, _ZLIB: 1040, _LZ4: 256, _LZ4HC: 256}
-"""More than so many bytes the codec cannot make of one byte."""
+"""More than so many bytes the codec cannot make of one byte; zstd and bzip2 know no such number."""
+_SMALL_BYTES = 64 << 20
+"""A block may become so large whatever its bytes are: a value that repeats itself compresses well."""
+_USUAL_RATIO = 64
+"""A larger block becomes at most so many times its bytes."""
 _ARROW_CODECS = {_SNAPPY: "snappy", _LZ4: "lz4_raw", _LZ4HC: "lz4_raw", _ZSTD: "zstd", _ZSTD_BEFORE: "zstd"}
 _FIRST_SIZE_BYTES = 8
 """The size before what LZ4 made, up to version 1 of the format."""
@@ -95,8 +100,10 @@ class BlockReader:
 
     def _decompressed(self, kind: int, block: memoryview) -> bytes:
         size, rest = self._size(kind, block)
-        if size > min(MAX_BLOCK_BYTES, _LARGEST_RATIO.get(kind, MAX_BLOCK_BYTES) * len(block)):
-            raise ValueError(f"it is said to become {size} bytes, of {len(block)}")
+        most = min(MAX_BLOCK_BYTES, max(_SMALL_BYTES, _USUAL_RATIO * len(block)))
+        most = min(most, _LARGEST_RATIO.get(kind, most) * len(block))
+        if size > most:
+            raise ValueError(f"it is said to become {size} bytes, and its {len(block)} bytes may become {most}")
         if kind == _ZLIB:
             content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(rest, size + 1)
         elif kind == _BZIP2:
