@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.foreign.flink.sessions import Sessions, sessions_of
 from arrowstate.foreign.flink.states import FlinkState
 from arrowstate.schema.descriptors import (
     ListStateDescriptor,
@@ -35,12 +37,33 @@ _ROW_KIND = "_row_kind"
 
 
 class KeyedRows:
-    """The rows of a keyed state, as they fill one of ours."""
+    """The rows of a keyed state, as they fill one of ours.
 
-    def __init__(self, state: FlinkState, key_names: Sequence[str] | None, *, raw: bool = False) -> None:
+    Parameters
+    ----------
+    state
+        The state.
+    key_names
+        The names of the key columns; None for those of the fields of the key, or `key`.
+    beside
+        All states of its operator: windows that merge are only known with the state that says what they became.
+    raw
+        Whether it is the rows whose values could not be decoded.
+    """
+
+    def __init__(
+        self,
+        state: FlinkState,
+        key_names: Sequence[str] | None,
+        beside: Sequence[FlinkState] = (),
+        *,
+        raw: bool = False,
+    ) -> None:
         self._state = state
         self._raw = raw
+        self._wrapped = ""
         self._given = key_names
+        self._beside = beside
         schema = state.schema
         key = schema.field("key").type
         fields = [item for item in key if item.name != _ROW_KIND] if pa.types.is_struct(key) else [pa.field("key", key)]
@@ -53,7 +76,7 @@ class KeyedRows:
             pa.schema([pa.field(name, item.type, nullable=False) for name, item in zip(names, fields, strict=True)])
         )
         self.key_names = names
-        self._null_keys = self._null_values = 0
+        self._unknown_keys = self._null_keys = self._null_values = self._ended = 0
         self.has_raw = "_raw" in schema.names and not raw
         self.has_times = "_last_access" in schema.names and not raw
         self._namespace: pa.Schema | None = None
@@ -65,23 +88,44 @@ class KeyedRows:
 
     def raw(self) -> KeyedRows:
         """Return the rows whose values could not be decoded."""
-        return KeyedRows(self._state, self._given, raw=True)
+        return KeyedRows(self._state, self._given, self._beside, raw=True)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether it holds something of windows of time; timers have the windows that they fire."""
+        return self._namespace is WINDOW and self._state.kind != "timers"
+
+    @cached_property
+    def sessions(self) -> Sessions | None:
+        """What the windows have become, if they merge."""
+        if not self.has_windows:
+            return None
+        return sessions_of(self._beside, self._state.name, self._key_columns)
 
     @property
     def left_out(self) -> str:
         """What was left out so far, and why."""
         told = []
+        if self._unknown_keys:
+            classes = f" of {', '.join(self._state.opaque)}" if self._state.opaque else ""
+            told.append(
+                f"{self._unknown_keys} rows are left out: each is the bytes of entries{classes} that cannot be told "
+                "apart, so their keys are not known; take a canonical savepoint, which has lengths"
+            )
         if self._null_keys:
             told.append(
                 f"{self._null_keys} rows with a null in their key are left out: a key has a value in each column"
             )
         if self._null_values:
             told.append(f"{self._null_values} rows without a value are left out")
+        if self._ended and self.sessions is not None:
+            told.append(f"{self._ended} rows are left out: their windows are of no session in {self.sessions.name!r}")
         return "; ".join(told)
 
     @property
     def _value_type(self) -> pa.DataType:
-        return pa.binary() if self._raw else _plain_names(self._state.schema.field("value").type)
+        kind = pa.binary() if self._raw else _plain_names(self._state.schema.field("value").type)
+        return pa.struct([(self._wrapped, kind)]) if self._wrapped else kind
 
     def descriptor(self, name: str, ttl: TimeToLive | None) -> StateDescriptor:
         """Return the state that it becomes by default."""
@@ -94,13 +138,30 @@ class KeyedRows:
             return TimerStateDescriptor(name, "event_time", namespace=spaces)
         if state.kind == "map":
             user_key = state.schema.field("user_key").type
+            if pa.types.is_struct(self._value_type) and self._has_null_values():
+                self._wrapped = name
             return MapStateDescriptor(name, user_key, self._value_type, namespace=spaces, ttl=ttl)
         if state.kind == "list" and not self._raw and pa.types.is_list(self._value_type):
             return ListStateDescriptor(name, self._value_type.value_type, namespace=spaces, ttl=ttl)
         return ValueStateDescriptor(name, self._value_type, namespace=spaces, ttl=ttl)
 
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether a struct is one column, which can be null; of others its fields are columns."""
+        return bool(self._wrapped)
+
+    def _has_null_values(self) -> bool:
+        return any(
+            batch.column("value").filter(batch.column("key").is_valid()).null_count
+            for batch in map(self._asked_for, self._state.to_batches())
+        )
+
     def with_namespace(self, given: StateDescriptor) -> StateDescriptor:
         """Return a descriptor that was asked for, in the namespaces that the rows have."""
+        kind = given.type if isinstance(given, MapStateDescriptor) and self._state.kind == "map" else None
+        if kind is not None and kind.num_fields == 1 and pa.types.is_struct(kind) and not self._raw:
+            inner = kind.field(0)
+            self._wrapped = inner.name if inner.type == self._value_type else ""
         return replace(given, namespace=self._namespace) if given.namespace is None else given
 
     @property
@@ -141,26 +202,27 @@ class KeyedRows:
 
     def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         state = self._state
-        if "_raw" in batch.schema.names:
-            is_raw = batch.column("_raw").is_valid()
-            batch = batch.filter(is_raw if self._raw else pc.invert(is_raw))
+        batch = self._with_keys(batch)
+        value = None if state.kind == "timers" else batch.column("_raw" if self._raw else "value")
+        if value is not None and value.null_count and state.kind != "map":
+            self._null_values += value.null_count
+            batch = batch.filter(value.is_valid())
+            value = value.drop_null()
         columns = self._key_columns(batch)
-        if any(column.null_count for column in columns):
-            whole = pa.array(np.logical_and.reduce([_valid(column) for column in columns]))
-            self._null_keys += batch.num_rows - int(pc.sum(whole).as_py() or 0)
-            batch = batch.filter(whole)
-            columns = self._key_columns(batch)
         if self._namespace is not None:
-            columns += [batch.column(name) for name in self._namespace.names]
+            spaces = [batch.column(name) for name in self._namespace.names]
+            if self.sessions is not None:
+                spaces = list(self.sessions.of(columns, *spaces))
+                if spaces[0].null_count:
+                    # Flink finds contents by their session alone, so nothing would ever come of these.
+                    self._ended += spaces[0].null_count
+                    return self._made(batch.filter(spaces[0].is_valid()))
+            columns += spaces
         if state.kind == "map":
             columns.append(batch.column("user_key"))
-        if state.kind == "timers":
+        if value is None:
             columns.append(batch.column("timestamp"))
             return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        value = batch.column("_raw" if self._raw else "value")
-        if value.null_count and state.kind != "map":
-            self._null_values += value.null_count
-            return self._made(batch.filter(value.is_valid()))
         times = batch.column("_last_access") if self.has_times else None
         if self._is_exploded:
             assert times is not None
@@ -168,11 +230,43 @@ class KeyedRows:
             rows = pa.array(np.repeat(np.arange(batch.num_rows), lengths))
             columns = [column.take(rows) for column in columns]
             value, times = value.flatten(), times.flatten()
+        if state.kind == "map" and value.null_count and pa.types.is_struct(value.type) and not self._wrapped:
+            raise InvalidInputError(
+                f"{value.null_count} values of the map {state.name!r} are null, and a struct whose fields are columns "
+                f"cannot be; declare its values as a struct with this struct as its one field: "
+                f"pa.struct([({state.name!r}, {value.type})])"
+            )
         # Fields are told by their place; those of a column must not begin with "_".
+        if self._wrapped:
+            inner = self._stored_type.field(0)
+            value = value if value.type == inner.type else _renamed(value, inner.type)
+            value = pa.StructArray.from_arrays([value], fields=[inner])
         columns.append(value if value.type == self._stored_type else _renamed(value, self._stored_type))
         if times is not None:
             columns.append(times)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _asked_for(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows whose values were decoded, or those whose values were not."""
+        if "_raw" not in batch.schema.names:
+            return batch
+        is_raw = batch.column("_raw").is_valid()
+        return batch.filter(is_raw if self._raw else pc.invert(is_raw))
+
+    def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are asked for and have a key; the others are counted."""
+        batch = self._asked_for(batch)
+        key = batch.column("key")
+        if key.null_count:
+            # A key of Flink is never null: these are the entries of a heap that nothing tells apart.
+            self._unknown_keys += key.null_count
+            batch = batch.filter(key.is_valid())
+        columns = self._key_columns(batch)
+        if any(column.null_count for column in columns):
+            whole = pa.array(np.logical_and.reduce([_valid(column) for column in columns]))
+            self._null_keys += batch.num_rows - int(pc.sum(whole).as_py() or 0)
+            batch = batch.filter(whole)
+        return batch
 
 
 def _valid(column: pa.Array) -> Any:

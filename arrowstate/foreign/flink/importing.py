@@ -14,7 +14,7 @@ All of it is one checkpoint, or none. What cannot be a state is told with the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,7 @@ from arrowstate.filling.planning import AskedStates
 from arrowstate.filling.tables import TableFill, fill_operators, plan_table
 from arrowstate.foreign.flink.imported_rows import TIMERS, KeyedRows, free_name, name_of
 from arrowstate.foreign.flink.savepoint import FlinkOperator, FlinkSavepoint
+from arrowstate.foreign.flink.sessions import CONTENTS_OF, WINDOWS_OF_SESSIONS
 from arrowstate.foreign.flink.states import FlinkState
 from arrowstate.html import table_html
 from arrowstate.schema.descriptors import (
@@ -269,7 +270,7 @@ class _Operator:
     # Keyed state
 
     def _keyed(self, state: FlinkState, given: StateDescriptor | None, ttl: TimeToLive | None) -> None:
-        rows = KeyedRows(state, self._asked.keys.get(state.operator))
+        rows = KeyedRows(state, self._asked.keys.get(state.operator), self._operator.states)
         descriptor = rows.descriptor(self._name(state), ttl) if given is None else rows.with_namespace(given)
         self._fill(state, rows, descriptor)
         notes = [f"{name} cannot be decoded without its class, and is bytes" for name in state.opaque]
@@ -277,14 +278,38 @@ class _Operator:
             notes.append("its time to live is not in a savepoint: give it, or rows do not expire")
         if given is None and state.kind in ("reducing", "aggregating"):
             notes.append("accumulators are values")
+        if rows.is_wrapped:
+            notes.append("some of its values are null, so each is one column and not a column for each field")
+        notes += self._of_sessions(state, rows)
+        # What some rows have and nobody here can read is kept beside, by the same keys.
+        unread = rows.raw() if rows.has_raw else None
+        has_unread = unread is not None and next(unread.batches(), None) is not None
+        if unread is not None and not has_unread and unread.left_out:
+            notes.append(unread.left_out)
         self.told.append(_Told(state, self._uid, descriptor.name, "; ".join(notes), source=rows))
-        if rows.has_raw:
-            # What some rows have and nobody here can read is kept beside, by the same keys.
-            raw = rows.raw()
-            name = free_name(f"{descriptor.name}_raw", self._names)
-            self._fill(state, raw, raw.descriptor(name, None))
-            note = "values of this state that could not be decoded, as bytes"
-            self.told.append(_Told(state, self._uid, name, note, source=raw))
+        if has_unread:
+            self._fill_raw(state, rows.raw(), descriptor.name)
+
+    def _fill_raw(self, state: FlinkState, raw: KeyedRows, beside: str) -> None:
+        name = free_name(f"{beside}_raw", self._names)
+        self._fill(state, raw, raw.descriptor(name, None))
+        note = "values of this state that could not be decoded, as bytes"
+        self.told.append(_Told(state, self._uid, name, note, source=raw))
+
+    def _of_sessions(self, state: FlinkState, rows: KeyedRows) -> Iterator[str]:
+        """Yield what is to be known of windows that merge."""
+        known = {each.name for each in self._operator.states}
+        contents = CONTENTS_OF.get(state.name)
+        if contents in known:
+            left_out = self._asked.states.get(f"{state.operator}.{contents}", state) is None
+            yield f"{contents!r}, whose sessions it has, is " + (
+                "left out" if left_out else "in these sessions already: nothing needs this state"
+            )
+        for mapping in known.intersection(CONTENTS_OF) if rows.has_windows else ():
+            if rows.sessions is not None and rows.sessions.name == mapping:
+                yield f"its windows are the sessions of {mapping!r}"
+            elif state.name not in WINDOWS_OF_SESSIONS:
+                yield f"its windows are those under which Flink keeps it; {mapping!r} has what they have become"
 
     def _fill(self, state: FlinkState, rows: KeyedRows, descriptor: StateDescriptor) -> None:
         name = descriptor.name
@@ -335,11 +360,13 @@ class _Operator:
                 # Every subtask has the same; one of them is enough.
                 subtasks = table.column("_subtask")
                 first = pc.equal(subtasks, pc.min(subtasks))
-                table = table.filter(first).select(["key", "value"])
-                batch = _one_batch(table, schema)
+                table = table.filter(first)
+                known = table.column("key").is_valid()
+                note = _lost(table.num_rows - (pc.sum(known).as_py() or 0), "maps")
+                batch = _one_batch(table.filter(known).select(["key", "value"]), schema)
                 for part in parts:
                     part.append(FrozenOperatorState(descriptor, batch))
-                self.told.append(_Told(state, self._uid, descriptor.name, rows=batch.num_rows))
+                self.told.append(_Told(state, self._uid, descriptor.name, note, rows=batch.num_rows))
                 continue
             lost = table.num_rows - (pc.sum(kept).as_py() or 0)
             table = table.filter(kept)
@@ -349,9 +376,13 @@ class _Operator:
             for number, part in enumerate(parts):
                 own = table.filter(pa.array(numbers == number)).select(["value"])
                 part.append(FrozenOperatorState(descriptor, _one_batch(own, schema)))
-            note = f"{lost} elements cannot be decoded, and are left out" if lost else ""
+            note = _lost(lost, "elements")
             self.told.append(_Told(state, self._uid, descriptor.name, note, rows=table.num_rows))
         self.operator_states = parts
+
+
+def _lost(count: int, what: str) -> str:
+    return f"{count} {what} cannot be decoded, and are left out" if count else ""
 
 
 def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:

@@ -151,3 +151,65 @@ def test_what_does_not_fit_leaves_nothing_behind(opened, store, arguments, error
         import_flink_savepoint(opened("v2-forst-checkpoint"), store, **arguments)
 
     assert sorted(store.storage.list("")) == before
+
+
+def test_entries_that_nothing_tells_apart_are_told_as_what_they_are(opened, store):
+    made = import_flink_savepoint(opened("core-hashmap-native"), store, operators={"types-int": "types"})
+
+    notes = {item.state: item.note for item in made.states}
+    assert "1 rows are left out: each is the bytes of entries of java.util.BitSet" in notes["t_kryo_bitset"]
+    assert "null in their key" not in " ".join(notes.values())
+
+
+def test_there_is_no_state_of_bytes_where_all_values_are_decoded(opened, store):
+    savepoint = opened("core-hashmap-canonical")
+
+    made = import_flink_savepoint(savepoint, store, operators={"core-long": "core"})
+
+    raw = {item.name: item.rows for item in made.states if item.name is not None and item.name.endswith("_raw")}
+    assert raw == {"v_pojo_raw": 5}
+    assert sum("_raw" in state.schema.names for state in savepoint.operator("core-long").states) > 1
+
+
+def test_an_object_that_is_null_stays_null(opened, store):
+    savepoint = opened("core-hashmap-canonical")
+    people = savepoint.to_arrow("core-long.m_string_pojo")
+
+    made = import_flink_savepoint(savepoint, store, operators={"core-long": "core"})
+
+    read = {(row["key"], row["user_key"]): row["value"] for row in people.to_pylist()}
+    asked = savepoint.sql('select key, user_key, value from "core-long".m_string_pojo').fetchall()
+    now = made.snapshot.to_arrow("core.m_string_pojo").to_pylist()
+    in_sql = made.snapshot.sql("select key, m_string_pojo_key, m_string_pojo from core.m_string_pojo").fetchall()
+    absent = {place for place, value in read.items() if value is None}
+    assert len(absent) == 12
+    assert {(key, name) for key, name, value in asked if value is None} == absent
+    assert {(row["key"], row["m_string_pojo_key"]): row["m_string_pojo"] for row in now} == read
+    assert {(key, name) for key, name, value in in_sql if value is None} == absent
+
+
+ADDRESS = pa.struct([("street", pa.string()), ("zip", pa.int32())])
+
+
+def test_a_map_of_null_objects_that_is_asked_for_with_columns_of_fields_is_refused(opened, store):
+    columns = arrowstate.MapStateDescriptor("addresses", pa.string(), ADDRESS)
+
+    with pytest.raises(InvalidInputError, match=r"values of the map 'm_string_pojo' are null.*one field"):
+        import_flink_savepoint(opened("core-hashmap-canonical"), store, states={"core-long.m_string_pojo": columns})
+
+    assert len(store.checkpoints()) == 0
+
+
+def test_a_map_of_null_objects_is_what_was_asked_for(opened, store):
+    whole = arrowstate.MapStateDescriptor("addresses", pa.string(), pa.struct([("address", ADDRESS)]))
+
+    made = import_flink_savepoint(
+        opened("core-hashmap-canonical"),
+        store,
+        operators={"core-long": "core"},
+        states={"core-long.m_string_pojo": whole},
+    )
+
+    addresses = made.snapshot.to_arrow("core.addresses")["address"]
+    assert addresses.null_count == 12
+    assert addresses.type == ADDRESS

@@ -1,6 +1,6 @@
 #!/bin/bash
-# run.sh JOB OUT: write the savepoint of the middle of HalfJob or SessionJob, and what was emitted; FLINK_LIB is the folder of Flink's jars,
-# for instance that of the package apache-flink-libraries of PyPI.
+# run.sh JOB OUT: write the savepoint of the middle of HalfJob or SessionJob, and what was emitted; FLINK_LIB is the
+# folder of Flink's jars, for instance that of the package apache-flink-libraries of PyPI.
 set -e
 cd "$(dirname "$0")"
 jars=$(ls "$FLINK_LIB"/*.jar | tr '\n' ':')
