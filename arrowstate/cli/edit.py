@@ -23,12 +23,14 @@ __all__ = ["edit"]
 
 def edit(options: argparse.Namespace) -> int:
     """Run a script over a checkpoint; print what it would change, or what was committed."""
-    if options.script is None and not (options.delete_key or options.set_property):
-        raise InvalidInputError("nothing to do: name a script, or give --delete-key or --set-property")
+    if options.script is None and not (options.delete_key or options.set_property or options.purge):
+        raise InvalidInputError("nothing to do: name a script, or give --delete-key, --set-property or --purge")
     if options.purge and not options.apply:
         raise InvalidInputError("--purge rewrites files for good; give it with --apply")
     if options.retries and (not options.apply or options.purge):
         raise InvalidInputError("--retries is of a commit; give it with --apply and without --purge")
+    if options.checked and not options.purge:
+        raise InvalidInputError("--checked says what a purge leaves out of its report; give it with --purge")
     script = None if options.script is None else _read(options.script)
     store = open_store(options.store)
     with store.edit(options.checkpoint) as made:
@@ -71,7 +73,7 @@ def _finish(made: Edit[Snapshot], options: argparse.Namespace) -> dict[str, Any]
     if not options.apply:
         return {}
     if options.purge:
-        return {"purged": _purged(made.purge(comment=options.comment), as_json=options.json)}
+        return {"purged": _purged(made.purge(comment=options.comment, checked=options.checked), as_json=options.json)}
     planned_on = made.checkpoint_id
     before = set(open_store(options.store).tags())
     snapshot = made.commit(comment=options.comment, retries=options.retries)

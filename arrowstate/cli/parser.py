@@ -175,6 +175,13 @@ def _add_tags(commands: Commands) -> None:
         "--purge", action="store_true", help="with --apply: leave deleted rows in no file, and collect what had them"
     )
     changed.add_argument(
+        "--checked",
+        action="append",
+        default=[],
+        metavar="TABLE",
+        help="with --purge: an output table or dead letters in which you found nothing of what is to go",
+    )
+    changed.add_argument(
         "--retries",
         type=int,
         default=0,

@@ -37,7 +37,7 @@ _OF_AN_EDIT = {"edited_from", "further_statements", "purged", "rolled_back_to", 
 _ELSEWHERE = (
     "savepoints and copies outside the store",
     "what sinks wrote, and what was published or exported",
-    "the input of the job",
+    "the input of the job, and Spark's own checkpoint folder",
     "caches of other machines, and other cache folders of this one",
     "older versions of objects that a bucket keeps, snapshots and backups of a disk",
     "temporary folders of processes that were killed",

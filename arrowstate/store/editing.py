@@ -275,7 +275,8 @@ class EditableStore(KeptStore):
             deleted_bytes=report.deleted_bytes,
             kept=kept,
             fences=self._fences(),
-            unreferenced=len(plan.waiting) + len(plan.foreign),
+            # What was spared somebody has begun to hold meanwhile.
+            unreferenced=len(plan.waiting) + len(plan.foreign) + len(report.spared),
             imported_from=imported_from,
         )
 

@@ -94,12 +94,32 @@ def test_a_purged_key_is_in_no_file_and_what_holds_it_is_named(store, tmp_path, 
     assert content(store) == {"ann": 10, "bob": 20}
 
 
+def test_a_purge_without_statements_takes_what_was_deleted_before_and_tables_that_were_checked(store, tmp_path, capsys):
+    rows = arrowstate.OperatorStateBackend()
+    kind = pa.struct({"user": pa.string()})
+    rows.state(arrowstate.OperatorListStateDescriptor("rows", kind)).extend(pa.array([("ann",)], kind))
+    with store.writer() as writer:
+        writer.checkpoint({"shop": [store.latest().restore("shop")]}, operator_states={"totals": [rows]})
+    with store.edit() as edit:
+        edit.delete_key("shop", ["bot-1"])
+        edit.commit()
+    store.untag("before-edit-3")
+
+    assert main(["edit", store.url, "--apply", "--purge"]) == 0
+    assert "output table totals.rows (1 rows) may hold them" in capsys.readouterr().out
+    assert main(["edit", store.url, "--apply", "--purge", "--checked", "totals", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["purged"]["is_done"]
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file() and b"bot-1" in path.read_bytes()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "nothing to do: name a script"),
         (["absent.sql"], "absent.sql cannot be read"),
         (["fix.sql", "--purge"], "give it with --apply"),
+        (["fix.sql", "--apply", "--checked", "totals"], "give it with --purge"),
         (["--set-property", "offset", "{"], "takes a JSON value"),
         (["--delete-key", "shop2", "ann"], "no operator"),
         (["broken.sql"], "statement 2 of the script"),
