@@ -385,6 +385,9 @@ class PreparingSink(ABC):
     committable_schema: pa.Schema
     """The columns of what names prepared rows, such as file names or transaction ids."""
 
+    def check_schema(self, uid: str, schema: pa.Schema) -> None:  # noqa: B027
+        """Refuse columns that the sink cannot write, with an `InvalidInputError`; called when it is declared."""
+
     @abstractmethod
     def writer(self, store_id: str, uid: str, subtask: int, attempt: str) -> SinkWriter:
         """Return a writer for a slot. `attempt` is unique to this start of the job."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,20 +16,67 @@ from arrowstate.runtime.graph import Graph
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.schema.times import timestamp_array
-from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, type_parts
 from arrowstate.windows.function import WindowFunction
 
 __all__ = [
     "AsKey",
     "check_broadcast",
+    "check_exchanged",
     "check_keys",
     "check_late",
     "check_side_names",
+    "check_stored",
     "check_timestamps",
     "no_rows",
     "output_schema",
     "row_columns",
 ]
+
+
+def check_stored(of: str, schema: pa.Schema) -> None:
+    """Refuse columns that a store cannot have: those of an output table, of dead letters, or kept for a sink."""
+    for field in schema:
+        try:
+            check_type(field.type, f"{of}: column {field.name!r}")
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{error}; make it that before, with map_batches") from None
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice or not schema.names:
+        given = ", ".join(schema.names) or "none"
+        raise InvalidInputError(
+            f"{of} needs at least one column, and none twice, got {given}; name them with map_batches"
+        )
+
+
+def check_exchanged(of: str, schema: pa.Schema) -> None:
+    """Refuse columns whose rows cannot go to another subtask: Arrow takes no rows of views and run ends by number."""
+    for field in schema:
+        for part in _layouts(field.type):
+            if remedy := _ROWS_FOR.get(part.id):
+                raise InvalidInputError(
+                    f"{of}: column {field.name!r} is {field.type}, and rows of {part} cannot go from one subtask to "
+                    f"another; make it {remedy} before, with map_batches"
+                )
+
+
+_ROWS_FOR = {
+    pa.string_view().id: "string",
+    pa.binary_view().id: "binary",
+    pa.list_view(pa.null()).id: "list",
+    pa.large_list_view(pa.null()).id: "large_list",
+    pa.run_end_encoded(pa.int32(), pa.null()).id: "the type of its values",
+}
+
+
+def _layouts(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and all that its arrays have inside."""
+    for part in type_parts(kind):
+        yield part
+        if pa.types.is_dictionary(part):
+            yield from _layouts(part.value_type)
+        elif isinstance(part, pa.BaseExtensionType):
+            yield from _layouts(part.storage_type)
 
 
 def check_timestamps(of: str, field: pa.Field) -> None:
@@ -152,4 +200,5 @@ def output_schema(operator: Any, key: pa.Schema, given: pa.Schema | None) -> pa.
 
 def no_rows(schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch of these columns."""
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    # `pa.array([], type)` knows no run ends and no unions.
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

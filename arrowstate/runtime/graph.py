@@ -183,6 +183,18 @@ class Graph:
             done += ready
         return done
 
+    def made_by_users(self) -> Iterator[tuple[str, Any]]:
+        """Yield what the job was given to run, each with what it is called in a message."""
+        for task in self.tasks:
+            if isinstance(task, SourceNode):
+                yield f"source {task.uid!r}", task.source
+            elif isinstance(task, StatefulNode):
+                yield f"operator {task.uid!r}", task.operator
+            for function in _functions(task):
+                yield f"a function of map_batches after {task.uid!r}", function
+        for sink in self.sinks:
+            yield f"sink {sink.uid!r}", sink.sink
+
     def sinks_of(self, node: Node) -> Iterator[SinkNode]:
         """Yield the sinks that a task writes to."""
         for consumer in node.consumers:
@@ -198,6 +210,15 @@ class Graph:
                 yield consumer
             elif isinstance(consumer, (MapNode, SideNode)):
                 yield from self.edges_of(consumer)
+
+
+def _functions(node: Node) -> Iterator[Any]:
+    """Yield the functions without state that follow a node before the next exchange."""
+    for consumer in node.consumers:
+        if isinstance(consumer, MapNode):
+            yield consumer.function
+        if isinstance(consumer, (MapNode, SideNode)):
+            yield from _functions(consumer)
 
 
 class Declared(Protocol):

@@ -14,12 +14,13 @@ from arrowstate.maintenance.beside import check_retention
 from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.runtime.connectors import Source
-from arrowstate.runtime.declaring import check_timestamps
+from arrowstate.runtime.declaring import check_stored, check_timestamps
 from arrowstate.runtime.graph import Graph, Mode, SourceNode
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob, start
 from arrowstate.runtime.streams import Stream
 from arrowstate.runtime.watermarks import Watermarks
+from arrowstate.schema.types import check_type
 from arrowstate.store.snapshot import Snapshot
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM, check_max_parallelism
@@ -151,8 +152,14 @@ class Job:
         Raises
         ------
         InvalidInputError
-            If the uid is taken, or the source has no such timestamp column.
+            If the uid is taken, or the source has no such timestamp column; if it is no `Source`, or the store cannot
+            keep its positions, or rows of it that are set aside.
         """
+        if not isinstance(source, Source) or not isinstance(getattr(source, "schema", None), pa.Schema):
+            raise InvalidInputError(
+                f"source {uid!r} must be a Source with a pyarrow.Schema as its schema, got {source!r}"
+            )
+        check_type(source.position_type, f"the position_type of source {uid!r}")
         if watermarks is not None and watermarks.timestamp not in source.schema.names:
             raise InvalidInputError(
                 f"source {uid!r} has no column {watermarks.timestamp!r}; it has {', '.join(source.schema.names)}"
@@ -160,6 +167,8 @@ class Job:
         if watermarks is not None:
             check_timestamps(f"source {uid!r}", source.schema.field(watermarks.timestamp))
         aside = dead_letters_name(uid, on_error, dead_letters)
+        if aside is not None:
+            check_stored(f"the table of dead letters {aside!r}", source.schema)
         self.graph.take_uids(uid, *([] if aside is None else [aside]))
         node = SourceNode(uid=uid, source=source, watermarks=watermarks, schema=source.schema)
         if aside is not None:

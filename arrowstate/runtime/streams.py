@@ -17,9 +17,11 @@ from arrowstate.runtime.connectors import DirectSink, PreparingSink, Sink
 from arrowstate.runtime.declaring import (
     AsKey,
     check_broadcast,
+    check_exchanged,
     check_keys,
     check_late,
     check_side_names,
+    check_stored,
     check_timestamps,
     no_rows,
     output_schema,
@@ -104,14 +106,18 @@ class Stream:
         Raises
         ------
         InvalidInputError
-            If the function fails on a batch without rows, or returns None for it, and `schema` is not given.
+            If the function fails on a batch without rows, or returns None for it, and `schema` is not given; if
+            `schema` is none, or rows cannot be set aside because the store has no such columns.
         """
         if schema is None:
             schema = self._schema_of(function)
+        elif not isinstance(schema, pa.Schema):
+            raise InvalidInputError(f"schema must be a pyarrow.Schema, got {type(schema).__name__}")
         if on_error == "dead_letter" and dead_letters is None:
             raise InvalidInputError("map_batches has no uid: say with dead_letters= which table rows are set aside in")
         aside = dead_letters_name("", on_error, dead_letters)
         if aside is not None:
+            check_stored(f"the table of dead letters {aside!r}", self.schema)
             self.graph.take_uids(aside)
         made = []
         for task, node in self.branches:
@@ -193,7 +199,8 @@ class Stream:
         Raises
         ------
         InvalidInputError
-            If the uid is taken, a column is missing, or the function is none.
+            If the uid is taken, a column is missing, or the function is none; if a column cannot go from one subtask to
+            another, as views and run-end encoded ones cannot, or cannot be set aside.
         """
         aside = dead_letters_name(uid, on_error, dead_letters)
         return _stateful(self.graph, [self], operator, key, uid, output_schema, timestamp, broadcast or {}, aside)
@@ -253,7 +260,8 @@ class Stream:
         Raises
         ------
         InvalidInputError
-            If the uid is missing or taken, or the sink is none.
+            If the uid is missing or taken, or the sink is none; if there are columns that the store cannot keep for it,
+            such as a dictionary, a view, a calendar interval or a union, or that the sink refuses.
         """
         if isinstance(sink, OutputTable):
             if uid not in (None, sink.name):
@@ -265,6 +273,11 @@ class Stream:
             raise InvalidInputError(f"a sink must be an OutputTable, Sink, PreparingSink or DirectSink, got {sink!r}")
         if uid is None:
             raise InvalidInputError(f"{type(sink).__name__} needs uid=, its name in the store")
+        if isinstance(sink, PreparingSink):
+            check_stored(f"what sink {uid!r} prepares", sink.committable_schema)
+            sink.check_schema(uid, self.schema)
+        elif not isinstance(sink, DirectSink):
+            check_stored(f"sink {uid!r}", self.schema)
         self.graph.take_uids(uid)
         node = SinkNode(uid=uid, sink=sink, schema=self.schema)
         self.graph.sinks.append(node)
@@ -273,6 +286,7 @@ class Stream:
 
     def _relayed(self, rule: Rule) -> Stream:
         graph = self.graph
+        check_exchanged("to_one()" if rule == "global" else f"{rule}()", self.schema)
         number = sum(isinstance(task, RelayNode) for task in graph.tasks)
         node = RelayNode(uid=f"exchange-{number}", schema=self.schema)
         self.graph.take_uids(node.uid)
@@ -397,6 +411,8 @@ def _stateful(
         raise InvalidInputError(
             f"operator {uid!r} is a batch function, which reads its timestamps itself; leave it out"
         )
+    for stream in (*streams, *(item for item in broadcast.values() if isinstance(item, Stream))):
+        check_exchanged(f"operator {uid!r}", stream.schema)
     for stream in streams if timestamp is not None else ():
         check_timestamps(f"operator {uid!r}", stream.schema.field(timestamp))
     schema = check_key_schema(pa.schema([(name, streams[0].schema.field(name).type) for name in keys[0]]))
@@ -404,10 +420,12 @@ def _stateful(
     check_broadcast(graph, broadcast)
     Sides(operator)
     emitted = output_schema(operator, schema, given_output)
+    check_exchanged(f"what operator {uid!r} emits", emitted)
     check_late(uid, operator, streams[0].schema)
     table = None
     if aside is not None:
         row = row_columns(uid, [stream.schema for stream in streams], keys)
+        check_stored(f"the table of dead letters {aside!r}", row)
         check_side_names(operator, aside)
         table = dead_letter_table(aside, schema, row)
     graph.take_uids(uid, *([] if aside is None else [aside]))

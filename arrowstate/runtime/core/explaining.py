@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from inspect import getclosurevars
+from types import FunctionType
 from typing import Any
 
 from arrowstate.errors import SourceError
 from arrowstate.processing import failing
 
-__all__ = ["explained"]
+__all__ = ["explained", "unpicklable"]
+
+_DEEPEST = 6
+"""So many attributes of attributes are looked at."""
 
 
 @contextmanager
@@ -24,3 +29,42 @@ def explained(uid: str, doing: str, *, key: list[str] | None = None, rows: Any =
     if of_source is not None:
         of_source.source = of_source.source or uid
         raise of_source
+
+
+def unpicklable(named: Iterable[tuple[str, Any]], dumps: Callable[[Any], bytes]) -> str:
+    """Return which of some objects cannot be pickled, and by which attribute of it."""
+    for name, value in named:
+        if not _is_picklable(value, dumps):
+            return name + _place(value, dumps)
+    return "something in it"
+
+
+def _place(value: Any, dumps: Callable[[Any], bytes]) -> str:
+    """Return the way from an object to what of it cannot be pickled."""
+    place = ""
+    for _ in range(_DEEPEST):
+        found = next((item for item in _parts(value) if not _is_picklable(item[1], dumps)), None)
+        if found is None:
+            break
+        place, value = place + found[0], found[1]
+    return f" (by {place.strip(' .')}, of type {type(value).__name__})" if place else ""
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is inside an object."""
+    if isinstance(value, FunctionType):
+        variables = getclosurevars(value)
+        yield from ((f" {name}", item) for name, item in {**variables.globals, **variables.nonlocals}.items())
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{number}]", item) for number, item in enumerate(value))
+    yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _is_picklable(value: Any, dumps: Callable[[Any], bytes]) -> bool:
+    try:
+        dumps(value)
+    except Exception:  # noqa: BLE001 (whatever it is, it cannot be pickled)
+        return False
+    return True

@@ -21,6 +21,7 @@ from typing import Any
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError, MissingDependencyError, UnsupportedStorageError
 from arrowstate.runtime.core.attempt import Setting
+from arrowstate.runtime.core.explaining import unpicklable
 from arrowstate.runtime.core.messages import Deploy, ToSlot
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.notes import BEAT_MS, Page, monotonic_ms
@@ -273,9 +274,9 @@ def _pickled(job: Declared) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(job.graph)
     except Exception as error:
+        what = unpicklable(job.graph.made_by_users(), cloudpickle.dumps)
         raise InvalidInputError(
-            f"the job is pickled for the processes of its slots, and something in it cannot be: "
-            f"{type(error).__name__}: {error}; make it in open(), in reader() or when it is called, or start with "
-            "mode='threads'"
+            f"the job is pickled for the processes of its slots, and {what} cannot be: {type(error).__name__}: "
+            f"{error}; make it in open(), in reader() or when it is called, or start with mode='threads'"
         ) from error
     return data

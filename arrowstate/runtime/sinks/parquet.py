@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from arrowstate.errors import MissingFileError
+from arrowstate.errors import InvalidInputError, MissingFileError
 from arrowstate.runtime.connectors import PreparingSink, Sink, SinkWriter, Token
 from arrowstate.runtime.sinks.parquet_folder import OpenFolder, ParquetFolder, file_name
 
@@ -148,6 +149,17 @@ class BulkParquetSink(PreparingSink):
         compression: str = "zstd",
     ) -> None:
         self.folder = ParquetFolder(folder, storage_options, compression)
+
+    def check_schema(self, uid: str, schema: pa.Schema) -> None:
+        """Refuse columns that Parquet has no type for."""
+        for field in schema:
+            try:
+                pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+            except (pa.ArrowException, OSError) as error:
+                raise InvalidInputError(
+                    f"sink {uid!r}: column {field.name!r} is {field.type}, which Parquet cannot hold: {error}; make it "
+                    "another type before, with map_batches"
+                ) from None
 
     def writer(self, store_id: str, uid: str, subtask: int, attempt: str) -> SinkWriter:  # noqa: ARG002
         """Return a writer for a slot."""

@@ -61,9 +61,11 @@ class FileSource(Source):
     Raises
     ------
     InvalidInputError
-        If there is no such local folder, or no schema. A file that is cut, was changed after it was begun, or has rows
-        that do not fit is told when it is read, as a `SourceError` with the file, the position and, where it is known,
-        the row.
+        If there is no such local folder, or no schema. When a job starts for the first time: if the source is bounded
+        and no file matches the pattern, or there is no such folder; a folder may be empty.
+    SourceError
+        When a file is read that is cut, was changed after it was begun, or has rows that do not fit: with the file,
+        the position and, where it is known, the row.
 
     Notes
     -----
@@ -113,7 +115,13 @@ class FileSource(Source):
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the files that are not known, the one that was modified first before the others."""
         known = frozenset(known)
-        return [Split(name) for name in self._names() if name not in known]
+        names = self._names()
+        if self.is_bounded and not names and not known and not _Folder(self.path, self.storage_options).is_there:
+            raise InvalidInputError(
+                f"there is no file for {self.path!r}, and a bounded source needs one when its job starts for the first "
+                "time; mend the path, or wait for files with is_bounded=False"
+            )
+        return [Split(name) for name in names if name not in known]
 
     def reader(self) -> Reader:
         """Return a reader that reads one file after the other."""
@@ -164,6 +172,11 @@ class _Folder:
         if self._is_local:
             shown = {name: info for name in shown if (info := _local_info(self._path_of(name))) is not None}
         return {name: info for name, info in shown.items() if info["type"] == "file"}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is a folder that exists."""
+        return not self._is_pattern and bool(self._files.exists(self._path))
 
     def _name(self, path: str) -> str:
         # The path may be that of one file.
