@@ -155,7 +155,8 @@ class Job:
             If the uid is taken, or the source has no such timestamp column; if it is no `Source`, or the store cannot
             keep its positions, or rows of it that are set aside.
         """
-        if not isinstance(source, Source) or not isinstance(getattr(source, "schema", None), pa.Schema):
+        given: object = source
+        if not isinstance(given, Source) or not isinstance(getattr(given, "schema", None), pa.Schema):
             raise InvalidInputError(
                 f"source {uid!r} must be a Source with a pyarrow.Schema as its schema, got {source!r}"
             )

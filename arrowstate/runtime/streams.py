@@ -411,7 +411,7 @@ def _stateful(
         raise InvalidInputError(
             f"operator {uid!r} is a batch function, which reads its timestamps itself; leave it out"
         )
-    for stream in (*streams, *(item for item in broadcast.values() if isinstance(item, Stream))):
+    for stream in (*streams, *broadcast.values()):
         check_exchanged(f"operator {uid!r}", stream.schema)
     for stream in streams if timestamp is not None else ():
         check_timestamps(f"operator {uid!r}", stream.schema.field(timestamp))
