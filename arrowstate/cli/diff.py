@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 
-from arrowstate.cli.output import plain, print_json, print_narrow_table, print_table, say
+from arrowstate.cli.output import print_json, print_narrow_table, print_table, say
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.difference import StateDifference
+from arrowstate.shown import shown
 from arrowstate.store import open_store
 
 __all__ = ["compare"]
@@ -33,7 +34,7 @@ def compare(options: argparse.Namespace) -> int:
             say(f"the first {_MOST_ROWS} of {len(rows)} rows; --json prints all")
         return 0
     if options.json:
-        counts = [plain(row) for row in found.to_arrow().to_pylist()]
+        counts = [shown(row) for row in found.to_arrow().to_pylist()]
         kept = {(item.operator, item.state) for item in states}
         print_json(
             {

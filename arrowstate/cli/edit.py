@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from arrowstate.cli.keys import keys_of
-from arrowstate.cli.output import plain, print_json, print_narrow_table, print_table, say
+from arrowstate.cli.output import print_json, print_narrow_table, print_table, say
 from arrowstate.editing.plan import EditPlan
 from arrowstate.editing.purging import PurgeReport
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.layout import key_schema_of
+from arrowstate.shown import shown
 from arrowstate.snapshot.reading import find_operator
 from arrowstate.store import Edit, Snapshot, open_store
 
@@ -114,14 +115,14 @@ def _told(plan: EditPlan, samples: int) -> dict[str, Any]:
     return {
         "edited": plan.checkpoint_id,
         "statements": [{"text": item.text, "rows": item.rows} for item in plan.statements],
-        "states": [plain(row) for row in plan.to_arrow().to_pylist()],
+        "states": [shown(row) for row in plan.to_arrow().to_pylist()],
         "operator_states": list(plan.operator_states),
         "properties": [
             {"name": name, "before": before, "after": after} for name, (before, after) in plan.properties.items()
         ],
         "bytes": plan.bytes,
         "files": plan.files,
-        "samples": [{"state": state, "rows": [plain(row) for row in rows]} for state, rows in _samples(plan, samples)],
+        "samples": [{"state": state, "rows": [shown(row) for row in rows]} for state, rows in _samples(plan, samples)],
     }
 
 

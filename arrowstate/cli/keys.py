@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.cli.listing import open_checkpoint
-from arrowstate.cli.output import plain, print_json, print_table
+from arrowstate.cli.output import print_json, print_table
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import resolve
 from arrowstate.query.state import StateReader
+from arrowstate.shown import shown
 from arrowstate.store import Snapshot
 
 __all__ = ["history", "keys_of", "look_up"]
@@ -34,7 +35,7 @@ def history(options: argparse.Namespace) -> int:
 def _print(table: pa.Table, options: argparse.Namespace) -> int:
     rows = table.to_pylist()
     if options.json:
-        print_json([plain(row) for row in rows])
+        print_json([shown(row) for row in rows])
     else:
         print_table(table.schema.names, [list(row.values()) for row in rows])
     return 0

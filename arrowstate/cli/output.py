@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import json
-import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich import filesize
 
 from arrowstate.cli.tables import table_text
+from arrowstate.shown import shown
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Bar",
     "bytes_text",
-    "plain",
     "print_json",
     "print_json_line",
     "print_narrow_table",
@@ -63,12 +61,12 @@ def say_field(name: str, text: str, *, label: int = 11) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    print(json.dumps(shown(value), indent=2, ensure_ascii=False))
 
 
 def print_json_line(value: Any) -> None:
     """Print a value as JSON in one line, at once."""
-    print(json.dumps(plain(value), ensure_ascii=False), flush=True)
+    print(json.dumps(shown(value), ensure_ascii=False), flush=True)
 
 
 def print_table(
@@ -153,29 +151,8 @@ def time_text(milliseconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: bytes as hexadecimal digits, other types as text, NaN as null."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, decimal.Decimal) and value.as_tuple().exponent == 0:
-        return int(value)  # DuckDB's sums of integers are of this type.
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    return str(value)
-
-
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, float):
-        return str(value)
-    value = plain(value)
+    value = shown(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,6 @@ Rows come as a stream and go as they come, so a result may be larger than memory
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -15,15 +14,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.cli.formats import Format
-from arrowstate.cli.output import plain
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.duckdb.sql_types import recast
+from arrowstate.query.row_text import csv_cell, rows_of, write_csv
+from arrowstate.shown import shown
 
-__all__ = ["as_text", "new_file", "rows_of", "write_binary", "write_text"]
+__all__ = ["as_text", "new_file", "write_binary", "write_text"]
 
 _GROUP_ROWS = 122_880
 _GROUP_BYTES = 32 << 20
@@ -121,38 +119,6 @@ def _groups(batches: pa.RecordBatchReader) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(found, batches.schema).combine_chunks()
 
 
-def rows_of(batches: pa.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows as tuples of Python's values."""
-    for batch in batches:
-        yield from zip(*(_values(column) for column in batch.columns), strict=True)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    _, convert = recast(column.type, _as_text)
-    return (column if convert is None else convert(column)).to_pylist()
-
-
-def _as_text(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]] | None:
-    """Turn nanoseconds into text, those of durations into their number: Python's own types end at microseconds."""
-    del is_map_key
-    if pa.types.is_duration(kind) and kind.unit == "ns":
-        return pa.int64(), lambda array: pc.cast(array, pa.int64())
-    if (pa.types.is_timestamp(kind) or pa.types.is_time(kind)) and kind.unit == "ns":
-        return pa.string(), lambda array: pc.cast(array, pa.string())
-    return None
-
-
-def _write_csv(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(tuple(_csv_cell(value) for value in row) for row in rows)
-
-
-def _csv_cell(value: Any) -> Any:
-    value = plain(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, bool)) else value
-
-
 def _write_json(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
     """Write an array with one object per line."""
     file.write("[")
@@ -166,7 +132,7 @@ def _write_json_lines(names: Sequence[str], rows: Iterator[tuple[Any, ...]], fil
 
 
 def _object(names: Sequence[str], row: Sequence[Any]) -> str:
-    return json.dumps({name: plain(value) for name, value in zip(names, row, strict=True)}, ensure_ascii=False)
+    return json.dumps({name: shown(value) for name, value in zip(names, row, strict=True)}, ensure_ascii=False)
 
 
 def _write_markdown(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
@@ -176,12 +142,12 @@ def _write_markdown(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file:
 
 
 def _markdown_line(row: Sequence[Any]) -> str:
-    cells = (_csv_cell(value) for value in row)
+    cells = (csv_cell(value) for value in row)
     texts = ("" if cell is None else str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in cells)
     return f"| {' | '.join(texts)} |\n"
 
 
 _WRITERS = cast(
     "dict[Format, Callable[[Sequence[str], Iterator[tuple[Any, ...]], IO[str]], None]]",
-    {"csv": _write_csv, "json": _write_json, "jsonl": _write_json_lines, "markdown": _write_markdown},
+    {"csv": write_csv, "json": _write_json, "jsonl": _write_json_lines, "markdown": _write_markdown},
 )

@@ -16,9 +16,10 @@ import pyarrow as pa
 from arrowstate.cli.formats import Format, format_of
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import print_table, say
-from arrowstate.cli.results import as_text, new_file, rows_of, write_binary, write_text
+from arrowstate.cli.results import as_text, new_file, write_binary, write_text
 from arrowstate.cli.running_queries import interruptible
 from arrowstate.errors import InvalidInputError
+from arrowstate.query.row_text import rows_of
 from arrowstate.store import Snapshot, open_store
 
 __all__ = ["Queried", "format_asked", "opened", "queries_of", "run", "show", "statements_of"]

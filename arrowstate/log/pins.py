@@ -11,12 +11,17 @@ Specification: formats/spec/collection.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 
-from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, NotFoundError
+from arrowstate.errors import (
+    CorruptDataError,
+    FormatVersionError,
+    InvalidInputError,
+    MissingFileError,
+    NotFoundError,
+)
 from arrowstate.log.boundary import (
     Boundary,
     NewReferences,
@@ -87,7 +92,12 @@ def is_pin(path: str) -> bool:
     return (_LEASE.fullmatch(path) or _TAG.fullmatch(path)) is not None
 
 
-def read_pins(storage: Storage, *, strict: bool = False) -> list[Pin]:
+def read_pins(
+    storage: Storage,
+    *,
+    strict: bool = False,
+    on_damage: Callable[[CorruptDataError | FormatVersionError], None] | None = None,
+) -> list[Pin]:
     """Return all tags and leases, the expired ones too, sorted by path.
 
     Parameters
@@ -97,6 +107,9 @@ def read_pins(storage: Storage, *, strict: bool = False) -> list[Pin]:
     strict
         Whether to refuse files of other names among them, which may keep something in a way that this version does not
         know: for whoever deletes. They are passed over by default.
+    on_damage
+        Called with what is wrong with one that cannot be read, which is left out: for whoever only shows them. An error
+        is raised by default.
 
     Raises
     ------
@@ -106,14 +119,28 @@ def read_pins(storage: Storage, *, strict: bool = False) -> list[Pin]:
         If one is of a newer version.
     """
     listed: list[str] = []
+    damages: list[CorruptDataError | FormatVersionError] = []
+
+    def read(path: str) -> Pin | None:
+        try:
+            return _read_pin(storage, path, strict=strict)
+        except (CorruptDataError, FormatVersionError) as error:
+            if on_damage is None:
+                raise
+            damages.append(error)
+            return None
+
     while True:
         paths = [*storage.list(LEASE_FOLDER), *storage.list(TAG_FOLDER)]
-        read = partial(_read_pin, storage, strict=strict)
+        damages.clear()
         found = in_parallel(storage, read, paths, name="pins", small=True)
         pins = [pin for pin in found if pin is not None]
         # One that is gone was removed, or renewed by a file that may not be in the listing. The same listing again is
         # of a storage that lists what has gone.
-        if len(pins) == sum(map(is_pin, paths)) or paths == listed:
+        if len(pins) + len(damages) == sum(map(is_pin, paths)) or paths == listed:
+            for damage in damages:
+                assert on_damage is not None, "it was raised otherwise"
+                on_damage(damage)
             return pins
         listed = paths
 

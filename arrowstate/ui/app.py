@@ -30,13 +30,15 @@ from arrowstate.ui import checkpoint, checkpoints, diff, job, shown, sql, state,
 from arrowstate.ui.guard import Guard, Keys
 from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
-from arrowstate.ui.work import BusyError, Progress, TooSlowError
+from arrowstate.ui.work import BusyError, Progress, Stop, TooSlowError
 
 __all__ = ["make_app"]
 
 _HERE = Path(__file__).parent
 _MOST_BODY = 1 << 20
 _PIECE_BYTES = 1 << 16
+_LONGEST_FAULT = 10_000
+_FILES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,6 @@ class Page:
     "Of a part."
 
 
-RUN = Page(sql.run, "result.html", "Result", is_part=True)
 VERIFY = Page(checkpoint.verified, "verified.html", is_part=True)
 PAGES: dict[str, Page] = {
     "stores": Page(checkpoints.stores, "stores.html", "Stores"),
@@ -82,6 +83,7 @@ PAGES: dict[str, Page] = {
     "head": Page(checkpoints.head, None),
     "series": Page(checkpoints.series, None),
 }
+RUN = replace(PAGES["sql"], template="result.html", title="Result", is_part=True)
 
 
 def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), port: int = 0) -> ASGIApp:
@@ -106,6 +108,7 @@ def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "
             Mount("/static", StaticFiles(directory=_HERE / "static")),
             Route("/metrics", answers.metrics),
             Route("/{store:int}/verify", answers.verify, methods=["POST"]),
+            Route("/{store:int}/stop", answers.stop, methods=["POST"]),
             Route("/{store:int}/run{suffix}", answers.run, methods=["POST"]),
             Route("/{store:int}/run", answers.run, methods=["POST"]),
             Route("/{store:int}/{name}", answers.page, methods=["GET"]),
@@ -127,6 +130,8 @@ def _environment() -> Environment:
     environment.filters.update(
         bytes=shown.as_bytes,
         cell=shown.as_cell,
+        key=shown.as_key,
+        text=shown.as_text,
         count=shown.as_count,
         duration=shown.as_duration,
         percent=shown.as_percent,
@@ -157,6 +162,7 @@ def fault_of(error: BaseException, url: str) -> Fault:
     if isinstance(error, BusyError):
         return Fault(503, "Busy", f"Too many requests wait for {url}.")
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    text = text if len(text) <= _LONGEST_FAULT else text[:_LONGEST_FAULT] + "…"
     if isinstance(error, CollectedError):
         return Fault(410, "Collected", text)
     if isinstance(error, NotFoundError):
@@ -170,6 +176,14 @@ def fault_of(error: BaseException, url: str) -> Fault:
     raise error
 
 
+async def _form(request: Request) -> dict[str, str] | None:
+    """Return what a form sent, None if it is too long."""
+    body = await request.body()
+    if len(body) > _MOST_BODY:
+        return None
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+
 def _download(file: IO[bytes], format: str) -> Response:
     """Return a file to keep, which is closed when it is sent."""
 
@@ -178,9 +192,8 @@ def _download(file: IO[bytes], format: str) -> Response:
             while piece := file.read(_PIECE_BYTES):
                 yield piece
 
-    kind = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}[format]
     named = {"Content-Disposition": f'attachment; filename="result.{format}"'}
-    return StreamingResponse(pieces(), headers=named, media_type=kind)
+    return StreamingResponse(pieces(), headers=named, media_type=_FILES[format])
 
 
 def _metrics(place: Place, _: Progress) -> list[Sample]:
@@ -230,29 +243,40 @@ class Answers:
         place = self.place(request)
         if place is None or suffix not in ("", ".json", ".csv", ".parquet"):
             return await self.missing(request, LookupError())
-        body = await request.body()
-        if len(body) > _MOST_BODY:
+        asked = await _form(request)
+        if asked is None:
             return PlainTextResponse("The query is too long.", 413)
-        asked = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         is_fragment = request.headers.get("hx-request") == "true"
         page = RUN if is_fragment else replace(RUN, template="result_page.html", is_part=False)
-        format = suffix.removeprefix(".")
+        format, limits = suffix.removeprefix("."), self.site.limits
+
+        def read(stop: Stop) -> Any:
+            ask = Ask(self.site, place, asked, Progress())
+            return sql.written(ask, stop, format) if format in _FILES else sql.run(ask, stop)
+
         try:
-            if format in ("csv", "parquet"):
-                file = await place.work.get(
-                    # Each wants a file of its own.
-                    (object(),),
-                    lambda progress: sql.written(Ask(self.site, place, asked, progress), format),
-                    seconds=2 * self.site.limits.sql_seconds,
-                )
-                return _download(file, format)
-            limit = self.site.limits.sql_seconds + 1
-            data = await self.read(place, object(), page, asked, seconds=limit)
+            found = await place.queries.get(
+                read,
+                page=asked.get("page"),
+                is_gone=request.is_disconnected,
+                seconds=limits.sql_seconds + 1,
+                patience=limits.page_seconds,
+            )
         except Exception as error:  # noqa: BLE001 (as for a page)
             return self.fault(error, place, page, asked, request, as_json=format == "json")
+        if format in _FILES:
+            return _download(found, format)
         if format == "json":
-            return Response(shown.to_json(data), media_type="application/json")
-        return self.shown(place, page, page.template or "", {"data": data, "ask": asked}, request)
+            return Response(shown.to_json(found), media_type="application/json")
+        return self.shown(place, page, page.template or "", {"data": found, "ask": asked}, request)
+
+    async def stop(self, request: Request) -> Response:
+        """Stop the query that a page asked for."""
+        place, asked = self.place(request), await _form(request)
+        if place is None or asked is None or "page" not in asked:
+            return await self.missing(request, LookupError())
+        place.queries.stop(asked["page"], "the query was stopped")
+        return Response(status_code=204)
 
     async def verify(self, request: Request) -> Response:
         """Begin to read every byte of a checkpoint, and say how far it is."""
@@ -287,15 +311,13 @@ class Answers:
                 samples.append(("arrowstate_up", {"store": place.url}, 0))
         return Response(metrics_text(samples), media_type="text/plain; version=0.0.4")
 
-    async def read(
-        self, place: Place, name: object, page: Page, query: Mapping[str, str], *, seconds: float | None = None
-    ) -> dict[str, Any]:
+    async def read(self, place: Place, name: str, page: Page, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what a page says, within its time."""
         key = (name, *sorted(query.items()))
         found: dict[str, Any] = await place.work.get(
             key,
             lambda progress: page.read(Ask(self.site, place, query, progress)),
-            seconds=self.site.limits.page_seconds if seconds is None else seconds,
+            seconds=self.site.limits.page_seconds,
         )
         return found
 
@@ -308,13 +330,17 @@ class Answers:
         self, place: Place, page: Page, template: str, values: dict[str, Any], request: Request, status: int = 200
     ) -> Response:
         """Return a page as HTML."""
-        text = self.environment.get_template(template).render(
+        # A part that is opened by its link is a page: without a script nothing puts it into one.
+        is_alone = page.is_part and request.headers.get("hx-request") != "true"
+        text = self.environment.get_template("part_page.html" if is_alone else template).render(
+            part=template,
             site=self.site,
             place=place,
             base=f"/{place.number}",
-            title=page.title,
+            title=page.title or template.partition(".")[0].replace("_", " ").capitalize(),
             name=request.path_params.get("name", ""),
             address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            is_asked_by_address=request.method == "GET",
             json_address=request.url.path + ".json" + (f"?{request.url.query}" if request.url.query else ""),
             is_part=page.is_part,
             **values,

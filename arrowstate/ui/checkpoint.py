@@ -5,27 +5,81 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from arrowstate.errors import ArrowStateError
+from msgspec.structs import asdict, replace
+
+from arrowstate.errors import ArrowStateError, CorruptDataError, FormatVersionError, MissingFileError
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import HISTORY_NAMES
-from arrowstate.query.describe import runs_of
+from arrowstate.query.describe import columns_of, overview, runs_of
 from arrowstate.query.duckdb.history import HISTORY_TABLES
 from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.snapshot.verification import verify_checkpoint
 from arrowstate.store import Snapshot
+from arrowstate.ui.shown import bounded
 from arrowstate.ui.site import Ask, Place, Verifying
 from arrowstate.ui.work import Progress
+from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.documents import OperatorDocument
 
-__all__ = ["checkpoint", "files", "start_verifying", "verified"]
+__all__ = ["DAMAGES", "checkpoint", "files", "overview_of", "start_verifying", "verified"]
+
+DAMAGES = (CorruptDataError, FormatVersionError, MissingFileError)
+"""What cannot be read and leaves the rest of a page as it is."""
 
 _SHOWN_SUBTASKS = 64
 _SHOWN_FILES = 100
 
 
 def overview_of(place: Place, snapshot: Snapshot) -> dict[str, Any]:
-    """Return what a checkpoint holds, read once."""
-    found: dict[str, Any] = place.kept.get((snapshot.entry.commit_id, "overview"), snapshot.show)
+    """Return what a checkpoint holds, read once; what of it is damaged has its `problem`."""
+    found: dict[str, Any] = place.kept.get((snapshot.entry.commit_id, "overview"), lambda: _overview(snapshot))
     return found
+
+
+def _overview(snapshot: Snapshot) -> dict[str, Any]:
+    try:
+        return {**snapshot.show(), "problems": []}
+    except DAMAGES:
+        # Operator by operator, so that only what is damaged is left out.
+        entry, operators, problems = snapshot.entry, [], []
+        for operator in entry.operators:
+            try:
+                with reading_checkpoint(snapshot.storage, entry):
+                    operators += overview(snapshot.storage, replace(entry, operators=[operator]))["operators"]
+            except DAMAGES as error:
+                operators.append(_by_entry(operator))
+                problems.append(str(error))
+        bare = overview(snapshot.storage, replace(entry, operators=[]))
+        return {**bare, "storage": dict.fromkeys(bare["storage"]), "operators": operators, "problems": problems}
+
+
+def _by_entry(operator: OperatorDocument) -> dict[str, Any]:
+    """Return what the log entry says of an operator whose manifests cannot be read."""
+    return {
+        "uid": operator.uid,
+        "key": {field.name: str(type_from_json(field.type)) for field in operator.key},
+        "max_parallelism": operator.max_parallelism,
+        "key_groups": [],
+        "states": [
+            {
+                "name": state.name,
+                "kind": state.kind,
+                "type": state.clock or str(type_from_json(state.value_type)),
+                "reduce": state.reduce,
+                "rows": operator.live_rows(state.name),
+                "runs": None,
+                "dead_share": None,
+                "bytes": None,
+                "schema_version": state.schema_version,
+                "schema_versions": [
+                    {"version": state.schema_version, "columns": columns_of(state, operator.key), "runs": None}
+                ],
+                "time_to_live": None if state.time_to_live is None else asdict(state.time_to_live),
+            }
+            for state in operator.states
+        ],
+        "operator_states": [],
+    }
 
 
 def checkpoint(ask: Ask) -> dict[str, Any]:
@@ -36,10 +90,17 @@ def checkpoint(ask: Ask) -> dict[str, Any]:
     lines = [line for line in place.log.lines() if line.is_checkpoint]
     before = next((line for line in reversed(lines) if line.number < entry.number), None)
     after = next((line for line in lines if line.number > entry.number), None)
-    subtasks = place.kept.get((entry.commit_id, "subtasks"), lambda: _subtasks(snapshot))
-    tags = [pin.tag for pin in place.pins() if pin.tag is not None and pin.entry.number == entry.number]
+    overview = overview_of(place, snapshot)
+    pins, problems = place.pins()
+    try:
+        subtasks = place.kept.get((entry.commit_id, "subtasks"), lambda: _subtasks(snapshot))
+    except DAMAGES as error:
+        subtasks, problems = [], [*problems, str(error)]
+    tags = [pin.tag for pin in pins if pin.tag is not None and pin.entry.number == entry.number]
     return {
-        **overview_of(place, snapshot),
+        **overview,
+        "properties": {name: bounded(value) for name, value in entry.properties.items()},
+        "problems": list(dict.fromkeys([*overview["problems"], *problems])),
         "duration_ms": entry.committed_at_ms - entry.started_at_ms,
         "before_id": None if before is None else before.checkpoint_id,
         "after_id": None if after is None else after.checkpoint_id,

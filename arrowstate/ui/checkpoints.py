@@ -16,6 +16,7 @@ __all__ = ["a_day_before", "batches", "checkpoints", "head", "live", "series", "
 _PAGE = 50
 _MOST_POINTS = 20_000
 _DAY_MS = 86_400_000
+_HOUR_MS = 3_600_000
 _PERCENTILES = (50, 90, 99, 100)
 
 _Figure = Callable[[LogLine], float | None]
@@ -42,14 +43,14 @@ def checkpoints(ask: Ask) -> dict[str, Any]:
     lines = place.log.lines()
     before = ask.number("before", 1 << 53)
     shown = [line for line in reversed(lines) if line.number < before][: _PAGE + 1]
-    tags, pins_problem = _tags(ask)
+    tags, pins_problems = _tags(ask)
     newest = next((line for line in reversed(lines) if line.is_checkpoint), None)
     return {
         "version": place.log.version,
         "known": len(lines),
         "entries": max(place.log.total, len(lines)),
         "is_loading": place.log.is_loading,
-        "problems": [text for text in (place.log.loss, place.log.problem, pins_problem) if text],
+        "problems": [text for text in (place.log.damage, place.log.loss, place.log.problem, *pins_problems) if text],
         "is_newest": before == 1 << 53,
         "older": shown[_PAGE - 1].number if len(shown) > _PAGE else None,
         "newest": None if newest is None else newest.checkpoint_id,
@@ -60,16 +61,14 @@ def checkpoints(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _tags(ask: Ask) -> tuple[dict[int, list[str]], str | None]:
-    """Return the tags by the id of their checkpoint, and why they cannot be told."""
+def _tags(ask: Ask) -> tuple[dict[int, list[str]], list[str]]:
+    """Return the tags by the id of their checkpoint, and which cannot be read."""
     tags: dict[int, list[str]] = {}
-    try:
-        for pin in ask.place.pins():
-            if pin.tag is not None:
-                tags.setdefault(pin.checkpoint_id, []).append(pin.tag)
-    except (ArrowStateError, OSError) as error:
-        return {}, f"tags cannot be read: {error}"
-    return tags, None
+    pins, problems = ask.place.pins()
+    for pin in pins:
+        if pin.tag is not None:
+            tags.setdefault(pin.checkpoint_id, []).append(pin.tag)
+    return tags, problems
 
 
 def _row(line: LogLine, tags: dict[int, list[str]], lines: Sequence[LogLine]) -> dict[str, Any]:
@@ -104,13 +103,17 @@ def _around(fence: LogLine, lines: Sequence[LogLine]) -> dict[str, Any]:
 
 
 def a_day_before(lines: Sequence[LogLine], newest: LogLine | None) -> int | None:
-    """Return the checkpoint as of a day before the newest one; the oldest where none is as old."""
+    """Return the checkpoint as of a day before the newest one; None where none is as old, or that cannot be told."""
     if newest is None:
         return None
-    older = [line for line in lines if line.is_checkpoint and line.checkpoint_id != newest.checkpoint_id]
-    by_then = [line for line in older if line.committed_at_ms <= newest.committed_at_ms - _DAY_MS]
-    found = by_then[-1] if by_then else older[0] if older else None
-    return None if found is None else found.checkpoint_id
+    then = newest.committed_at_ms - _DAY_MS
+    found = next((line for line in reversed(lines) if line.is_checkpoint and line.committed_at_ms <= then), None)
+    if found is None or found.checkpoint_id == newest.checkpoint_id:
+        return None
+    following = next((line for line in lines if line.number > found.number), newest)
+    # Where the entry after it was collected, it may be one of long before.
+    is_known = following.number == found.number + 1 or then - found.committed_at_ms <= _HOUR_MS
+    return found.checkpoint_id if is_known else None
 
 
 def _percentiles(lines: Sequence[LogLine]) -> list[dict[str, Any]]:

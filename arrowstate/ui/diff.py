@@ -12,29 +12,29 @@ from arrowstate.store import Snapshot
 from arrowstate.table.segment import HASH_COLUMN
 from arrowstate.ui.checkpoint import overview_of
 from arrowstate.ui.checkpoints import a_day_before
-from arrowstate.ui.keys import text_of
+from arrowstate.ui.keys import key_texts
 from arrowstate.ui.largest import sizes_of
-from arrowstate.ui.shown import plain
+from arrowstate.ui.shown import Room, bounded, cells
 from arrowstate.ui.site import Ask
 
 __all__ = ["changed_rows", "compare", "counts", "grown"]
 
 _SHOWN_ROWS = 100
 _SHOWN_KEYS = 20
+_LOOK_SECONDS = 0.1
+"""How often it is looked whether the log is read so far."""
 _SIGNS = {"insert": 1, "update_postimage": 1, "delete": -1, "update_preimage": -1}
 
 
 def _both(ask: Ask) -> tuple[Snapshot | None, Snapshot]:
-    """Return the two checkpoints; by default the newest, and the one of a day before it."""
+    """Return the two checkpoints; by default the newest, and the one as of a day before it, or nothing."""
     ask.place.refresh()
     after = ask.snapshot("after")
     reference = ask.text("before")
     if reference == "nothing":
         return None, after
     if reference is None:
-        lines = [line for line in ask.place.log.lines() if line.number <= after.entry.number]
-        newest = next((line for line in reversed(lines) if line.is_checkpoint), None)
-        found = a_day_before(lines, newest)
+        found = _a_day_before(ask, after)
         if found is None:
             return None, after
         reference = str(found)
@@ -42,6 +42,19 @@ def _both(ask: Ask) -> tuple[Snapshot | None, Snapshot]:
     if before.checkpoint_id > after.checkpoint_id:
         before, after = after, before
     return before, after
+
+
+def _a_day_before(ask: Ask, after: Snapshot) -> int | None:
+    """Return the checkpoint as of a day before another, for which the log is read so far."""
+    log, is_loading = ask.place.log, True
+    while is_loading:
+        is_loading = log.is_loading
+        lines = [line for line in log.lines() if line.number <= after.entry.number]
+        found = a_day_before(lines, next((line for line in reversed(lines) if line.is_checkpoint), None))
+        if found is not None:
+            return found
+        log.wait(_LOOK_SECONDS)
+    return None
 
 
 def compare(ask: Ask) -> dict[str, Any]:
@@ -55,6 +68,7 @@ def compare(ask: Ask) -> dict[str, Any]:
     low = 0 if before is None else before.entry.number
     fences = [line for line in ask.place.log.lines() if line.kind == "fence" and low < line.number < after.entry.number]
     return {
+        "problems": list(dict.fromkeys(text for item in overviews if item is not None for text in item["problems"])),
         "before": None if before is None else before.checkpoint_id,
         "after": after.checkpoint_id,
         "before_ms": None if before is None else before.entry.committed_at_ms,
@@ -69,7 +83,7 @@ def compare(ask: Ask) -> dict[str, Any]:
             for uid, name in names
         ],
         "properties": [
-            {"name": name, "before": properties[0].get(name), "after": properties[1].get(name)}
+            {"name": name, "before": bounded(properties[0].get(name)), "after": bounded(properties[1].get(name))}
             for name in sorted({*properties[0], *properties[1]})
             if properties[0].get(name) != properties[1].get(name)
         ],
@@ -153,7 +167,7 @@ def _grown(ask: Ask) -> dict[str, Any]:
 
 
 def _by_growth(item: dict[str, Any]) -> tuple[int, int, list[str]]:
-    return -item["rows"], -item["bytes"], item["key"]
+    return -item["rows"], -item["bytes"], item["key"] or []
 
 
 def _of_batch(batch: pa.RecordBatch, keys: list[str], values: list[str]) -> list[dict[str, Any]]:
@@ -166,10 +180,10 @@ def _of_batch(batch: pa.RecordBatch, keys: list[str], values: list[str]) -> list
     sizes = sizes_of([batch.column(name) for name in values], batch.num_rows)
     np.add.at(size, places, signs * sizes)
     order = np.lexsort((-size, -rows))[:_SHOWN_KEYS]
-    columns = [batch.column(name) for name in keys]
+    columns = batch.select(keys)
     return [
         {
-            "key": [text_of(column[int(first[place])].as_py()) for column in columns],
+            "key": key_texts(cells(columns.slice(int(first[place]), 1), Room())[0]),
             "rows": int(rows[place]),
             "bytes": int(size[place]),
         }
@@ -182,26 +196,26 @@ def changed_rows(ask: Ask) -> dict[str, Any]:
     """Return the first rows that changed, as they were and as they are."""
     before, after, reader, changes = _changes(ask)
     names = [name for name in reader.columns if name in change_columns(reader)]
-    found: list[dict[str, Any]] = []
+    found: list[tuple[str, list[Any]]] = []
+    room, most = Room(), 2 * _SHOWN_ROWS
     for batch in changes.batches(names, ALL_HASHES):
-        found += batch.slice(0, 2 * _SHOWN_ROWS - len(found)).to_pylist()
-        if len(found) >= 2 * _SHOWN_ROWS:
+        own = cells(batch.select(names).slice(0, most - len(found)), room)
+        found += zip(batch.column(CHANGE_TYPE_COLUMN).slice(0, len(own)).to_pylist(), own, strict=True)
+        if len(found) >= most or room.left <= 0:
             break
     return {
         "before": None if before is None else before.checkpoint_id,
         "after": after.checkpoint_id,
         "columns": names,
         "key_columns": list(reader.layout.key.names),
-        "rows": _paired(found, names)[:_SHOWN_ROWS],
+        "rows": _paired(found)[:_SHOWN_ROWS],
     }
 
 
-def _paired(changes: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+def _paired(changes: list[tuple[str, list[Any]]]) -> list[dict[str, Any]]:
     """Return a row for each change, with what was and what is."""
     found: list[dict[str, Any]] = []
-    for change in changes:
-        values = [plain(change[name]) for name in names]
-        kind = change[CHANGE_TYPE_COLUMN]
+    for kind, values in changes:
         if kind == "update_postimage":
             if found:
                 found[-1]["is"] = values

@@ -9,9 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.ui.shown import plain
+from arrowstate.shown import shown
+from arrowstate.ui.shown import Cut
 
-__all__ = ["key_of", "text_of"]
+__all__ = ["key_of", "key_texts", "text_of"]
+
+_LONGEST = 16_000
+"""Characters of a key that an address holds."""
 
 
 def text_of(value: Any) -> str:
@@ -22,8 +26,16 @@ def text_of(value: Any) -> str:
     >>> text_of("ann"), text_of(7), text_of(b"\\xff"), text_of({"a": 1})
     ('ann', '7', 'ff', '{"a": 1}')
     """
-    value = plain(value)
+    value = shown(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def key_texts(cells: Sequence[Any]) -> list[str] | None:
+    """Return the columns of a key as texts, None if it is too long for an address."""
+    if any(isinstance(cell, Cut) for cell in cells):
+        return None
+    texts = [text_of(cell) for cell in cells]
+    return texts if sum(map(len, texts)) <= _LONGEST else None
 
 
 def key_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
@@ -48,7 +60,20 @@ def _column(text: str, field: pa.Field) -> pa.Array:
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
             return pa.array([bytes.fromhex(text)], kind)
         if pa.types.is_nested(kind):
-            return pa.array([json.loads(text)], kind)
+            return pa.array([_value(json.loads(text), kind)], kind)
         return pa.array([text.strip()], pa.string()).cast(kind)
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise InvalidInputError(f"the key column {field.name} is {kind}, got {text[:100]!r}") from error
+
+
+def _value(given: Any, kind: pa.DataType) -> Any:
+    """Return a value of a nested type of what `text_of` wrote as JSON."""
+    if given is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _value(given.get(field.name), field.type) for field in kind}
+    if pa.types.is_nested(kind):
+        return [_value(item, kind.value_type) for item in given]
+    if isinstance(given, str) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return _column(given, pa.field("", kind))[0].as_py()
+    return given

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from arrowstate.query.state import StateReader
 from arrowstate.table.segment import HASH_COLUMN
-from arrowstate.ui.keys import text_of
+from arrowstate.ui.keys import key_texts
+from arrowstate.ui.shown import Room, cells
 from arrowstate.ui.work import Progress
 from arrowstate_formats.key_groups import KeyGroupRange
 
@@ -51,9 +52,7 @@ def largest_keys(reader: StateReader, progress: Progress) -> dict[str, Any]:
     return {
         "by": "rows" if has_rows else "bytes",
         "key_columns": list(layout.key.names),
-        "keys": [
-            {"key": key, "size": int(sizes[place])} for key, place in zip(keys, order, strict=True) if key is not None
-        ],
+        "keys": [{"key": key, "size": int(sizes[place])} for key, place in zip(keys, order, strict=True) if key != []],
         "rows": rows,
     }
 
@@ -85,12 +84,12 @@ def _top(hashes: Ints, sizes: Ints) -> tuple[Ints, Ints]:
 
 
 def _key(reader: StateReader, key_hash: int) -> list[str] | None:
-    """Return the columns of the key of a hash as texts."""
+    """Return the columns of the key of a hash as texts: None if they are too long, [] if there is no such key."""
     parts = [part for part in reader.parts.parts if part.min_hash <= key_hash <= part.max_hash]
     names = list(reader.layout.key.names)
     for batch in reader.batches(parts, names, hash_bounds=(key_hash, key_hash)):
-        return [text_of(value) for value in batch.slice(0, 1).to_pylist()[0].values()]
-    return None
+        return key_texts(cells(batch.slice(0, 1), Room())[0])
+    return []
 
 
 def _is_sized(kind: pa.DataType) -> bool:

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from arrowstate.errors import ArrowStateError, CorruptDataError
+from arrowstate.errors import ArrowStateError, CorruptDataError, FormatVersionError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import FIRST, CommittedEntry
+from arrowstate.log.history import History
 from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.duckdb.history import HISTORY_TABLES
 from arrowstate.storage.base import Storage
 
 __all__ = ["LogLine", "LogView"]
 
+_DAMAGES = (CorruptDataError, FormatVersionError)
 _AT_ONCE = 100
 """Entries that are read while somebody waits."""
 _PROPERTIES_CHARACTERS = 300
@@ -86,6 +88,8 @@ class LogView:
         self._changes = 0
         self._loader: threading.Thread | None = None
         self._is_stale = False
+        self.damage: str | None = None
+        "Which of the newest entries is damaged."
         self.loss: str | None = None
         "What is lost of the newest entries."
         self.total = 0
@@ -97,42 +101,73 @@ class LogView:
         self.loss = str(error)
 
     def refresh(self) -> None:
-        """Take up what was committed and collected since.
+        """Take up what was committed and collected since; an entry that is damaged is a line that says so.
 
         Raises
         ------
-        CorruptDataError, StorageError
+        StorageError
             If the newest entries cannot be read.
         """
         with self._refreshing:
             self.loss = None
-            history = self._log.history()
-            found: list[LogLine] = []
-            meets = history.newest is None
-            for committed in islice(history.entries(), _AT_ONCE):
-                line = _line(self._storage, committed)
-                known = self._lines.get(line.number)
-                if known is not None and known.commit_id == line.commit_id:
-                    meets = True
-                    break
-                found.append(line)
-                meets = line.number == FIRST
-            if self._lines and (not meets or (found and found[-1].number == FIRST)):
-                # More was committed than is read at once, or the log is another one: all is read again.
-                with self._lock:
-                    self._lines = {}
+            try:
+                self._follow(self._log.history())
+                self.damage = None
+            except _DAMAGES as error:
+                self.damage = str(error)
+                self._read_newest()
+
+    def _follow(self, history: History) -> None:
+        """Take up the newest entries, down to one that is known."""
+        found: list[LogLine] = []
+        meets = history.newest is None
+        for committed in islice(history.entries(), _AT_ONCE):
+            line = _line(self._storage, committed)
+            known = self._lines.get(line.number)
+            if known is not None and known.commit_id == line.commit_id:
+                meets = True
+                break
+            found.append(line)
+            meets = line.number == FIRST
+        if self._lines and (not meets or (found and found[-1].number == FIRST)):
+            # More was committed than is read at once, or the log is another one: all is read again.
             with self._lock:
-                self._lines.update((line.number, line) for line in found)
-                self.total = max(self.total, len(self._lines))
-                self._changes += bool(found)
-            if history.boundary > self._boundary:
-                self._boundary = history.boundary
-                self._drop_collected()
-            if history.newest is None:
-                with self._lock:
-                    self._lines, self.total = {}, 0
-            elif not meets:
-                self._read_older()
+                self._lines = {}
+        with self._lock:
+            self._lines.update((line.number, line) for line in found)
+            self.total = max(self.total, len(self._lines))
+            self._changes += bool(found)
+        if history.boundary > self._boundary:
+            self._boundary = history.boundary
+            self._drop_collected()
+        if history.newest is None:
+            with self._lock:
+                self._lines, self.total = {}, 0
+        elif not meets:
+            self._read_older()
+
+    def _read_newest(self) -> None:
+        """Take up the newest entries that are there, each by itself; what is known and whole stays."""
+        self._boundary = max(self._boundary, self._log.boundary())
+        numbers = self._numbers()
+        newest = numbers[-_AT_ONCE:][::-1]
+        with self._lock:
+            whole = {number for number, line in self._lines.items() if line.problem is None}
+        found = list(self._read([number for number in newest if number not in whole]))
+        with self._lock:
+            changed = [line for line in found if self._lines.get(line.number) != line]
+            self._lines.update((line.number, line) for line in changed)
+            self.total = len(numbers)
+            self._changes += bool(changed)
+        if any(number not in self._lines for number in numbers if number >= self._boundary):
+            self._read_older()
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of all entries, ascending, and those between them that are missing."""
+        listed = self._log.numbers()
+        kept = [number for number in listed if number < self._boundary]
+        own = listed[len(kept) :]
+        return [*kept, *range(own[0], own[-1] + 1)] if own else kept
 
     def lines(self) -> list[LogLine]:
         """Return what is known, oldest first."""
@@ -177,7 +212,7 @@ class LogView:
         while self._is_stale:
             self._is_stale = False
             try:
-                numbers = self._log.numbers()
+                numbers = self._numbers()
                 self.total = len(numbers)
                 with self._lock:
                     missing = [number for number in reversed(numbers) if number not in self._lines]
@@ -194,7 +229,7 @@ class LogView:
             some = numbers[start : start + _AT_ONCE]
             try:
                 found: Iterable[tuple[int, CommittedEntry | None]] = list(self._log.many(some))
-            except CorruptDataError:
+            except _DAMAGES:
                 # One by one, so that only what is damaged is shown as such.
                 yield from map(self._readable, some)
                 continue
@@ -208,7 +243,7 @@ class LogView:
     def _readable(self, number: int) -> LogLine:
         try:
             return _line(self._storage, self._log.read(number))
-        except CorruptDataError as error:
+        except _DAMAGES as error:
             return _damaged(number, str(error))
 
 

@@ -2,6 +2,9 @@
 
 The settings are made in this order before the query is looked at, and the last one locks them. What is read of states
 comes from our own datasets; files, the network, extensions and variables of Python are out of reach.
+
+A result is put into a table of the database first, whose memory counts to that of the query, and then read in slices of
+a size that fits: what is on its way out of DuckDB counts to nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,73 +32,120 @@ from arrowstate.query.state import StateReader
 from arrowstate.storage.base import Storage
 from arrowstate.store import Snapshot
 from arrowstate.ui.site import Limits
+from arrowstate.ui.work import Stop
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["Result", "opened"]
 
-_BATCH_ROWS = 2_048
+_RESULT = "result_of_the_page"
+_SLICE_BYTES = 4_000_000
+_SLICE_ROWS = 16_384
 _THREADS = 2
 _MOST_CHARACTERS = 100_000
+_LONGEST_MADE = 10_000_000
+"""Characters and elements that a function may make at once: DuckDB's limit does not count those of a constant."""
+_SECONDS_BETWEEN_INTERRUPTS = 0.05
 
 
 @dataclass
 class Result:
-    """A query that runs."""
+    """The result of a query."""
 
-    reader: pa.RecordBatchReader
+    schema: pa.Schema
+    rows: int
+    slices: Iterator[pa.RecordBatch]
+    "Each of few bytes, unless one row has more."
     scans: list[ScanStatistics]
-    began: float
-
-    @property
-    def seconds(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self.began
+    seconds: float
 
 
 @contextmanager
-def opened(snapshot: Snapshot, query: str, limits: Limits) -> Iterator[Result]:
-    """Run a query; it is broken off at the end of its time, and at the end of the block.
+def opened(snapshot: Snapshot, query: str, limits: Limits, stop: Stop, *, most_rows: int) -> Iterator[Result]:
+    """Run a query; it is broken off at the end of its time, when it is stopped, and at the end of the block.
+
+    Parameters
+    ----------
+    snapshot, query, limits
+        The checkpoint, one SELECT, and what it may take.
+    stop
+        Stops it from elsewhere.
+    most_rows
+        How many rows are made at most.
 
     Raises
     ------
     StateNotFoundError, InvalidInputError
-        If DuckDB refuses it, or it is not one SELECT; or it took too long, too much memory, or wanted what a page may
-        not have.
+        If DuckDB refuses it, or it is not one SELECT; or it was stopped, took too long, too much memory, or wanted what
+        a page may not have.
     """
     if len(query) > _MOST_CHARACTERS:
         raise InvalidInputError(f"the query has {len(query):,} characters, at most {_MOST_CHARACTERS:,} are taken")
     held: list[duckdb.DuckDBPyConnection] = []
     scans: list[ScanStatistics] = []
-    late = threading.Event()
+    is_over = threading.Event()
     began = time.monotonic()
 
     def begin(connection: duckdb.DuckDBPyConnection) -> None:
         _lock_up(connection, limits)
         held.append(connection)
 
-    def stop() -> None:
-        late.set()
-        for connection in held:
-            connection.interrupt()
-
-    timer = threading.Timer(limits.sql_seconds, stop)
-    timer.daemon = True
-    timer.start()
+    watch = threading.Thread(target=_watch, args=[held, stop, limits.sql_seconds, is_over], daemon=True)
+    watch.start()
     told = told_of_connection.set(begin)
     try:
         relation = _select(snapshot, query, scans)
-        yield Result(relation.to_arrow_reader(_BATCH_ROWS), scans, began)
-    except (duckdb.Error, pa.ArrowException, InvalidInputError) as error:
-        if late.is_set():
-            raise InvalidInputError(f"the query was stopped after {limits.sql_seconds:g} s") from error
-        if isinstance(error, InvalidInputError):
-            raise
-        raise InvalidInputError(str(error)) from error
+        _stop_if_asked(stop)
+        relation.limit(most_rows).create(_RESULT)
+        seconds = time.monotonic() - began
+        yield _result(held[0], list(relation.columns), scans, seconds)
+    except Exception as error:
+        # What an interrupt makes of a query has the type of whatever it was at.
+        _stop_if_asked(stop, error)
+        if isinstance(error, (duckdb.Error, pa.ArrowException)):
+            raise InvalidInputError(str(error)) from error
+        raise
     finally:
         told_of_connection.reset(told)
-        timer.cancel()
+        is_over.set()
         for connection in held:
             connection.interrupt()
+
+
+def _watch(held: list[duckdb.DuckDBPyConnection], stop: Stop, seconds: float, is_over: threading.Event) -> None:
+    """Interrupt a query when it is stopped, again and again: an interrupt that comes before it runs is forgotten."""
+    if not stop.wait(seconds):
+        stop(f"the query was stopped after {seconds:g} s")
+    while not is_over.wait(_SECONDS_BETWEEN_INTERRUPTS):
+        for connection in list(held):
+            with suppress(duckdb.Error):
+                connection.interrupt()
+
+
+def _stop_if_asked(stop: Stop, error: Exception | None = None) -> None:
+    if stop.reason is not None:
+        raise InvalidInputError(stop.reason) from error
+
+
+def _result(
+    connection: duckdb.DuckDBPyConnection, names: list[str], scans: list[ScanStatistics], seconds: float
+) -> Result:
+    ((rows,),) = connection.sql(f"select count(*) from {_RESULT}").fetchall()  # noqa: S608 (the name is our own)
+
+    def read(first: int, most: int) -> pa.Table:
+        # The names of the table differ from those of the query where that names two columns alike.
+        found = connection.sql(f"select * from {_RESULT} limit {most} offset {first}")  # noqa: S608 (as above)
+        return found.to_arrow_table().rename_columns(names)
+
+    def slices() -> Iterator[pa.RecordBatch]:
+        first, most = 0, 1
+        while first < rows:
+            table = read(first, most)
+            first += most
+            each = max(1, table.nbytes // max(1, table.num_rows))
+            most = max(1, min(4 * most, _SLICE_BYTES // each, _SLICE_ROWS))
+            yield from table.to_batches()
+
+    return Result(read(0, 0).schema, rows, slices(), scans, seconds)
 
 
 def _lock_up(connection: duckdb.DuckDBPyConnection, limits: Limits) -> None:
@@ -109,9 +159,22 @@ def _lock_up(connection: duckdb.DuckDBPyConnection, limits: Limits) -> None:
         "autoinstall_known_extensions = false",
         "autoload_known_extensions = false",
         "enable_external_access = false",
-        "lock_configuration = true",
     ):
         connection.execute(f"set global {setting}")
+    for name, arguments, size in _MAKERS:
+        told = f"error('{name} may make at most {_LONGEST_MADE:,} characters or elements on the page')"
+        # The check stands in the argument: what is constant is computed while the query is planned.
+        checked = arguments.replace("b", f"case when {size} > {_LONGEST_MADE} then {told} else b end", 1)
+        connection.execute(f"create macro {name}({arguments}) as system.main.{name}({checked})")
+    connection.execute("set global lock_configuration = true")
+
+
+_MAKERS = (
+    ("repeat", "a, b", "strlen(a::varchar)::hugeint * b"),
+    ("lpad", "a, b, c", "b"),
+    ("rpad", "a, b, c", "b"),
+)
+"""Functions that make of a few characters as many as asked for: name, arguments, and what it makes."""
 
 
 def _select(snapshot: Snapshot, query: str, scans: list[ScanStatistics]) -> duckdb.DuckDBPyRelation:

@@ -1,22 +1,55 @@
-"""Values as the page shows them: numbers with units, times, and what JSON can hold."""
+"""Values as the page shows them: numbers with units, times, rows within bounds, and texts in which all is seen."""
 
 from __future__ import annotations
 
 import datetime
-import decimal
 import json
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from markupsafe import Markup, escape
 from rich import filesize
 
-__all__ = ["as_bytes", "as_cell", "as_count", "as_duration", "as_percent", "as_time", "plain", "to_json"]
+from arrowstate.query.row_text import values_of
+from arrowstate.shown import shown
+
+__all__ = [
+    "Cut",
+    "Room",
+    "as_bytes",
+    "as_cell",
+    "as_count",
+    "as_duration",
+    "as_key",
+    "as_percent",
+    "as_text",
+    "as_time",
+    "bounded",
+    "cells",
+    "to_json",
+]
 
 _UNKNOWN = "\N{EN DASH}"
 _LONGEST = 500
 """Characters of a cell."""
+_CELL_BYTES = 100_000
+"""A value that is larger is cut, in JSON too."""
+_ANSWER_BYTES = 8_000_000
+"""What the rows of an answer take at most."""
+_CELL_ROOM = 64
+"""What a cell takes beside its value."""
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters but tabs and ends of lines, and what has no width or turns the direction of a text."""
+_BLANK = re.compile(
+    rf"(?:\s|{_UNSEEN.pattern}|[\u034f\u115f\u1160\u180b-\u180f\u200c\u200d\u2800\u3164\ufe00-\ufe0f\uffa0])*"
+)
+"""A text of which nothing can be seen."""
 _LAST_TIME_MS = 253_402_300_799_000
 
 
@@ -77,31 +110,115 @@ def as_cell(value: Any) -> Markup:
     """Return a value of a row as text; a long one is cut, and its direction stays in its cell."""
     if value is None:
         return Markup('<span class="none">null</span>')
-    value = plain(value)
+    if isinstance(value, Cut):
+        begin = Markup("<bdi>{}</bdi>").format(as_text(value["_cut"])) if value["_cut"] else Markup("")
+        return begin + Markup("… <i>{}</i>").format(as_bytes(value["_bytes"]))
+    value = shown(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     more = Markup("") if len(text) <= _LONGEST else Markup("… <i>{} characters</i>").format(f"{len(text):,}")
-    return Markup("<bdi>{}</bdi>").format(escape(text[:_LONGEST])) + more
+    return Markup("<bdi>{}</bdi>").format(as_text(text[:_LONGEST])) + more
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: bytes as hexadecimal digits, other types as text, NaN as null."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, decimal.Decimal):
-        return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    return str(value)
+def as_text(text: str) -> Markup:
+    """Return a text in which all is seen: control characters by number, quotes where it begins or ends blank.
+
+    Examples
+    --------
+    >>> print(as_text("nul\\x00"), as_text(""))
+    nul<span class="none">\\u0000</span> <span class="none">""</span>
+    """
+    if _BLANK.fullmatch(text):
+        inner = "".join(sign if sign == " " else _by_number(sign) for sign in text)
+        return Markup('<span class="none">"{}"</span>').format(inner)
+    parts, last = [], 0
+    for found in _UNSEEN.finditer(text):
+        mark = Markup('<span class="none">{}</span>').format(_by_number(found[0]))
+        parts += [escape(text[last : found.start()]), mark]
+        last = found.end()
+    whole = Markup("").join([*parts, escape(text[last:])])
+    quote = Markup('<span class="none">"</span>')
+    return whole if text == text.strip() else quote + whole + quote
+
+
+def _by_number(sign: str) -> str:
+    return f"\\u{ord(sign):04x}" if ord(sign) < 1 << 16 else f"\\U{ord(sign):08x}"
+
+
+def as_key(key: list[str]) -> Markup:
+    """Return the columns of a key as the text of a link."""
+    return Markup(", ").join(as_text(text[:_LONGEST]) for text in key)
+
+
+class Cut(dict[str, Any]):
+    """The place of a value that is too large to be shown: its beginning in `_cut`, its size in `_bytes`.
+
+    Nothing is told of the beginning of lists, maps and structs, which is null then.
+    """
+
+    def __init__(self, begin: str | None, size: int) -> None:
+        super().__init__(_cut=begin, _bytes=size)
+
+
+class Room:
+    """How many bytes of rows an answer still takes."""
+
+    def __init__(self, left: int = _ANSWER_BYTES) -> None:
+        self.left = left
+
+
+def cells(batch: pa.RecordBatch, room: Room) -> list[list[Any]]:
+    """Return rows as lists of cells, until there is no more room; a value that is too large is a `Cut`."""
+    takes = [_taking(column, room) for column in batch.columns]
+    found: list[list[Any]] = []
+    while len(found) < batch.num_rows and room.left > 0:
+        place = len(found)
+        found.append([take(place) for take in takes])
+    return found
+
+
+def _taking(column: pa.Array, room: Room) -> Callable[[int], Any]:
+    """Return what gives the value at a place, and takes its room."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.nbytes <= _CELL_BYTES:
+        values, each = values_of(column), _CELL_ROOM + column.nbytes // max(1, len(column))
+
+        def take(place: int) -> Any:
+            room.left -= each
+            return shown(values[place])
+
+        return take
+
+    def measured(place: int) -> Any:
+        one = column.slice(place, 1)
+        size = one.nbytes
+        if size > min(_CELL_BYTES, room.left):
+            room.left -= _CELL_ROOM + _LONGEST
+            return Cut(_beginning(one), size)
+        room.left -= _CELL_ROOM + size
+        return shown(values_of(one)[0])
+
+    return measured
+
+
+def _beginning(one: pa.Array) -> str | None:
+    """Return how the only text or the only bytes of an array begin, None for other types."""
+    if pa.types.is_string(one.type) or pa.types.is_large_string(one.type):
+        begin: str = pc.utf8_slice_codeunits(one, 0, _LONGEST)[0].as_py()
+        return begin
+    if pa.types.is_binary(one.type) or pa.types.is_large_binary(one.type) or pa.types.is_fixed_size_binary(one.type):
+        data: bytes = pc.binary_slice(one, 0, _LONGEST // 2)[0].as_py()
+        return data.hex()
+    return None
+
+
+def bounded(value: Any) -> Any:
+    """Return a value that did not come as Arrow data, such as a property, cut as a cell is."""
+    value = shown(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= _CELL_BYTES else Cut(text[:_LONGEST], len(text.encode("utf-8", "replace")))
 
 
 def to_json(value: Any) -> bytes:
     """Return a value as JSON."""
-    return json.dumps(plain(value), ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps(shown(value), ensure_ascii=False).encode("utf-8", "replace")

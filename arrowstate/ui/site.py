@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.log.pins import Pin, read_pins
 from arrowstate.store import Snapshot, StateStore
 from arrowstate.ui.log_view import LogView
-from arrowstate.ui.work import Progress, Work
+from arrowstate.ui.work import Progress, Queries, Work
 
 __all__ = ["Ask", "Job", "Limits", "Place", "Site"]
 
@@ -38,9 +38,11 @@ class Limits:
     "For what a page or a part of it reads; after that it says so and goes on without."
     sql_seconds: float = 20.0
     sql_memory: str = "256MB"
+    "For what a query computes, and for its result."
     sql_rows: int = 200
     "Rows of a result that are shown."
     download_rows: int = 1_000_000
+    download_bytes: int = 256_000_000
     growth_rows: int = 2_000_000
     "Changed rows that are looked through for the keys that grew."
 
@@ -76,10 +78,13 @@ class Place:
         self.job = job
         self.log = LogView(store.storage)
         self.work = Work()
+        self.queries = Queries()
         self.uses = Kept(1024)
         "What checkpoints take, by commit id."
         self.kept = Kept(64)
         "What was read of checkpoints, by names that begin with the commit id."
+        self.histories = Kept(4)
+        "What keys were."
         self.verifications: dict[str, Verifying] = {}
         self._snapshots = Kept(32)
         self._fresh_until = 0.0
@@ -109,9 +114,13 @@ class Place:
         same: Snapshot = self._snapshots.get(found.entry.commit_id, lambda: found)
         return same
 
-    def pins(self) -> list[Pin]:
-        """Return tags and leases."""
-        return read_pins(self.store.storage)
+    def pins(self) -> tuple[list[Pin], list[str]]:
+        """Return tags and leases, and which cannot be read."""
+        damages: list[str] = []
+        try:
+            return read_pins(self.store.storage, on_damage=lambda error: damages.append(str(error))), damages
+        except (ArrowStateError, OSError) as error:
+            return [], [f"tags and leases cannot be read: {error}"]
 
 
 @dataclass

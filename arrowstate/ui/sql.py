@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,17 +11,22 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import SqlName, quoted, sql_names
 from arrowstate.query.duckdb.about import ABOUT_TABLES
 from arrowstate.query.duckdb.history import HISTORY_TABLES
+from arrowstate.query.row_text import rows_of, write_csv
 from arrowstate.query.state import StateReader
 from arrowstate.store import Snapshot
 from arrowstate.ui.sandbox import opened
-from arrowstate.ui.shown import plain
+from arrowstate.ui.shown import Room, as_bytes, cells
 from arrowstate.ui.site import Ask
+from arrowstate.ui.work import Stop
 
 __all__ = ["form", "run", "written"]
+
+_LARGEST_CSV_SLICE = 16_000_000
 
 
 def form(ask: Ask) -> dict[str, Any]:
@@ -33,6 +36,7 @@ def form(ask: Ask) -> dict[str, Any]:
     first = next((name["name"] for name in names if name["columns"]), "arrowstate.checkpoints")
     return {
         "checkpoint_id": snapshot.checkpoint_id,
+        "page": new_id(),
         "query": ask.text("q"),
         "example": f"select * from {first} limit 100",  # noqa: S608 (it is for a reader to change)
         "names": names,
@@ -67,22 +71,23 @@ def _word(name: str) -> str:
     return name if plain_name and name not in ("user", "order", "group", "table", "end", "select") else quoted(name)
 
 
-def run(ask: Ask) -> dict[str, Any]:
-    """Return the first rows of a result, and what was read for it."""
+def _asked(ask: Ask) -> str:
     query = ask.text("q")
     if query is None:
         raise InvalidInputError("write a query")
-    snapshot = ask.snapshot()
-    limit = ask.site.limits.sql_rows
+    return query
+
+
+def run(ask: Ask, stop: Stop) -> dict[str, Any]:
+    """Return the first rows of a result, and what was read for it."""
+    query, snapshot = _asked(ask), ask.snapshot()
+    limit, room = ask.site.limits.sql_rows, Room()
     rows: list[list[Any]] = []
-    with opened(snapshot, query, ask.site.limits) as result:
-        names = result.reader.schema.names
-        types = [str(field.type) for field in result.reader.schema]
-        for batch in result.reader:
-            rows += _rows(batch.slice(0, limit + 1 - len(rows)))
-            if len(rows) > limit:
+    with opened(snapshot, query, ask.site.limits, stop, most_rows=limit + 1) as result:
+        for batch in result.slices:
+            rows += cells(batch.slice(0, limit - len(rows)), room)
+            if len(rows) == limit or room.left <= 0:
                 break
-        seconds = result.seconds
     scans = [
         {key: value for key, value in asdict(scan).items() if key != "broken_off"} | {"columns": list(scan.columns)}
         for scan in result.scans
@@ -91,44 +96,31 @@ def run(ask: Ask) -> dict[str, Any]:
         "query": query,
         "checkpoint_id": snapshot.checkpoint_id,
         "checkpoint": ask.text("checkpoint"),
-        "columns": names,
-        "types": types,
-        "rows": rows[:limit],
-        "is_cut": len(rows) > limit,
-        "seconds": seconds,
+        "columns": result.schema.names,
+        "types": [str(field.type) for field in result.schema],
+        "rows": rows,
+        "is_cut": result.rows > len(rows),
+        "seconds": result.seconds,
         "read": scans,
     }
 
 
-def _rows(batch: pa.RecordBatch) -> list[list[Any]]:
-    columns = [[plain(value) for value in _python(column)] for column in batch.columns]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _python(column: pa.Array) -> list[Any]:
-    """Return values; those that Python has no type for, such as nanoseconds, as text."""
-    try:
-        return column.to_pylist()
-    except (ValueError, pa.ArrowException):
-        return column.cast(pa.string()).to_pylist()
-
-
-def written(ask: Ask, format: str) -> IO[bytes]:
+def written(ask: Ask, stop: Stop, format: str) -> IO[bytes]:
     """Return a file with the whole result, as CSV or Parquet, from its beginning.
 
     Raises
     ------
     InvalidInputError
-        If it has more rows than a page hands out.
+        If it has more rows or bytes than a page hands out.
     """
-    query = ask.text("q")
-    if query is None:
-        raise InvalidInputError("write a query")
+    query, limits = _asked(ask), ask.site.limits
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it is closed by who sends it)
     try:
-        with opened(ask.snapshot(), query, ask.site.limits) as result:
-            batches = _limited(result.reader, ask.site.limits.download_rows)
-            (_write_parquet if format == "parquet" else _write_csv)(file, result.reader.schema, batches)
+        with opened(ask.snapshot(), query, limits, stop, most_rows=limits.download_rows + 1) as result:
+            if result.rows > limits.download_rows:
+                raise _too_much(f"the result has more than {limits.download_rows:,} rows")
+            write = _write_parquet if format == "parquet" else _write_csv
+            write(file, result.schema, _within(result.slices, file, limits.download_bytes))
     except BaseException:
         file.close()
         raise
@@ -136,15 +128,16 @@ def written(ask: Ask, format: str) -> IO[bytes]:
     return file
 
 
-def _limited(reader: pa.RecordBatchReader, most: int) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    for batch in reader:
-        rows += batch.num_rows
-        if rows > most:
-            raise InvalidInputError(
-                f"the result has more than {most:,} rows; `arrowstate sql --csv` writes one of any size"
-            )
+def _too_much(what: str) -> InvalidInputError:
+    return InvalidInputError(f"{what}; `arrowstate sql --csv` writes one of any size")
+
+
+def _within(slices: Iterator[pa.RecordBatch], file: IO[bytes], most: int) -> Iterator[pa.RecordBatch]:
+    """Yield what is to be written to a file, as long as that has at most so many bytes."""
+    for batch in slices:
         yield batch
+        if file.tell() > most:
+            raise _too_much(f"the result has more than {as_bytes(most)}")
 
 
 def _write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -155,12 +148,12 @@ def _write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterator[pa.Reco
 
 def _write_csv(file: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
     text = TextIOWrapper(file, "utf-8", errors="replace", newline="", write_through=True)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(schema.names)
-    for batch in batches:
-        writer.writerows([_csv_cell(value) for value in row] for row in _rows(batch))
+    write_csv(schema.names, rows_of(map(_small_enough, batches)), text)
     text.detach()
 
 
-def _csv_cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, bool)) else value
+def _small_enough(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows that are to be texts: those of one row that is large take many times their bytes as Python's."""
+    if batch.nbytes > _LARGEST_CSV_SLICE:
+        raise _too_much(f"a row of the result has {as_bytes(batch.nbytes)}, as Parquet it can be downloaded")
+    return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,19 @@ import pyarrow as pa
 from arrowstate.errors import IncompatibleStateError, InvalidInputError
 from arrowstate.html import strip_svg
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.query.changes import CHANGE_TYPE_COLUMN
 from arrowstate.query.describe import columns_of
 from arrowstate.query.expiry import Seen
-from arrowstate.query.key_history import KeyHistory
-from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
+from arrowstate.query.key_history import COMMITTED_COLUMN, KeyHistory
+from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN, StateReader
 from arrowstate.query.stored_schemas import stored_schemas
 from arrowstate.snapshot.reading import find_operator, find_state
 from arrowstate.store import Snapshot
 from arrowstate.ui.checkpoint import overview_of
-from arrowstate.ui.keys import key_of, text_of
+from arrowstate.ui.checkpoints import a_day_before
+from arrowstate.ui.keys import key_of, key_texts
 from arrowstate.ui.largest import largest_keys
-from arrowstate.ui.shown import plain
+from arrowstate.ui.shown import Room, cells
 from arrowstate.ui.site import Ask
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -33,11 +36,16 @@ _SHOWN_FILES = 200
 _SHOWN_GROUPS = 8
 _STRIP_BINS = 512
 _SHOWN_CHANGES = 200
+_CHANGE_BYTES = 40_000
+"""What a change of a history is shown of."""
 
 
 def state(ask: Ask) -> dict[str, Any]:
     """Return what a state is: its columns by schema version, its size, and the forms of its key."""
     snapshot, (uid, name) = ask.snapshot(), ask.state()
+    ask.place.refresh()
+    lines = [line for line in ask.place.log.lines() if line.number <= snapshot.entry.number]
+    own_line = next((line for line in lines[-1:] if line.number == snapshot.entry.number), None)
     operator = find_operator(snapshot.entry, uid)
     document = find_state(snapshot.entry, operator, name)
     overview = overview_of(ask.place, snapshot)
@@ -46,6 +54,8 @@ def state(ask: Ask) -> dict[str, Any]:
     versions = found["schema_versions"]
     return {
         "checkpoint_id": snapshot.checkpoint_id,
+        "problems": overview["problems"],
+        "a_day_before": a_day_before(lines, own_line),
         "operator": uid,
         "max_parallelism": operator.max_parallelism,
         **found,
@@ -216,10 +226,13 @@ def rows(ask: Ask) -> dict[str, Any]:
             groups = KeyGroupRange(group, group)
         after = ask.number("after", 0)
         taken = _from(reader, columns, groups, after, hidden)
-        if taken.num_rows > _PAGE_ROWS:
-            taken, found["next"] = taken.slice(0, _PAGE_ROWS), after + _PAGE_ROWS
-    found["rows"] = [[plain(row[column]) for column in columns] for row in taken.to_pylist()]
-    found["keys"] = [[text_of(row[column]) for column in found["key_columns"]] for row in taken.to_pylist()]
+        found["next"] = after if taken.num_rows > _PAGE_ROWS else None
+        taken = taken.slice(0, _PAGE_ROWS)
+    room = Room()
+    found["rows"] = [row for batch in taken.to_batches() for row in cells(batch, room)]
+    if "count" not in found and (found["next"] is not None or len(found["rows"]) < taken.num_rows):
+        found["next"] = after + len(found["rows"])
+    found["keys"] = [key_texts(row[: len(found["key_columns"])]) for row in found["rows"]]
     return found
 
 
@@ -250,30 +263,14 @@ def history(ask: Ask) -> dict[str, Any]:
         raise InvalidInputError(f"give the key: {', '.join(reader.layout.key.names)}")
     keys = key_of(texts, reader.layout.key)
     newest = ask.place.store.latest().entry.commit_id
-    table, is_cut = ask.place.kept.get(
-        (snapshot.entry.commit_id, "history", newest, *ask.state(), *texts), lambda: _history(snapshot, reader, keys)
+    found: dict[str, Any] = ask.place.histories.get(
+        (snapshot.entry.commit_id, newest, *ask.state(), *texts), lambda: _history(snapshot, reader, keys)
     )
-    hidden = {"_checkpoint_id", "_committed_at", "_change_type", *reader.layout.key.names}
-    columns = [name for name in table.schema.names if name not in hidden]
-    shown = table.slice(max(0, table.num_rows - _SHOWN_CHANGES)).to_pylist()[::-1]
-    return {
-        "columns": columns,
-        "count": table.num_rows,
-        "is_cut": is_cut,
-        "changes": [
-            {
-                "checkpoint_id": row["_checkpoint_id"],
-                "committed_at_ms": round(row["_committed_at"].replace(tzinfo=datetime.UTC).timestamp() * 1000),
-                "change": row["_change_type"],
-                "values": [plain(row[column]) for column in columns],
-            }
-            for row in shown
-        ],
-    }
+    return found
 
 
-def _history(snapshot: Snapshot, reader: StateReader, keys: pa.RecordBatch) -> tuple[pa.Table, bool]:
-    """Return what a key was, as far back as the columns are known; and whether there are checkpoints before that."""
+def _history(snapshot: Snapshot, reader: StateReader, keys: pa.RecordBatch) -> dict[str, Any]:
+    """Return what a key was, newest first, as far back as the columns are known; and whether others came before."""
     entries: list[LogEntryDocument] = []
     is_cut = False
     for entry in CommitLog(snapshot.storage).backwards():
@@ -286,7 +283,31 @@ def _history(snapshot: Snapshot, reader: StateReader, keys: pa.RecordBatch) -> t
             continue
         entries.append(entry)
     history = KeyHistory(snapshot.storage, reader, keys)
-    return pa.Table.from_batches(list(history.batches(entries[::-1])), history.schema), is_cut
+    columns = [name for name in reader.columns if name not in reader.layout.key.names]
+    count, changes = 0, deque[dict[str, Any]](maxlen=_SHOWN_CHANGES)
+    for batch in history.batches(entries[::-1]):
+        count += batch.num_rows
+        newest = batch.slice(max(0, batch.num_rows - _SHOWN_CHANGES))
+        values = newest.select(columns)
+        for place, row in enumerate(
+            newest.select([CHECKPOINT_COLUMN, COMMITTED_COLUMN, CHANGE_TYPE_COLUMN]).to_pylist()
+        ):
+            own = cells(values.slice(place, 1), Room(_CHANGE_BYTES)) if columns else [[]]
+            changes.append({**row, "values": own[0]})
+    return {
+        "columns": columns,
+        "count": count,
+        "is_cut": is_cut,
+        "changes": [
+            {
+                "checkpoint_id": row[CHECKPOINT_COLUMN],
+                "committed_at_ms": round(row[COMMITTED_COLUMN].replace(tzinfo=datetime.UTC).timestamp() * 1000),
+                "change": row[CHANGE_TYPE_COLUMN],
+                "values": row["values"],
+            }
+            for row in reversed(changes)
+        ],
+    }
 
 
 def _fits(reader: StateReader, entry: LogEntryDocument) -> bool:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
+from arrowstate.errors import CheckpointNotFoundError
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.query.duckdb.about import about
 from arrowstate.snapshot.storage_use import StorageUse, storage_use
+from arrowstate.ui.checkpoint import DAMAGES
 from arrowstate.ui.site import Ask
 
 __all__ = ["amplification", "collection", "compaction", "storage"]
 
 _SHOWN = 100
+_SHOWN_PINS = 500
 _POINTS = 40
+_FIGURES = ("files", "bytes", "live_bytes", "small_files", "space_amplification")
 
 
 def storage(ask: Ask) -> dict[str, Any]:
@@ -23,20 +28,26 @@ def storage(ask: Ask) -> dict[str, Any]:
     store = ask.place.store
     snapshot = ask.place.snapshot(None)
     now_ms = store.clock_ms()
-    pins = ask.place.pins()
-    states = ask.place.kept.get(
-        (snapshot.entry.commit_id, "storage"), lambda: about(snapshot.storage, snapshot.entry, "storage").to_pylist()
-    )
-    use = ask.place.kept.get((snapshot.entry.commit_id, "use"), snapshot.storage_use)
+    pins, problems = ask.place.pins()
+    commit_id = snapshot.entry.commit_id
+    states, use = [], None
+    try:
+        use = ask.place.kept.get((commit_id, "use"), snapshot.storage_use)
+        states = ask.place.kept.get(
+            (commit_id, "storage"), lambda: about(snapshot.storage, snapshot.entry, "storage").to_pylist()
+        )
+    except DAMAGES as error:
+        problems.append(str(error))
     return {
         "checkpoint_id": snapshot.checkpoint_id,
-        "files": use.files,
-        "bytes": use.bytes,
-        "live_bytes": use.live_bytes,
-        "small_files": use.small_files,
-        "space_amplification": use.space_amplification,
+        "problems": problems,
+        **{name: None if use is None else getattr(use, name) for name in _FIGURES},
         "states": states,
-        "tags": [{"tag": pin.tag, "checkpoint_id": pin.checkpoint_id} for pin in pins if pin.tag is not None],
+        "tag_count": sum(pin.tag is not None for pin in pins),
+        "tags": [{"tag": pin.tag, "checkpoint_id": pin.checkpoint_id} for pin in pins if pin.tag is not None][
+            -_SHOWN_PINS:
+        ],
+        "lease_count": sum(pin.tag is None for pin in pins),
         "leases": [
             {
                 "holder": pin.holder,
@@ -47,7 +58,7 @@ def storage(ask: Ask) -> dict[str, Any]:
             }
             for pin in pins
             if pin.tag is None
-        ],
+        ][-_SHOWN_PINS:],
         "count": ask.number("count", 1) or 1,
     }
 
@@ -109,13 +120,17 @@ def amplification(ask: Ask) -> dict[str, Any]:
     ask.progress.total = len(chosen)
     found = []
     for line in chosen:
-        entry = place.snapshot(str(line.checkpoint_id)).entry
+        try:
+            entry = place.snapshot(str(line.checkpoint_id)).entry
+        except (*DAMAGES, CheckpointNotFoundError):
+            continue
 
         def use(entry: Any = entry) -> StorageUse:
             with reading_checkpoint(place.store.storage, entry):
                 return storage_use(place.store.storage, entry)
 
-        found.append((entry, place.uses.get(entry.commit_id, use)))
+        with suppress(*DAMAGES):
+            found.append((entry, place.uses.get(entry.commit_id, use)))
         ask.progress.advance()
     return {
         "checkpoint_id": [entry.checkpoint_id for entry, _ in found],

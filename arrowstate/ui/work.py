@@ -2,20 +2,26 @@
 
 A storage may answer slowly or not at all, and a state may be large. So nobody waits longer than the limit; what was
 begun goes on, and who asks for the same again gets it. A store has a few threads, so that one that hangs does not take
-those of the others.
+those of the others. Queries have threads of their own and end with whoever asked: `Queries`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["BusyError", "Progress", "TooSlowError", "Work"]
+from arrowstate.errors import InvalidInputError
+
+__all__ = ["BusyError", "Progress", "Queries", "Stop", "TooSlowError", "Work"]
 
 _THREADS = 6
+_QUERIES = 3
+_LOOK_SECONDS = 0.1
+"""How often it is looked whether there is room for a query, and whether somebody still waits for it."""
 
 
 class TooSlowError(Exception):
@@ -36,11 +42,28 @@ class Progress:
     def __init__(self) -> None:
         self.done = 0
         self.total: int | None = None
-        self.is_given_up = False
 
     def advance(self, by: int = 1) -> None:
         """Say that more is done."""
         self.done += by
+
+
+class Stop:
+    """Stops a query; the first reason counts."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._asked = threading.Event()
+
+    def __call__(self, reason: str) -> None:
+        """Stop it, and say why."""
+        if self.reason is None:
+            self.reason = reason
+        self._asked.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is stopped, at most so long; return whether it is."""
+        return self._asked.wait(seconds)
 
 
 class Work:
@@ -74,10 +97,9 @@ class Work:
             if known is None:
                 if len(self._running) >= _THREADS:
                     raise BusyError
-                known = self._running[key] = (Future(), Progress())
-                name = "arrowstate-ui-read"
-                # A daemon: the process need not wait for a storage that never answers.
-                threading.Thread(target=self._run, args=(key, read, *known), name=name, daemon=True).start()
+                progress = Progress()
+                future = in_thread(lambda: read(progress), lambda: self._end(key))
+                known = self._running[key] = (future, progress)
         future, progress = known
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), seconds)
@@ -86,16 +108,106 @@ class Work:
                 raise
             raise TooSlowError(progress) from None
 
-    def _run(self, key: Hashable, read: Callable[[Progress], Any], future: Future[Any], progress: Progress) -> None:
-        try:
-            found = read(progress)
-        except BaseException as error:  # noqa: BLE001 (it is raised where it is asked for)
-            self._end(key)
-            future.set_exception(error)
-        else:
-            self._end(key)
-            future.set_result(found)
-
     def _end(self, key: Hashable) -> None:
         with self._lock:
             self._running.pop(key, None)
+
+
+class Queries:
+    """The queries that run on a store, a few at a time; each ends when nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._running: dict[Stop, str | None] = {}
+        self._lock = threading.Lock()
+
+    def stop(self, page: str, reason: str) -> None:
+        """Stop the queries of a page."""
+        with self._lock:
+            own = [stop for stop, asker in self._running.items() if asker == page]
+        for stop in own:
+            stop(reason)
+
+    async def get(
+        self,
+        read: Callable[[Stop], Any],
+        *,
+        page: str | None,
+        is_gone: Callable[[], Awaitable[bool]],
+        seconds: float,
+        patience: float,
+    ) -> Any:
+        """Return what a query returns, which takes the place of the query that the same page asked for before.
+
+        Parameters
+        ----------
+        read
+            Runs it, in a thread of its own, until it is stopped.
+        page
+            Which page asks, None for one that asks for nothing else.
+        is_gone
+            Returns whether nobody waits for it any more.
+        seconds
+            How long it may take.
+        patience
+            How long to wait until others have ended.
+
+        Raises
+        ------
+        InvalidInputError
+            If it was stopped, and has not even ended.
+        BusyError
+            If others run, and go on.
+        """
+        stop = Stop()
+        if page is not None:
+            self.stop(page, "another query of the same page took the place of this one")
+        until = time.monotonic() + patience
+        while not self._begin(stop, page):
+            if time.monotonic() > until or await is_gone():
+                raise BusyError
+            await asyncio.sleep(_LOOK_SECONDS)
+        future = asyncio.wrap_future(in_thread(lambda: read(stop), lambda: self._end(stop)))
+        # An error that comes when nobody waits is nobody's.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        until = time.monotonic() + seconds
+        try:
+            while not (await asyncio.wait([future], timeout=_LOOK_SECONDS))[0]:
+                if await is_gone():
+                    stop("nobody waits for the query any more")
+                if time.monotonic() > until:
+                    stop(f"the query was stopped after {seconds:g} s")
+                    raise InvalidInputError(stop.reason or "the query was stopped")
+            return await future
+        finally:
+            # Whatever ends the wait, such as the end of the server, ends the query.
+            stop("nobody waits for the query any more")
+
+    def _begin(self, stop: Stop, page: str | None) -> bool:
+        with self._lock:
+            if len(self._running) >= _QUERIES:
+                return False
+            self._running[stop] = page
+        return True
+
+    def _end(self, stop: Stop) -> None:
+        with self._lock:
+            self._running.pop(stop, None)
+
+
+def in_thread(read: Callable[[], Any], end: Callable[[], None]) -> Future[Any]:
+    """Return what a function will return, which runs in a thread of its own; `end` is called before that is told."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found = read()
+        except BaseException as error:  # noqa: BLE001 (it is raised where it is asked for)
+            end()
+            future.set_exception(error)
+        else:
+            end()
+            future.set_result(found)
+
+    # A daemon: the process need not wait for a storage that never answers.
+    threading.Thread(target=run, name="arrowstate-ui-read", daemon=True).start()
+    return future

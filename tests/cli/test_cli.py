@@ -189,11 +189,12 @@ def test_sql_holds_the_checkpoint_while_it_runs_if_asked(store, capsys, monkeypa
 
 
 def test_sql_prints_json(store, capsys):
-    values = "date '2024-01-01' d, 'nan'::double x, null y, [1] l, '\\xAA'::blob b"
+    values = "date '2024-01-01' d, ['nan'::double, '-inf', 1] x, null y, [1] l, '\\xAA'::blob b"
 
     found = run_json(capsys, "sql", store, f"select clicks, {values} from counter.clicks limit 2", "--checkpoint", "1")
 
-    assert found == [{"clicks": 1, "d": "2024-01-01", "x": None, "y": None, "l": [1], "b": "aa"}] * 2
+    row = {"clicks": 1, "d": "2024-01-01", "x": ["NaN", "-Infinity", 1.0], "y": None, "l": [1], "b": "aa"}
+    assert found == [row] * 2
 
 
 def test_sql_prints_csv(store, capsys):
@@ -210,6 +211,14 @@ def test_sql_prints_csv(store, capsys):
         ["a,b", "", "true"],
         ["Łódź", "", "true"],
     ]
+
+
+def test_csv_tells_null_from_empty_and_blank_texts_and_floats_that_are_not_finite(store, capsys):
+    values = "null n, '' e, ' a' b, 'nan'::double x, '-inf'::float y, timestamp '99999-01-01' z"
+
+    _, out, _ = run(capsys, "sql", store, f"select {values}", "--csv")
+
+    assert out.splitlines()[1] == ',""," a",NaN,-Infinity,99999-01-01T00:00:00.000000'
 
 
 def test_sql_prints_a_sum_of_integers_as_a_number(store, capsys):

@@ -55,12 +55,82 @@ def damage(path):
     path.write_bytes(data)
 
 
-def test_a_damaged_entry_is_a_line_among_the_others(folder):
-    damage(sorted((folder / "log").glob("*.json"))[1])
-    view = LogView(arrowstate.open_store(folder).storage)
+@pytest.mark.parametrize(
+    ("harm", "number"), [*(("damaged", number) for number in range(5)), *(("missing", number) for number in (1, 2, 3))]
+)
+def test_a_damaged_or_missing_entry_is_a_line_and_the_other_pages_stand(folder, harm, number):
+    path = sorted((folder / "log").glob("*.json"))[number]
+    visit = Visit(arrowstate.open_store(folder))
+    if harm == "damaged":
+        damage(path)
+    else:
+        path.unlink()
 
-    with pytest.raises(arrowstate.errors.CorruptDataError):
-        view.refresh()
+    view = LogView(arrowstate.open_store(folder).storage)
+    view.refresh()
+    view.wait(10)
+    table = visit.json("/0/checkpoints.json")
+    pages = ["checkpoints", "head", "series", "live", "stores", "checkpoint?checkpoint=2", "storage", "diff"]
+    needs = {3: ["checkpoint?checkpoint=2"], 2: ["checkpoint?checkpoint=2"], 4: ["storage", "diff"]}
+    statuses = {page: visit.get(f"/0/{page}").status_code for page in pages}
+
+    assert [line.number for line in view.lines()] == [1, 2, 3, 4, 5]
+    assert [line.number for line in view.lines() if line.problem] == [number + 1]
+    assert [row["number"] for row in table["entries_shown"] if row["kind"] == "damaged"] == [number + 1]
+    assert {page for page, status in statuses.items() if status != 200} <= set(needs.get(number, []))
+    assert 'arrowstate_up{store="' + str(folder) + '"} 1' in visit.get("/metrics").text
+
+
+@pytest.mark.parametrize("kind", ["tags", "leases"])
+def test_a_damaged_tag_or_lease_is_told_and_the_others_are_shown(folder, kind):
+    store = arrowstate.open_store(folder)
+    store.tag("gold", 2)
+    store.tag("silver", 3)
+    with store.lease(1), store.lease(2):
+        damage(sorted((folder / kind).iterdir())[0])
+        visit = Visit(store)
+        found = visit.json("/0/storage.json")
+        pages = [visit.get(f"/0/{name}") for name in ("checkpoints", "checkpoint", "storage", "series", "live")]
+
+    assert [len(found["tags"]), len(found["leases"])] == ([1, 2] if kind == "tags" else [2, 1])
+    assert len(found["problems"]) == 1
+    assert kind in found["problems"][0]
+    assert [page.status_code for page in pages] == [200] * 5
+
+
+def test_a_damaged_manifest_leaves_what_the_log_and_the_other_operators_tell(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    key = pa.schema([("k", pa.int64())])
+    backends = {uid: [arrowstate.KeyedStateBackend(key=key, max_parallelism=8)] for uid in ("one", "two")}
+    for uid, (backend,) in backends.items():
+        # States that are so small stand in the manifest; many of them make it a file.
+        for number in range(40 if uid == "one" else 1):
+            backend.state(arrowstate.ValueStateDescriptor(f"v{number}", pa.int64())).update_batch(
+                range(500), range(500)
+            )
+    with store.writer() as writer:
+        writer.checkpoint(backends, properties={"offset": 7})
+    (path,) = (tmp_path / "store" / "manifests").iterdir()
+    damage(path)
+    visit = Visit(arrowstate.open_store(tmp_path / "store"))
+
+    found = visit.json("/0/checkpoint.json")
+    names = (
+        "checkpoint",
+        "state?operator=one&state=v0",
+        "state?operator=two&state=v0",
+        "storage",
+        "diff",
+        "amplification",
+    )
+    pages = [visit.get(f"/0/{name}") for name in names]
+
+    states = {item["uid"]: item["states"][0] for item in found["operators"]}
+    assert [page.status_code for page in pages] == [200] * len(pages)
+    assert (states["one"]["rows"], states["two"]["rows"]) == (500, 500)
+    assert sorted(state["bytes"] is None for state in states.values()) == [False, True]
+    assert len(found["problems"]) == 1
+    assert found["properties"] == {"offset": 7}
 
 
 def test_a_damaged_old_entry_is_a_line_among_the_others(folder, monkeypatch):

@@ -113,6 +113,34 @@
     query.focus();
   });
 
+  // A query that runs: since when, and what stops it.
+  function running(where, text) {
+    const since = performance.now();
+    const line = document.createElement("p"), elapsed = document.createElement("span"), stop = document.createElement("button");
+    Object.assign(line, { className: "wait", textContent: text });
+    Object.assign(stop, { type: "button", className: "stop", textContent: "Stop" });
+    stop.addEventListener("click", () => {
+      const { dataset, elements } = document.getElementById("sql");
+      stop.disabled = true;
+      fetch(dataset.stop, { method: "POST", body: new URLSearchParams({ page: elements.page.value }) });
+    });
+    // A reader of the screen is told once that it runs, and not each second.
+    elapsed.setAttribute("aria-hidden", "true");
+    line.append(" ", elapsed, " ", stop);
+    where.replaceChildren(line);
+    const tick = () => { elapsed.textContent = span(Math.floor((performance.now() - since) / 1000) * 1000); };
+    const timer = setInterval(() => (line.isConnected ? tick() : clearInterval(timer)), 500);
+  }
+  const isResult = (event) => event.detail?.ctx?.target?.id === "result";
+  document.addEventListener("htmx:before:request", (event) => {
+    if (!isResult(event)) return;
+    document.getElementById("download").replaceChildren();
+    running(document.getElementById("result"), "Running…");
+  });
+  document.addEventListener("htmx:response:error", (event) => {
+    if (isResult(event)) document.getElementById("result").textContent = "The query was not taken: it is too long, or the page is closed.";
+  });
+
   // A file to keep: sent as a form, past htmx, so that the browser saves what comes.
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-download]");
@@ -122,6 +150,10 @@
     button.form.action = button.formAction;
     HTMLFormElement.prototype.submit.call(button.form);
     button.form.action = action;
+    const told = document.getElementById("download");
+    running(told, "The browser saves the file when it is made.");
+    const line = told.firstChild;
+    setTimeout(() => line.remove(), button.form.dataset.seconds * 1000);
   });
 
   // Completion of the name before the cursor, by Ctrl-Space or Tab after a letter; Escape leaves Tab to the keyboard.

@@ -1,0 +1,43 @@
+"""Values as JSON, CSV and the page show them: each as what it is.
+
+JSON has no type of its own for most of what a state holds. A float that is not finite is the text `NaN`, `Infinity` or
+`-Infinity`, which Python, JavaScript, Java and DuckDB read as a number; null is a null alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["shown"]
+
+
+def shown(value: Any) -> Any:
+    """Return a value as JSON can hold it: bytes as hexadecimal digits, other types as text.
+
+    Examples
+    --------
+    >>> shown([b"\\xff", float("nan"), float("-inf"), 1.5, None])
+    ['ff', 'NaN', '-Infinity', 1.5, None]
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, decimal.Decimal):
+        # DuckDB's sums of integers are of this type.
+        return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else str(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): shown(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown(item) for item in value]
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return str(value)
