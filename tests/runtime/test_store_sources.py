@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -226,17 +228,60 @@ def test_a_feed_that_stands_still_needs_no_old_checkpoint(counts: Counts) -> Non
 
 
 def test_changes_that_were_collected_before_they_were_read_are_an_error(counts: Counts) -> None:
-    source = counts.source(starting="earliest", splits=1)
+    source = counts.source(starting="earliest", splits=1, lease_ms=None)
     batch = reader_of(source).read(3)
     assert isinstance(batch, Batch)
     counts.opened.collect(arrowstate.RetentionPolicy(count=1)).apply()
 
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(SourceError, match="CheckpointsCollectedError: the changes after checkpoint") as caught:
         read(reader_of(source, Split(batch.split, batch.position)))
-    with pytest.raises(SourceError, match="collected"):
+    with pytest.raises(SourceError, match="CheckpointsCollectedError: the changes after checkpoint 1 need it"):
         read(reader_of(source, Split(batch.split, source.position(1))))
 
     assert caught.value.position == batch.position
+
+
+def test_a_feed_holds_what_the_newest_checkpoint_of_its_job_has_not_read(counts: Counts) -> None:
+    source = counts.source(starting="earliest", splits=1)
+    reader = reader_of(source)
+    batches = []
+    while isinstance(batch := reader.read(1_000), Batch):
+        batches.append(batch)
+    newest_only = arrowstate.RetentionPolicy(count=1)
+
+    def kept() -> list[int | None]:
+        counts.opened.collect(newest_only).apply()
+        return [found.checkpoint_id for found in counts.opened.checkpoints()]
+
+    from_the_start = kept()
+    reader.committed({batches[1].split: batches[1].position})
+    from_the_second = kept()
+    reader.close()
+    after_its_end = kept()
+    again = reader_of(source, Split(batches[1].split, batches[1].position))
+
+    assert (from_the_start, from_the_second, after_its_end) == ([1, 2, 3, 4], [2, 3, 4], [2, 3, 4])
+    assert counted(read(again)) == counted([row for batch in batches[2:] for row in batch.rows.to_pylist()])
+    again.close()
+
+
+def test_a_feed_that_is_forgotten_renews_its_lease_no_more(counts: Counts) -> None:
+    before = set(threading.enumerate())
+    reader = reader_of(counts.source(starting="earliest", splits=1))
+    renewing = [thread for thread in set(threading.enumerate()) - before if thread.name == "arrowstate-lease"]
+
+    del reader
+    gc.collect()
+
+    assert len(renewing) == 1
+    renewing[0].join(60)
+    assert not renewing[0].is_alive()
+
+
+@pytest.mark.parametrize("lease_ms", [0, -1, 1.5, "1"])
+def test_a_lease_of_no_time_is_refused(counts: Counts, lease_ms: Any) -> None:
+    with pytest.raises(InvalidInputError, match="lease_ms"):
+        counts.source(lease_ms=lease_ms)
 
 
 def test_a_feed_of_a_store_that_has_gone_back_is_an_error(counts: Counts) -> None:

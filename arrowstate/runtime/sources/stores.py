@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from arrowstate.errors import CheckpointNotFoundError, CollectedError, InvalidInputError, SourceError
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    CheckpointsCollectedError,
+    CollectedError,
+    InvalidInputError,
+    SourceError,
+    StorageError,
+)
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.log.entries import open_store_document
+from arrowstate.log.entries import CommittedEntry, open_store_document
 from arrowstate.log.timeline import Step, newest_checkpoint_id, oldest_followed_id, steps_between
+from arrowstate.maintenance.following import FollowerLease
+from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, LONGEST_LEASE_MS
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.runtime.connectors import Reader, Source, Split
@@ -28,6 +38,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument, pack, unpack
+from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM, key_group_range
 
 __all__ = ["ChangesSource", "OutputSource"]
@@ -233,6 +244,10 @@ class ChangesSource(_StoreSource):
         What the storage takes; see `arrowstate.open_store`.
     clock : callable, default time.monotonic
         Where the time in seconds comes from.
+    lease_ms : int, optional
+        For how long the store keeps what was not read after the job has stopped or died, in milliseconds, at least
+        1; 10 minutes by default. None for no lease: then the store must keep checkpoints for longer than the job takes
+        to read their changes.
 
     Raises
     ------
@@ -246,8 +261,8 @@ class ChangesSource(_StoreSource):
     -----
     A position is a struct: `checkpoint_id` int64, up to which all changes were read, null for none; `before` and
     `after` int64, the log entries on the two sides of the step that is being read, and `row` int64, how many of its
-    changes were read; `schema_version` int64, that of the state. The two sides must be kept until the step was read:
-    let a store that is followed keep checkpoints for longer than the job may stand still.
+    changes were read; `schema_version` int64, that of the state. The two sides must be kept until the step was
+    read, and all checkpoints after it: a lease holds what the newest checkpoint of the job has not read.
 
     Examples
     --------
@@ -281,8 +296,10 @@ class ChangesSource(_StoreSource):
         discovery_ms: int = 1_000,
         storage_options: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lease_ms: int | None = DEFAULT_LEASE_MS,
     ) -> None:
         super().__init__(store, discovery_ms, storage_options, clock)
+        self.lease_ms = check_integer("lease_ms", lease_ms, 1, LONGEST_LEASE_MS, unit="milliseconds", optional=True)
         if not (starting in (None, "earliest", "latest") or isinstance(starting, int)):
             raise InvalidInputError(
                 f"starting must be the id of a checkpoint, 'earliest' or 'latest', got {starting!r}"
@@ -290,6 +307,7 @@ class ChangesSource(_StoreSource):
         self.starting = starting
         storage, entry = self.newest()
         uid, name = _named(entry, state)
+        self.state = state
         reader = StateReader(storage, entry, uid, name)
         if not 1 <= splits <= reader.max_parallelism:
             raise InvalidInputError(f"splits must be 1 to {reader.max_parallelism}, got {splits}")
@@ -323,7 +341,7 @@ class ChangesSource(_StoreSource):
 
     def reader(self) -> Reader:
         """Return a reader that takes changes of each of its splits in turn."""
-        return SplitsReader(lambda split: _ChangesSplit(self, split), in_turn=True)
+        return _ChangesReader(self)
 
     def state_reader(self, storage: Storage) -> StateReader:
         """Return what reads the state, in the schema of the source."""
@@ -346,6 +364,54 @@ class ChangesSource(_StoreSource):
         """Return a position."""
         values = (checkpoint_id, before, after, row, self.schema_version)
         return dict(zip(self.position_type.names, values, strict=True))
+
+
+class _ChangesReader(SplitsReader):
+    """Takes changes of each of its splits in turn, and holds what the newest checkpoint of the job has not read."""
+
+    def __init__(self, source: ChangesSource) -> None:
+        super().__init__(lambda split: _ChangesSplit(source, split), in_turn=True)
+        self._url = source.store
+        self._lease = FollowerLease(source.open, source.lease_ms, f"a change feed of {source.state}")
+        self._positions: dict[str, Any] = {}
+
+    def add(self, splits: Sequence[Split]) -> None:
+        super().add(splits)
+        self._hold({split.id: split.position for split in splits})
+
+    def committed(self, positions: Mapping[str, Any]) -> None:
+        self._hold(positions)
+
+    def close(self) -> None:
+        super().close()
+        self._lease.leave()
+
+    def _hold(self, positions: Mapping[str, Any]) -> None:
+        self._positions.update(positions)
+        # What is no position is told where it is read.
+        places = [place for place in self._positions.values() if isinstance(place, dict)]
+        try:
+            self._lease.from_here(lambda log: _oldest(log, places))
+        except StorageError as error:
+            warnings.warn(
+                f"no lease holds what was not read of {self._url}, and a collection may take it: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _oldest(log: CommitLog, places: Sequence[Mapping[str, int | None]]) -> CommittedEntry | None:
+    """Return the oldest entry that is needed to go on from positions, None if there is none or it is gone."""
+    found = []
+    for place in places:
+        number = place.get("after") if place.get("before") is None else place.get("before")
+        checkpoint_id = place.get("checkpoint_id")
+        if number is not None:
+            found.append(log.get(number))
+        elif checkpoint_id is not None:
+            found.append(log.committed_checkpoint(checkpoint_id))
+    there = [entry for entry in found if entry is not None]
+    return min(there, key=lambda entry: entry.document.number, default=None)
 
 
 class _ChangesSplit(ChunkedSplit):
@@ -392,7 +458,7 @@ class _ChangesSplit(ChunkedSplit):
         while True:
             before, after = self._step
             if after is not None:
-                entry = log.read(after).document
+                entry = self._entry(log, after)
                 yield from self._changes_of(storage, log, before, entry, row)
                 # All of the step was taken, so the position is that between two steps.
                 self._checkpoint_id, self._step, self.row, row = entry.checkpoint_id, (None, None), 0, 0
@@ -404,6 +470,13 @@ class _ChangesSplit(ChunkedSplit):
                 self._step = step.before, step.after
             else:
                 yield None
+
+    def _entry(self, log: CommitLog, number: int) -> LogEntryDocument:
+        """Return an entry on a side of the step."""
+        if (found := log.get(number)) is None and number < log.boundary():
+            left = {entry.checkpoint_id for entry in log.backwards() if entry.checkpoint_id is not None}
+            raise CheckpointsCollectedError(self._checkpoint_id or 0, sorted(left))
+        return found.document if found is not None else log.read(number).document
 
     def _further(self, log: CommitLog) -> list[Step]:
         newest = newest_checkpoint_id(log)
@@ -419,7 +492,7 @@ class _ChangesSplit(ChunkedSplit):
         source = self._source
         state = source.state_reader(storage)
         with reading_checkpoint(storage, after):
-            changes = StateChanges(storage, state, None if before is None else log.read(before).document, after)
+            changes = StateChanges(storage, state, None if before is None else self._entry(log, before), after)
         # Not by the key groups of the state, which may be others at the next step, or where the job starts again: a key
         # stays in its split.
         groups = key_group_range(MAX_PARALLELISM, parallelism=source.splits, subtask=self._number)

@@ -249,14 +249,14 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log = self._log
         after = start["checkpoint_id"]
         if after != _NOTHING:
-            self._held.from_here(after)
+            self._held.from_checkpoint(after)
         until = newest_checkpoint_id(log) if self._target is None else self._target
         if until is None or until <= after:
             return start
         snapshot = _NOTHING
         if after == _NOTHING:
             snapshot = _or_nothing(oldest_followed_id(log)) if self.plan.starting == "earliest" else until
-            self._held.from_here(snapshot)
+            self._held.from_checkpoint(snapshot)
         steps = steps_between(log, _known(after), until, snapshot=_known(snapshot))
         if isinstance(limit, ReadMaxFiles):
             steps = steps[: limit.max_files]
@@ -267,7 +267,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         # A micro-batch that is repeated after a restart comes here first.
-        self._held.from_here(end["snapshot"] if end["after"] == _NOTHING else end["after"])
+        self._held.from_checkpoint(end["snapshot"] if end["after"] == _NOTHING else end["after"])
         steps = steps_between(self._log, _known(end["after"]), end["checkpoint_id"], snapshot=_known(end["snapshot"]))
         return self.plan.partitions(steps)
 

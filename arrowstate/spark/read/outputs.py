@@ -206,7 +206,7 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         storage = self.plan.store.open()
         entry = find_checkpoint(storage)
         assert entry.checkpoint_id is not None, "a fence is never read"
-        self._held.from_here(entry.checkpoint_id)
+        self._held.from_checkpoint(entry.checkpoint_id)
         return find_output(storage, entry, self.plan.output)
 
     def _newest(self, storage: Storage) -> OperatorStateDocument:
