@@ -30,6 +30,7 @@ from arrowstate.errors import EditConflictError, InvalidInputError
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.maintenance.leases import held_while_read
 from arrowstate.query.difference import difference
+from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate_formats.documents import LogEntryDocument, encode
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
@@ -311,6 +312,8 @@ class Edit(Statements, Generic[S]):
         # Its own lease would keep what is to go.
         self.close()
         collected = self._side.collect()
+        # Local copies that this process has open are on the disk until it lets go of them.
+        forget_open_files()
         storage = self._side.commit.storage
         return PurgeReport(
             checkpoint_id=entry.checkpoint_id or 0,

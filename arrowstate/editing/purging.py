@@ -40,7 +40,7 @@ _ELSEWHERE = (
     "the input of the job, and Spark's own checkpoint folder",
     "caches of other machines, and other cache folders of this one",
     "older versions of objects that a bucket keeps, snapshots and backups of a disk",
-    "temporary folders of processes that were killed",
+    "temporary folders of other processes, and of those that were killed",
 )
 _MISSING = object()
 

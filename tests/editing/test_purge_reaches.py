@@ -243,3 +243,18 @@ def test_where_checkpoints_were_imported_from_and_what_else_is_not_reached_is_na
     assert f"not looked at: {other.url}, which was imported; savepoints" in str(report)
     assert holders(tmp_path / "store") == []
     assert holders(tmp_path / "other") != []
+
+
+def test_no_local_copy_of_a_purged_file_is_left_in_the_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with small_files():
+        store = fill("memory://purge-local-copies", format="lance")
+        assert store.latest().lookup("op.mail", [SECRET]).num_rows == 1
+        assert holders(tmp_path) != []
+
+        with store.edit(format="lance") as edit:
+            edit.delete_key("op", [SECRET])
+            report = edit.purge()
+
+    assert report.is_done, report
+    assert holders(tmp_path) == []
