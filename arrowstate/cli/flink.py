@@ -6,20 +6,24 @@ import argparse
 from functools import partial
 from typing import Any
 
+from arrowstate.cli.flink_options import hints_of, pair_of, states_of
 from arrowstate.cli.output import print_json, print_narrow_table, say
 from arrowstate.cli.running_queries import interruptible
 from arrowstate.cli.sql import format_asked, queries_of
 from arrowstate.cli.sql import show as show_result
-from arrowstate.errors import InvalidInputError
 from arrowstate.foreign.flink import FlinkSavepoint, import_flink_savepoint, open_flink_savepoint
 from arrowstate.store import open_store
 
 __all__ = ["import_", "show", "sql"]
 
 
+def _opened(options: argparse.Namespace) -> FlinkSavepoint:
+    return open_flink_savepoint(options.savepoint, hints=hints_of(options.hints))
+
+
 def show(options: argparse.Namespace) -> int:
     """Print the operators and states of a savepoint."""
-    savepoint = open_flink_savepoint(options.savepoint)
+    savepoint = _opened(options)
     told = _told(savepoint, count=options.rows)
     if options.json:
         print_json(told)
@@ -64,7 +68,7 @@ def _told(savepoint: FlinkSavepoint, *, count: bool) -> dict[str, Any]:
 def sql(options: argparse.Namespace) -> int:
     """Run queries over a savepoint and print their results."""
     format = format_asked(options)
-    savepoint = _Queried(open_flink_savepoint(options.savepoint))
+    savepoint = _Queried(_opened(options))
     for query in queries_of(options):
         interruptible(partial(show_result, savepoint, query, format, options.output))
     return 0
@@ -84,12 +88,15 @@ class _Queried:
 
 def import_(options: argparse.Namespace) -> int:
     """Import a savepoint and say what became of each state."""
-    savepoint = open_flink_savepoint(options.savepoint)
+    savepoint = _opened(options)
+    states = states_of(savepoint, options.states)
+    operators = dict(pair_of("--operator", "NAME_IN_FLINK=UID", each) for each in options.operator or ())
     store = open_store(options.store, create=True)
     made = import_flink_savepoint(
         savepoint,
         store,
-        operators=dict(map(_pair, options.operator)) if options.operator else None,
+        operators=operators or None,
+        states=states,
         parallelism=options.parallelism,
         max_parallelism=options.max_parallelism,
     )
@@ -114,18 +121,14 @@ def import_(options: argparse.Namespace) -> int:
         )
         return 0
     rows = [
-        (f"{item.operator}.{item.state}", f"{item.uid}.{item.name}" if item.name else "", item.rows, item.note)
+        (f"{item.operator}.{item.state}", f"{item.uid}.{item.name}" if item.name else "", item.rows)
         for item in made.states
     ]
-    print_narrow_table(["state of Flink", "is now", "rows", "note"], rows, split=3)
+    print_narrow_table(["state of Flink", "is now", "rows"], rows)
+    for item in made.states:
+        if item.note:
+            say(f"{item.operator}.{item.state}: {item.note}")
     for reason in made.left_out:
         say(reason)
     say(f"imported as checkpoint {made.snapshot.checkpoint_id}")
     return 0
-
-
-def _pair(text: str) -> tuple[str, str]:
-    flink, found, own = text.partition("=")
-    if not found or not flink or not own:
-        raise InvalidInputError(f"--operator takes NAME_IN_FLINK=UID, got {text!r}")
-    return flink, own

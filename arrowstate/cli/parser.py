@@ -382,7 +382,12 @@ def _add_flink(commands: Commands) -> Commands:
     verbs = flink.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     shown = _command(verbs, "show", "say what it holds", "flink.show", checkpoint=False, store=False)
     shown.add_argument("savepoint", metavar="SAVEPOINT", help=_FLINK_SAVEPOINT)
-    shown.add_argument("--rows", action="store_true", help="count the rows of each state, which reads all of them")
+    shown.add_argument(
+        "--rows",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="count the rows of each state, which reads all of them (default: yes)",
+    )
 
     queried = _command(verbs, "sql", "query it with DuckDB", "flink.sql", checkpoint=False, store=False)
     queried.add_argument("savepoint", metavar="SAVEPOINT", help=_FLINK_SAVEPOINT)
@@ -401,6 +406,23 @@ def _add_flink(commands: Commands) -> Commands:
     taken.add_argument(
         "--max-parallelism", type=_positive, metavar="M", help="key groups; as in the savepoint by default"
     )
+    taken.add_argument(
+        "--states",
+        "--state",
+        action="append",
+        metavar="OPERATOR.STATE[=NAME[:REDUCER]]",
+        help="import this state, under this name, as reducing state with this reducer, and no other than those named; "
+        "may be repeated",
+    )
+    for each in (shown, queried, taken):
+        each.add_argument(
+            "--hints",
+            "--hint",
+            action="append",
+            metavar="NAME=TYPE",
+            help="the SQL type of the values of OPERATOR.STATE, or a STRUCT of the fields of a class, which a "
+            "savepoint does not say; may be repeated",
+        )
     return verbs
 
 

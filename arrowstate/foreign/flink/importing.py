@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,8 @@ from arrowstate.store import Snapshot, StateStore
 from arrowstate_formats.names import check_operator_uid
 
 __all__ = ["FlinkImport", "ImportedFlinkState", "import_flink_savepoint"]
+
+_Given = TypeVar("_Given")
 
 _KEYLESS = ("split", "union", "broadcast")
 _FLINK = "flink"
@@ -222,10 +224,22 @@ class _Asked:
     _taken: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for label in (*(self.operators or ()), *self.keys):
-            self.savepoint.operator(label)
-        for name in (*self.states, *self.ttls):
-            _ = self.savepoint[name]
+        if self.operators is not None:
+            self.operators = self._by_label(self.operators)
+        self.keys, self.states, self.ttls = (
+            self._by_label(self.keys),
+            self._by_name(self.states),
+            self._by_name(self.ttls),
+        )
+
+    def _by_label(self, given: Mapping[str, _Given]) -> dict[str, _Given]:
+        """What was given by operator, also by the uid of one that has its id alone."""
+        return {self.savepoint.operator(name).label: value for name, value in given.items()}
+
+    def _by_name(self, given: Mapping[str, _Given]) -> dict[str, _Given]:
+        """What was given by state, also by the name that a job of PyFlink gave it."""
+        found = ((self.savepoint[name], value) for name, value in given.items())
+        return {f"{state.operator}.{state.name}": value for state, value in found}
 
     def uid_of(self, label: str) -> str | None:
         """Return the uid that an operator gets; None if it is left out."""

@@ -213,3 +213,20 @@ def test_a_map_of_null_objects_is_what_was_asked_for(opened, store):
     addresses = made.snapshot.to_arrow("core.addresses")["address"]
     assert addresses.null_count == 12
     assert addresses.type == ADDRESS
+
+
+def test_names_that_find_a_state_or_an_operator_have_their_effect(opened, store):
+    savepoint = opened("flink-1.20-small-rocksdb-filemerging-checkpoint")
+    renamed = arrowstate.ValueStateDescriptor("renamed", pa.int64())
+
+    made = import_flink_savepoint(
+        savepoint,
+        store,
+        operators={"core-long": "core"},
+        states={"core-long.v_long": renamed, "core-long.v_string": None},
+        keys={"core-long": ["user"]},
+    )
+
+    names = {item.state: item.name for item in made.states if item.operator == savepoint.operator("core-long").label}
+    assert (names["v_long"], names["v_string"]) == ("renamed", None)
+    assert "user" in made.snapshot.to_arrow("core.renamed").column_names
