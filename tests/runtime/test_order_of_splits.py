@@ -10,7 +10,20 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import SourceError
-from arrowstate.runtime import ChangesSource, FileSource, GeneratorSource, IteratorSource, Job, TableSource, Watermarks
+from arrowstate.runtime import (
+    ChangesSource,
+    FileSource,
+    GeneratorSource,
+    IteratorSource,
+    Job,
+    Restart,
+    Split,
+    TableSource,
+    Watermarks,
+)
+from arrowstate.runtime.core.assembling import stored_splits
+from arrowstate.runtime.core.assignment import Assignment
+from arrowstate.runtime.core.messages import SplitState
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 
@@ -105,6 +118,54 @@ def test_nothing_comes_late_of_files_that_are_found_while_the_job_runs(tmp_path,
 
     assert was_late == 0
     assert in_windows(snapshot) == rows
+
+
+def test_a_slot_without_splits_gets_its_first_before_others_get_more(tmp_path):
+    (tmp_path / "in").mkdir()
+    assignment = Assignment(declared(tmp_path / "store", tmp_path / "in", 3, is_bounded=False).graph, range(3))
+    assignment.deal({"rows": [SplitState("0", slot=0)]}, 0)
+    found = [Split(str(number)) for number in range(7)]
+
+    first, second, third = (assignment.discovered("rows", found) for _ in range(3))
+
+    assert {slot: [split.id for split in splits] for slot, splits in first.items()} == {1: ["1"], 2: ["2"]}
+    assert {slot: [split.id for split in splits] for slot, splits in second.items()} == {
+        0: ["3", "6"],
+        1: ["4"],
+        2: ["5"],
+    }
+    assert [split.number for splits in second.values() for split in splits] == [3, 6, 4, 5]
+    assert not third
+
+
+def files_of(running) -> list[list[str]]:
+    """The files that each slot has yet to read to their end, in its order."""
+    sources = [slot.tasks[-1].splits for slot in running.driver.inline.slots]
+    return [[split.id for split in source.states if not split.finished] for source in sources]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_after_a_failure_each_slot_goes_on_with_its_own_files(tmp_path):
+    (tmp_path / "in").mkdir()
+    rows = 0
+    for number in range(10):
+        rows = written(tmp_path / "in", number, rows, [20, 200][number % 2])
+    job = declared(tmp_path / "store", tmp_path / "in", 2)
+    job.restart = Restart.fixed(delay_ms=0)
+
+    with job.start(mode="inline", seed=3) as running:
+        running.go_on(60)
+        snapshot = running.checkpoint()
+        running.driver.inline.kill(1)
+        while not running.status().restarts or running.status().restarts[-1].running_at_ms is None:
+            running.go_on(1)
+        after = files_of(running)
+
+    stored = stored_splits(snapshot.storage, snapshot.entry, "rows")
+    before = [[split.id for split in stored if split.slot == slot and not split.finished] for slot in range(2)]
+    # The first slot has small files, so it is further.
+    assert 0 < len(before[0]) < len(before[1])
+    assert before == after
 
 
 class Totals(arrowstate.BatchFunction):

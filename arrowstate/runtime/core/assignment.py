@@ -109,13 +109,14 @@ class Assignment:
         """Return what each slot is to read besides, of the splits that were found."""
         of_slot: dict[int, list[SplitState]] = defaultdict(list)
         known = self._known[uid]
-        # A slot without splits holds back no event time: it gets its first before others get more.
-        first = len(self._slots) - len(known)
-        for split in found[:first] if first > 0 else found:
-            if split.id not in known:
-                number, slot = len(known), len(known) % len(self._slots)
-                of_slot[slot].append(SplitState(split.id, split.position, number=number, slot=slot))
-                known.add(split.id)
+        new = {split.id: split.position for split in found if split.id not in known}
+        timed = next(node for node in self._sources if node.uid == uid).watermarks is not None
+        # A slot without splits holds no event time back: it gets its first before others get more.
+        empty = max(len(self._slots) - len(known), 0) if timed else 0
+        for id in list(new)[: empty or None]:
+            number, slot = len(known), len(known) % len(self._slots)
+            of_slot[slot].append(SplitState(id, new[id], number=number, slot=slot))
+            known.add(id)
         return of_slot
 
     def heard(self, told: SourceTime) -> dict[str, int]:
