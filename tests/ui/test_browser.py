@@ -243,3 +243,44 @@ def test_it_is_used_by_keyboard_alone(browser, page_of):
 
         assert skip == "Skip to the content"
         assert look.complaints == []
+
+
+def test_a_query_says_that_it_runs_and_a_button_stops_it(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("sql")
+        look.tab.fill("#query", "select count(*) from range(1000000000000) where hash(range) = 1")
+        look.tab.press("#query", "Control+Enter")
+        look.tab.wait_for_selector("#result >> text=/Running.*[1-9]\\d* s/")
+        look.tab.click("#result >> text=Stop")
+        look.tab.wait_for_selector("#result .fault")
+        stopped = look.text("#result")
+        look.tab.press("#query", "Control+Enter")
+        look.tab.wait_for_selector("#result >> text=Running")
+        look.tab.fill("#query", "select 42 as answer")
+        look.tab.press("#query", "Control+Enter")
+        look.tab.wait_for_selector("#result tbody td")
+
+        assert "the query was stopped" in stopped
+        assert look.text("#result tbody td") == "42"
+        assert look.complaints == []
+
+
+def test_without_javascript_forms_links_and_parts_work_and_the_page_says_what_is_missing(browser, page_of):
+    with Look(browser, page_of, java_script_enabled=False) as look:
+        for name in ("checkpoints", "checkpoint", "diff", "storage", "stores", "state?operator=counter&state=pages"):
+            look.tab.goto(f"{look.address}0/{name}")
+            assert "Without JavaScript" in look.text(".noscript"), name
+        look.tab.click("section[aria-label='Largest keys'] a")
+        keys = look.text("main")
+        look.tab.click("text=bot-7")
+        key = look.tab.input_value("input[name=key0]")
+        look.tab.goto(f"{look.address}0/sql")
+        told = look.text(".noscript")
+        look.tab.fill("#query", "select 'nan'::double as answer")
+        look.tab.click("button:text-is('Run')")
+
+        assert "600" in keys
+        assert key == "bot-7"
+        assert "no button stops a query" in told
+        assert look.text("main tbody td") == "NaN"
+        assert look.complaints == []
