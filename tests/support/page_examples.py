@@ -89,6 +89,16 @@ def run_page(page: str, names: dict[str, Any] | None = None) -> int:
 def run_blocks(page: str, found: Sequence[Block], names: dict[str, Any]) -> int:
     """Run blocks one after the other; see `run_page`."""
     names["__name__"] = "page"
+    try:
+        return _run_each(page, found, names)
+    finally:
+        # A page that fails in its middle leaves no program behind.
+        for started in names.values():
+            if isinstance(started, subprocess.Popen) and started.poll() is None:
+                started.kill()
+
+
+def _run_each(page: str, found: Sequence[Block], names: dict[str, Any]) -> int:
     ran = 0
     for block, after in zip(found, [*found[1:], None], strict=True):
         if block.language == "console":
