@@ -343,3 +343,33 @@ def test_pictures_need_no_style_and_no_script():
     for picture in (strip, graph):
         assert "style" not in picture
         assert "<script" not in picture
+
+
+def test_checkpoints_are_compared_over_a_change_of_schema_and_a_merge(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+    old, new = pa.struct([("city", pa.string())]), pa.struct([("city", pa.string()), ("plan", pa.string())])
+    values = backend.state(arrowstate.ValueStateDescriptor("v", old))
+    with store.writer() as writer:
+        values.update_batch(["a", "b", "c"], pa.array([{"city": "Rome"}] * 3, old))
+        writer.checkpoint({"op": [backend]})
+    backend = store.latest().restore("op")
+    values = backend.state(arrowstate.ValueStateDescriptor("v", new))
+    with store.writer() as writer:
+        values.update_batch(["a"], pa.array([{"city": "Oslo", "plan": "gold"}], new))
+        values.update_batch(["b", "c"], pa.array([{"city": "Rome", "plan": None}] * 2, new))
+        writer.checkpoint({"op": [backend]})
+    visit = Visit(store)
+    between = "before=1&after=2&operator=op&state=v"
+
+    found = visit.json(f"/0/changed_rows.json?{between}")
+    (counts,) = visit.json(f"/0/counts.json?{between}")["states"]
+    history = visit.json("/0/history.json?operator=op&state=v&key0=a")
+    pages = [visit.get(f"/0/{name}?{between}") for name in ("diff", "counts", "grown", "changed_rows")]
+
+    assert found["columns"] == ["k", "city", "plan"]
+    assert found["rows"] == [{"change": "update", "was": ["a", "Rome", None], "is": ["a", "Oslo", "gold"]}]
+    assert "plan" in counts["schema_change"]
+    assert [row["values"] for row in history["changes"]] == [["Oslo", "gold"], ["Rome", None], ["Rome", None]]
+    assert all(page.status_code == 200 and 'class="fault"' not in page.text for page in pages)
+    assert "plan" in pages[1].text
