@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -284,3 +286,19 @@ def test_a_request_that_is_refused_for_a_moment_is_made_once(library, protocol, 
 
     assert classify(refused.value) is Failure.TRANSIENT
     assert len(asked) == 1, f"{library} asked {len(asked)} times"
+
+
+# threading
+
+
+def test_what_is_done_at_the_end_of_the_interpreter_comes_before_executors_refuse_work():
+    script = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from arrowstate.runtime.drivers.threading_internals import before_executors_end\n"
+        "pool = ThreadPoolExecutor(1)\n"
+        "before_executors_end(lambda: print(pool.submit(lambda: 'worked').result()))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("worked\n", "")

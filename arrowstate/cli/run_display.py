@@ -70,7 +70,7 @@ class _Changes:
                 self._told_ms = record.failed_at_ms
                 yield "failed", f"attempt {record.attempt} failed: {record.reason}"
         if status.state != self._state and status.state in _STATES:
-            yield status.state, _STATES[status.state].format(attempt=status.attempt)
+            yield status.state, _down_text(status) or _STATES[status.state].format(attempt=status.attempt)
         self._state = status.state
         over = status.state in ("finished", "stopped", "failed")
         if over or time.monotonic() >= self._figures_at:
@@ -81,6 +81,7 @@ class _Changes:
 _STATES = {
     "running": "running, attempt {attempt}",
     "waiting": "waiting to start again",
+    "rescaling": "going on with another number of slots",
 }
 
 
@@ -96,7 +97,8 @@ class _Lines:
             self.event(event, text)
 
     def event(self, event: str, text: str, **_: Any) -> None:  # noqa: ARG002
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+        # The rest of an error is in the log, which is on stderr too.
+        print(f"{time.strftime('%H:%M:%S')} {_first_line(text)}", file=sys.stderr, flush=True)
 
 
 class _Objects:
@@ -129,7 +131,10 @@ class _Table:
     def show(self, status: JobStatus) -> None:
         head = Text(f"{status.state}, attempt {status.attempt}, {self._url}", style="bold")
         lines = [Text(_checkpoint_text(_last_completed(status)))]
-        if status.restarts:
+        down = _down_text(status)
+        if down:
+            lines.append(Text(down, style="bold red"))
+        elif status.restarts:
             lines.append(Text(f"{len(status.restarts)} restarts, the last: {_first_line(status.restarts[-1].reason)}"))
         left_out = _left_out_text(status)
         if left_out:
@@ -186,12 +191,24 @@ def _lag_text(tasks: list[TaskStatus]) -> str:
 
 def _line(status: JobStatus) -> str:
     """Return the figures in one line: rows a second of each operator, who is busiest, and the last checkpoint."""
+    down = _down_text(status)
+    if down:
+        return f"{down}; {_checkpoint_text(_last_completed(status))}"
     speeds = {uid: sum(task.rows_per_second for task in tasks) for uid, tasks in _by_operator(status).items()}
     rates = ", ".join(f"{uid} {speed:,.0f} rows/s" for uid, speed in speeds.items())
     busiest = max(status.tasks, key=lambda task: task.busy, default=None)
     busy = status.state if busiest is None else f"{rates}; busiest is {busiest.task}, {busiest.busy:.0%}"
     left_out = _left_out_text(status)
     return f"{busy}; {_checkpoint_text(_last_completed(status))}{left_out and '; '}{left_out}"
+
+
+def _down_text(status: JobStatus) -> str:
+    """Return when a job that is down starts again, and why it is down; nothing for one that is not."""
+    last = status.restarts[-1] if status.restarts else None
+    if status.state not in ("failing", "waiting") or last is None or last.again_at_ms is None:
+        return ""
+    seconds = max(last.again_at_ms - now_ms(), 0) / 1000
+    return f"down, again in {seconds:,.0f} s: {_first_line(last.reason)}"
 
 
 def _left_out_text(status: JobStatus) -> str:

@@ -57,9 +57,9 @@ def explained(
     """
     try:
         yield
-    except UserFunctionError:
-        raise  # out of a step that knows more of its place
-    except Exception as error:
+    except (UserFunctionError, KeyboardInterrupt, GeneratorExit):
+        raise  # out of a step that knows more of its place, or from outside
+    except BaseException as error:  # SystemExit too: a function ends itself, and not its job
         cause = error.__cause__ if isinstance(error, ProcessElementError) and error.__cause__ is not None else error
         trace = _trace(cause)
         if not trace and not isinstance(error, ProcessElementError):

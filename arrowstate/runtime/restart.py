@@ -6,9 +6,45 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
+import pyarrow as pa
+
+from arrowstate.errors import (
+    CorruptDataError,
+    FencedError,
+    FormatVersionError,
+    IncompatibleStateError,
+    InvalidInputError,
+    MissingDependencyError,
+    MissingFileError,
+    SourceError,
+)
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["Restart", "RestartState"]
+__all__ = ["Restart", "RestartState", "is_unrecoverable"]
+
+_UNRECOVERABLE = (
+    CorruptDataError,
+    FencedError,
+    FormatVersionError,
+    IncompatibleStateError,
+    InvalidInputError,
+    MissingDependencyError,
+    MissingFileError,
+)
+
+_OF_THE_INPUT = (InvalidInputError, FileNotFoundError, EOFError, pa.ArrowException)
+"""Causes of a `SourceError` that the next attempt would find again."""
+
+
+def is_unrecoverable(error: BaseException) -> bool:
+    """Whether another attempt would fail by an error as this one did.
+
+    So do errors of this library that name something to mend. What a function of the user's raised is another error, a
+    `UserFunctionError`, whatever it was; and a source whose function raised may be able to read later.
+    """
+    if isinstance(error, SourceError):
+        return error.__cause__ is None or isinstance(error.__cause__, _OF_THE_INPUT)
+    return isinstance(error, _UNRECOVERABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +22,7 @@ from arrowstate.runtime.core.assembling import Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import RestartStatus
-from arrowstate.runtime.drivers.inline import Inline
+from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.timed import TimedDriver
 from arrowstate.runtime.graph import Declared, Graph, Mode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
@@ -74,7 +77,10 @@ class RunningJob:
         self._mode = mode
         self._seed = seed
         self._committer = committer
-        self._lock = threading.Lock()
+        self._rescales = threading.Lock()
+        "Held while the job is rescaled: of two rescales one comes after the other."
+        self._changed = threading.Condition()
+        "Notified when another driver has taken the place of one that was left."
         self._parallelism = job.parallelism
         self._max_parallelism = _max_parallelism(job, self._newest())
         self._driver: Any = None
@@ -104,6 +110,7 @@ class RunningJob:
 
     def status(self) -> JobStatus:
         """Return how the job is."""
+        # Of a job that is rescaled the driver that is left says how it was.
         status: JobStatus = self._driver.call(lambda job: status_of(job, self._job.graph))
         return status
 
@@ -185,6 +192,8 @@ class RunningJob:
     def checkpoint(self, *, timeout_ms: int | None = None) -> Snapshot:
         """Take a checkpoint now, and return it once it is committed and the sinks have had their rows.
 
+        Of a job that is rescaled meanwhile it is taken when that has ended.
+
         Raises
         ------
         CheckpointAbortedError
@@ -194,23 +203,15 @@ class RunningJob:
         TimeoutError
             If it has not ended within `timeout_ms`; it goes on.
         """
-        asked: Future[int] = Future()
-
-        def done(checkpoint_id: int | None, error: BaseException | None) -> None:
-            if error is not None:
-                asked.set_exception(error)
-            else:
-                asked.set_result(checkpoint_id or 0)
-
-        def ask(job: Any) -> None:
-            if job.is_over:
-                raise InvalidInputError(f"the job has {job.state}, so no checkpoint can be taken; start it again")
-            job.request_checkpoint(done)
-
-        self._driver.call(ask)
-        if not self._driver.wait(asked.done, timeout_ms):
-            raise TimeoutError(f"the checkpoint has not ended within {timeout_ms} ms")
-        return self.store.snapshot(asked.result())
+        left = _Left(timeout_ms, f"the checkpoint has not ended within {timeout_ms} ms")
+        while True:
+            driver = self._settled(left)
+            asked: Future[int] = Future()
+            driver.call(partial(_ask, asked))
+            if not driver.wait(asked.done, left.ms):
+                raise TimeoutError(left.text)
+            if asked.exception() is None or driver.coordinator.state != "rescaling":
+                return self.store.snapshot(asked.result())
 
     def savepoint(self, name_or_path: str | Path, **options: Any) -> Snapshot:
         """Take a checkpoint now, and write it as a savepoint; arguments as for `StateStore.savepoint`."""
@@ -219,6 +220,9 @@ class RunningJob:
 
     def stop(self, savepoint: str | Path | None = None, *, drain: bool = False, **options: Any) -> Snapshot:
         """Stop reading, take a last checkpoint, and end.
+
+        A job that is rescaled meanwhile is stopped when that has ended. One that waits to start again after a failure
+        ends at once.
 
         Parameters
         ----------
@@ -234,8 +238,19 @@ class RunningJob:
         -------
         Snapshot
             The savepoint if one was asked for, else the checkpoint.
+
+        Raises
+        ------
+        JobFailedError
+            If the job was down, for it waited to start again after a failure: the message says from which checkpoint
+            the next start goes on. Also if it failed twice while it was stopped, or is not to start again.
         """
-        self._driver.call(lambda job: job.stop(drain=drain))
+        left = _Left(None, "")
+        while True:
+            driver = self._settled(left)
+            driver.call(lambda job: job.stop(drain=drain))
+            if driver.coordinator.state != "rescaling":
+                break
         snapshot = self.wait()
         if savepoint is None:
             return snapshot
@@ -244,25 +259,42 @@ class RunningJob:
     def rescale(self, *, parallelism: int, max_parallelism: int | None = None) -> None:
         """Go on with another number of slots, from a checkpoint that is taken now; no row of state is rewritten.
 
+        Until the new slots are there the job is `rescaling`: `wait` waits on, and a checkpoint or a stop that another
+        thread asks for comes after it, as does another rescale. If the new slots cannot be started, the job has failed.
+
         Raises
         ------
         InvalidInputError
-            If the numbers are out of range, or the job has ended.
+            If the numbers are out of range, or the job has ended or is being stopped.
+        CheckpointAbortedError
+            If its checkpoint ended without a commit; the job goes on as it was.
         """
-        maximum = self._max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
-        if not 1 <= parallelism <= maximum:
-            raise InvalidInputError(f"parallelism must be 1 to {maximum}, the max parallelism, got {parallelism}")
-        self.checkpoint()
-        with self._lock:
-            before = self._parallelism
-            self._driver.call(lambda job: job.cancel("it is rescaled"))
-            self._driver.close()
-            self._parallelism, self._max_parallelism = parallelism, maximum
-            past = self._driver.coordinator.ended_by(f"rescaled from parallelism {before} to {parallelism}")
-            self._begin(past)
+        with self._rescales:
+            maximum = self._max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
+            if not 1 <= parallelism <= maximum:
+                raise InvalidInputError(f"parallelism must be 1 to {maximum}, the max parallelism, got {parallelism}")
+            self.checkpoint()
+            driver, before = self._driver, (self._parallelism, self._max_parallelism)
+            past = driver.call(lambda job: job.leave(f"rescaled from parallelism {before[0]} to {parallelism}"))
+            try:
+                driver.close()
+                self._parallelism, self._max_parallelism = parallelism, maximum
+                self._begin(past)
+            except BaseException as error:
+                self._parallelism, self._max_parallelism = before
+                failed = JobFailedError(
+                    f"the job could not be rescaled from parallelism {before[0]} to {parallelism}: "
+                    f"{type(error).__name__}: {error}; start it again, it goes on from its newest checkpoint"
+                )
+                failed.__cause__ = error
+                driver.coordinator.broke(failed)
+                raise
+            finally:
+                with self._changed:
+                    self._changed.notify_all()
 
     def wait(self, timeout_ms: int | None = None) -> Snapshot:
-        """Wait until the job has ended, and return the snapshot that it ended with.
+        """Wait until the job has ended, and return the snapshot that it ended with; a rescale is no end.
 
         Raises
         ------
@@ -273,9 +305,14 @@ class RunningJob:
         TimeoutError
             If it has not ended within `timeout_ms`; it goes on.
         """
-        if not self._driver.wait(lambda: self._driver.coordinator.is_over, timeout_ms):
-            raise TimeoutError(f"the job has not ended within {timeout_ms} ms")
-        error = self._driver.call(lambda job: job.error)
+        left = _Left(timeout_ms, f"the job has not ended within {timeout_ms} ms")
+        while True:
+            driver = self._settled(left)
+            if not driver.wait(lambda: driver.coordinator.is_over, left.ms):  # noqa: B023 (it is called in this round)
+                raise TimeoutError(left.text)
+            state, error = driver.call(lambda job: (job.state, job.error))
+            if state != "rescaling":
+                break
         if self._collector is not None:
             self._collector.end(is_last_due=error is None)
         if isinstance(error, JobFailedError):
@@ -302,10 +339,22 @@ class RunningJob:
 
     def close(self) -> None:
         """End the job at once, without a checkpoint, if it has not ended; what was committed stays."""
-        self._driver.call(lambda job: job.cancel("it was closed"))
-        self._driver.close()
+        left = _Left(None, "")
+        while True:
+            driver = self._settled(left)
+            driver.call(lambda job: job.cancel("it was closed"))
+            if driver.coordinator.state != "rescaling":
+                break
+        driver.close()
         if self._collector is not None:
-            self._collector.close(is_last_due=self._driver.call(lambda job: job.error) is None)
+            self._collector.close(is_last_due=driver.call(lambda job: job.error) is None)
+
+    def _settled(self, left: _Left) -> Any:
+        """Return what runs the job, when no other is about to take its place."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._driver.coordinator.state != "rescaling", left.seconds):
+                raise TimeoutError(left.text)
+            return self._driver
 
     def _newest(self) -> LogEntryDocument | None:
         return CommitLog(self.store.storage).history().checkpoint
@@ -325,6 +374,7 @@ class RunningJob:
             store.new_id,
             collector=self._collector,
         )
+        driver: InlineDriver | TimedDriver
         if self._mode == "inline":
             inline = Inline(
                 job.graph,
@@ -337,42 +387,45 @@ class RunningJob:
                 seed=self._seed,
                 clock_ms=store.clock_ms(),
             )
-            self._driver = InlineDriver(inline)
+            driver = InlineDriver(inline)
         else:
-            self._driver = TimedDriver(job, setting, store.storage, entries, self._mode)
-        self._driver.call(lambda coordinator: coordinator.begin(past))
+            driver = TimedDriver(job, setting, store.storage, entries, self._mode)
+        driver.call(lambda coordinator: coordinator.begin(past))
+        self._driver = driver
 
 
-class InlineDriver:
-    """Has a job go on in the thread that asks it to."""
+class _Left:
+    """What is left of the time that somebody waits, and what is said when it is over."""
 
-    def __init__(self, inline: Inline) -> None:
-        self.inline = inline
-        self.coordinator = inline.coordinator
+    def __init__(self, timeout_ms: int | None, text: str) -> None:
+        self._until = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        self.text = text
 
-    def call(self, what: Callable[[Any], Any]) -> Any:
-        return what(self.coordinator)
+    @property
+    def seconds(self) -> float | None:
+        return None if self._until is None else max(self._until - time.monotonic(), 0)
 
-    def wait(self, condition: Callable[[], bool], timeout_ms: int | None) -> bool:
-        until = None if timeout_ms is None else self.inline.clock_ms + timeout_ms
-        while not condition():
-            if until is not None and self.inline.clock_ms >= until:
-                return False
-            if self.coordinator.is_over and self.inline.is_idle:
-                # Nothing more will happen.
-                return condition()
-            self.inline.step()
-        return True
+    @property
+    def ms(self) -> int | None:
+        seconds = self.seconds
+        return None if seconds is None else math.ceil(seconds * 1000)
 
-    def go_on(self, steps: int) -> None:
-        for _ in range(steps):
-            self.inline.step()
 
-    def close(self) -> None:
-        while self.inline.work:
-            self.inline.step()
-        for slot in self.inline.slots:
-            slot.close()
+def _ask(asked: Future[int], job: Any) -> None:
+    """Ask a coordinator for a checkpoint."""
+
+    def done(checkpoint_id: int | None, error: BaseException | None) -> None:
+        if error is not None:
+            asked.set_exception(error)
+        else:
+            asked.set_result(checkpoint_id or 0)
+
+    if job.state == "rescaling":
+        done(None, InvalidInputError("the job goes on with another coordinator"))
+    elif job.is_over:
+        raise InvalidInputError(f"the job has {job.state}, so no checkpoint can be taken; start it again")
+    else:
+        job.request_checkpoint(done)
 
 
 def start(job: Declared, mode: Mode, seed: int) -> RunningJob:

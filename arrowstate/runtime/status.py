@@ -17,7 +17,7 @@ __all__ = ["ChannelStatus", "JobStatus", "TaskStatus", "status_of"]
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """How a subtask of a running job is; rates are of the last quarter of a second or so.
+    """How a subtask of a running job is; rates are of the last quarter of a second or so, and 0 between attempts.
 
     A slot has one thread. What is left of the time beside `busy`, `blocked` and `idle` a task waits for its turn, while
     another one of its slot is busy.
@@ -114,7 +114,9 @@ class JobStatus:
 def status_of(job: Coordinator, graph: Graph) -> JobStatus:
     """Return how a job is; to be called between two events of its coordinator."""
     told = tuple(f"{type(error).__name__}: {error}" for _, error in job.failures)
-    slots = {slot: _Span(known[-1], known[0]) for slot, known in job.figures.items()}
+    # Of an attempt that is over it is told what it did, and not how fast.
+    ended = job.state not in ("running", "finished")
+    slots = {slot: _Span(known[-1], known[-1] if ended else known[0]) for slot, known in job.figures.items()}
     tasks = [status for span in slots.values() for status in _tasks(span, graph)]
     channels = [status for span in slots.values() for status in _channels(span, slots, graph)]
     return JobStatus(

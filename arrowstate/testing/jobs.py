@@ -7,7 +7,9 @@ have ended with on a calm day.
 
 from __future__ import annotations
 
+import logging
 import random
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,10 +22,10 @@ import pyarrow as pa
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import CheckpointAbortedError, JobFailedError
 from arrowstate.runtime.connectors import Sink, Token
-from arrowstate.runtime.drivers.inline import SlotKilledError
+from arrowstate.runtime.drivers.inline import InlineDriver, SlotKilledError
 from arrowstate.runtime.job import Job
 from arrowstate.runtime.restart import Restart
-from arrowstate.runtime.running import InlineDriver, RunningJob
+from arrowstate.runtime.running import RunningJob
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.store.snapshot import Snapshot
 
@@ -151,6 +153,35 @@ def _run(
         max_concurrent=chance.choice([1, 1, 2, 3]),
         tolerated_failures=1_000_000,
     )
+    with quiet():
+        return _simulated(own, seed, chance, kills, crashes, write_failures, rescales)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the failures of jobs that this thread runs out of the log: they are meant, or raised in the end."""
+    own = threading.get_ident()
+    logger = logging.getLogger("arrowstate.runtime")
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
+
+
+def _simulated(
+    own: Job,
+    seed: int,
+    chance: random.Random,
+    kills: int,
+    crashes: int,
+    write_failures: float,
+    rescales: tuple[int, ...],
+) -> SimulatedRun:
     killed = rescaled = crashed = steps = 0
     to_come = list(rescales)
     running = own.start(mode="inline", seed=seed)

@@ -19,8 +19,9 @@ from rich.live import Live
 import arrowstate
 from arrowstate.cli import main, run_display
 from arrowstate.cli.job_file import load_job
+from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.runtime import JobStatus, TaskStatus
+from arrowstate.runtime import JobStatus, RestartStatus, TaskStatus
 
 HEAD = """
 from __future__ import annotations
@@ -250,3 +251,13 @@ def test_rows_that_were_set_aside_or_left_out_are_told():
 
     assert line.endswith("; hourly set 1,200 rows aside, hourly left out 3 late rows")
     assert "aside" not in run_display._line(replace(status, tasks=(nothing,)))
+
+
+def test_a_job_that_is_down_says_when_it_starts_again_and_why():
+    failed = RestartStatus(2, now_ms(), "ValueError: bad\nand more", again_at_ms=now_ms() + 12_400)
+    status = JobStatus("waiting", 2, (), (), (TaskStatus("clicks", 0, 5, 0.0, 0.0, 0.0, 0, None, False),))
+    status = replace(status, restarts=(failed,))
+
+    assert run_display._line(status) == "down, again in 12 s: ValueError: bad; no checkpoint yet"
+    assert ("waiting", "down, again in 12 s: ValueError: bad") in list(run_display._Changes(60).of(status))
+    assert "down" not in run_display._line(replace(status, state="running"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -65,13 +65,21 @@ class Attempt:
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     direct: dict[str, DirectTask] = field(default_factory=dict)
     "Sinks that keep nothing, each of which all tasks of a slot share."
-    runs: bool = False
+    closes: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    "What lets go of each function, reader and sink that was made, by uid."
+    has_rows: bool = False
+    "Whether the coordinator was told that rows have come."
     told_time: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
 
     @property
     def sources(self) -> dict[str, SourceTask]:
         """The tasks that read, by uid."""
         return {task.uid: task for task in self.tasks if isinstance(task, SourceTask)}
+
+    @property
+    def rows(self) -> int:
+        """The rows that its tasks took."""
+        return sum(task.rows_in for task in self.tasks)
 
     def send(self, edge: int, to: int, element: Element) -> None:
         """Bring an element to a subtask, this one or another."""
@@ -88,17 +96,11 @@ class Attempt:
         else:
             self.outside.grant(self.number, sender, edge, size)
 
-    def close(self, *, quietly: bool = False) -> None:
-        """Let go of everything; `quietly` where something of it has failed."""
-        for task in self.tasks:
+    def close(self) -> Iterator[tuple[str, BaseException]]:
+        """Let go of everything; yield what could not be closed, and why."""
+        while self.closes:
+            uid, close = self.closes.pop()
             try:
-                if isinstance(task, OperatorTask):
-                    task.body.close()
-                elif isinstance(task, SourceTask):
-                    task.splits.close()
-                for sink in task.chain.sinks.values():
-                    sink.close()
-            except Exception:
-                # What has failed already may not be able to close.
-                if not quietly:
-                    raise
+                close()
+            except BaseException as error:  # noqa: BLE001 (the others are closed all the same)
+                yield uid, error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -97,6 +97,18 @@ def _named(uid: str, rows: pa.Table) -> Iterator[None]:
         raise UserFunctionError(uid, f"{type(error).__name__}: {error}", place, "", "step") from error
 
 
+@contextmanager
+def _closed_if_not_opened(function: Any) -> Iterator[None]:
+    """Let go of what an `open` has made that raised."""
+    try:
+        yield
+    except BaseException:
+        # Why it could not be opened says more.
+        with suppress(Exception):
+            function.close()
+        raise
+
+
 class FunctionBody:
     """Runs a function with keyed state, of records or of batches."""
 
@@ -122,7 +134,7 @@ class FunctionBody:
         self._windows = operator if isinstance(operator, WindowFunction) and operator.late is None else None
         self._tags = operator.side_outputs
         self._runner: BatchRunner | KeyedProcessRunner
-        with explained(node.uid, "open"):
+        with explained(node.uid, "open"), _closed_if_not_opened(operator):
             if isinstance(operator, BatchFunction):
                 output = node.schema if node.schema.names else None
                 self._runner = BatchRunner(backend, operator, output=output, broadcasts=shown, now_ms=now_ms)

@@ -76,6 +76,9 @@ class JobSide(Protocol):
     def fenced(self, error: FencedError) -> None:
         """End the job: another one writes to its store."""
 
+    def committed(self) -> None:
+        """Take note that a checkpoint is in the log."""
+
     def commits_ended(self) -> None:
         """Take note that no commit is under way any more."""
 
@@ -238,6 +241,7 @@ class JobCheckpoints:
         self._committing -= 1
         now_ms = self._outside.now_ms()
         if error is None:
+            self._job.committed()
             self.feed(CommitWon(now_ms, checkpoint_id))
         else:
             self._causes[checkpoint_id] = error

@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord
 from arrowstate.checkpoints.protocol import Acknowledge, Decline
-from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError, JobFailedError
+from arrowstate.errors import FencedError, InvalidInputError, JobFailedError
 from arrowstate.runtime.connectors import Split
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.assignment import Assignment
@@ -30,6 +31,7 @@ from arrowstate.runtime.core.messages import (
     Failed,
     FromSlot,
     Limit,
+    NotClosed,
     Ready,
     Run,
     SlotFigures,
@@ -39,15 +41,26 @@ from arrowstate.runtime.core.messages import (
     ToSlot,
 )
 from arrowstate.runtime.graph import Graph
-from arrowstate.runtime.restart import Restart, RestartState
+from arrowstate.runtime.restart import Restart, RestartState, is_unrecoverable
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["Coordinator", "CoordinatorOutside", "JobState", "RestartStatus"]
 
 JobState: TypeAlias = Literal[
-    "created", "restoring", "deploying", "running", "failing", "waiting", "finished", "stopped", "failed"
+    "created",
+    "restoring",
+    "deploying",
+    "running",
+    "failing",
+    "waiting",
+    "rescaling",
+    "finished",
+    "stopped",
+    "failed",
 ]
 
+
+_logger = logging.getLogger("arrowstate.runtime")
 
 _FIGURES_MS = 200
 """Figures that are closer together say little of how fast something is."""
@@ -66,6 +79,8 @@ class RestartStatus:
     """The checkpoint that the next attempt began with; None before that, or where there was none."""
     running_at_ms: int | None = None
     """When rows were processed again; None until then, and for ever where the job ended with it."""
+    again_at_ms: int | None = None
+    """When the next attempt was, or is, to begin; None where there is none to wait for."""
 
 
 class CoordinatorOutside(CheckpointsOutside, Protocol):
@@ -114,6 +129,9 @@ class Coordinator:
         self._ended: set[tuple[str, int]] = set()
         self._restart_at_ms: int | None = None
         self._stopping: Literal["stop", "drain"] | None = None
+        self._has_begun = False
+        "Whether rows have come since the job was started, or a checkpoint was committed."
+        self._failed_stopping = False
 
     @property
     def is_running(self) -> bool:
@@ -122,13 +140,18 @@ class Coordinator:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, one way or another."""
-        return self.state in ("finished", "stopped", "failed")
+        """Whether the job has ended, one way or another, or goes on with another coordinator."""
+        return self.state in ("rescaling", "finished", "stopped", "failed")
 
     @property
     def is_ending(self) -> bool:
         """Whether all input was processed, or the job is being stopped."""
         return self._stopping is not None or self._ended == self._subtasks
+
+    @property
+    def _is_at_the_start(self) -> bool:
+        """Whether nothing has come of the job since it was started: what fails then is the job as it was written."""
+        return self.attempt == 1 and not self._has_begun
 
     @property
     def records(self) -> tuple[CheckpointRecord, ...]:
@@ -138,22 +161,24 @@ class Coordinator:
     def begin(self, past: Sequence[RestartStatus] = ()) -> None:
         """Start the first attempt; `past` is what ended those of the coordinator that was in its place."""
         self.restarts = list(past)
+        self._has_begun = bool(past)
         self._restore()
-
-    def ended_by(self, reason: str) -> list[RestartStatus]:
-        """Return what ended attempts, and that this coordinator was ended for a reason that is no failure."""
-        return [*self.restarts, RestartStatus(self.attempt, self._outside.now_ms(), reason)][-100:]
 
     def request_checkpoint(self, done: Done) -> None:
         """Take a checkpoint as soon as there is room; `done` is told its id once it is committed, or why it is not."""
         self._checkpoints.request(done)
 
     def stop(self, *, drain: bool) -> None:
-        """Stop reading, take a last checkpoint, and end; with `drain` as at the end of the input."""
+        """Stop reading, take a last checkpoint, and end; with `drain` as at the end of the input.
+
+        Between two attempts there is nothing to stop: the job ends at once, as one that was down.
+        """
         if self._stopping is None and not self.is_over:
             self._stopping = "drain" if drain else "stop"
             if self.is_running:
                 self._stop_sources()
+            elif self.state == "waiting":
+                self._stopped_down()
 
     def cancel(self, reason: str) -> None:
         """End at once, without a checkpoint; what was committed stays."""
@@ -161,11 +186,26 @@ class Coordinator:
             self._end_attempt(reason)
             self._over("stopped", None)
 
+    def leave(self, reason: str) -> list[RestartStatus]:
+        """End at once, as `cancel` does, for a job that goes on with another coordinator; return what ended attempts.
+
+        Raises
+        ------
+        InvalidInputError
+            If the job has ended, or is being stopped.
+        """
+        if self.is_over or self._stopping is not None:
+            how = f"has {self.state}" if self.is_over else "is being stopped"
+            raise InvalidInputError(f"the job {how}, so it is not {reason}; start it again with another parallelism")
+        self._end_attempt(reason)
+        self._over("rescaling", None)
+        return [*self.restarts, RestartStatus(self.attempt, self._outside.now_ms(), reason)][-100:]
+
     def broke(self, error: BaseException) -> None:
-        """Take note that the coordinator itself raised: the job ends, for nobody knows what else is wrong."""
-        if not self.is_over:
-            self.tell_all(Cancel(self.attempt))
-            self._over("failed", error)
+        """Take note that the coordinator itself raised, or could not be replaced: the job ends."""
+        _logger.error("the coordinator of the job raised, and the job does not start again", exc_info=error)
+        if not self.is_over or self.state == "rescaling":
+            self._end(error)
 
     def tick(self) -> None:
         """Let time pass."""
@@ -195,6 +235,9 @@ class Coordinator:
 
     def hear(self, message: FromSlot) -> None:
         """Take note of what a slot says."""
+        if isinstance(message, NotClosed):
+            _log_not_closed(message)
+            return
         if message.attempt != self.attempt or self.state not in ("deploying", "running"):
             if isinstance(message, Acknowledged):
                 self._checkpoints.discard(message.handle.paths)
@@ -222,11 +265,14 @@ class Coordinator:
                 if changed:
                     self.tell_all(Limit(self.attempt, changed))
             case SlotFigures(_, slot):
+                self._has_begun = self._has_begun or any(task.rows for task in message.tasks)
                 known = self.figures.get(slot, [])
                 apart = len(known) < 2 or known[-1].at_ms - known[0].at_ms >= _FIGURES_MS
                 self.figures[slot] = [*(known[-1:] if apart else known[:1]), message]
             case Failed(_, _, error):
-                self.failed(error)
+                self._has_begun = self._has_begun or message.rows > 0
+                is_final = message.is_unrecoverable or self._is_at_the_start
+                self._failed(error, is_final=is_final, trace=message.trace)
 
     # What the checkpoints ask for.
 
@@ -237,33 +283,25 @@ class Coordinator:
                 self._outside.tell(slot, message)
 
     def failed(self, error: BaseException) -> None:
-        """End the attempt, and begin another if the strategy says so."""
-        if self.is_over or self.state in ("failing", "waiting"):
-            return
-        now_ms = self._outside.now_ms()
-        self._note(error)
-        self._end_attempt(str(error))
-        delay_ms = (
-            None if isinstance(error, (FencedError, CorruptDataError)) else self._restart.failed(now_ms, self._chance)
-        )
-        if delay_ms is None:
-            self._over("failed", error)
-            return
-        self._restart_at_ms = now_ms + delay_ms
-        # How a commit ends that has begun decides from which checkpoint the next attempt goes on.
-        self.state = "failing" if self._checkpoints.is_committing else "waiting"
+        """End the attempt, and begin another if the strategy says so and it would not fail just so."""
+        self._failed(error, is_final=is_unrecoverable(error))
 
     def fenced(self, error: FencedError) -> None:
         """End the job: another one writes to its store."""
         if not self.is_over:
-            self._note(error)
-            self.broke(error)
+            _log_failure(self.attempt, error, "", None)
+            self._note(error, None)
+            self._end(error)
 
     def commits_ended(self) -> None:
         """Take note that no commit is under way any more."""
         if self.state == "failing":
             self._checkpoints.put_away()
-            self.state = "waiting"
+            self._wait()
+
+    def committed(self) -> None:
+        """Take note that a checkpoint is in the log."""
+        self._has_begun = True
 
     def completed(self) -> None:
         """End the job: its last checkpoint is committed, and the sinks have had their rows."""
@@ -300,7 +338,7 @@ class Coordinator:
             return
         if found is None:
             assert error is not None
-            self.failed(error)
+            self._failed(error, is_final=is_unrecoverable(error) or self._is_at_the_start)
             return
         entry, splits = found
         self.state = "deploying"
@@ -316,19 +354,66 @@ class Coordinator:
         self.tell_all(Cancel(self.attempt))
         self._checkpoints.end(reason)
 
-    def _over(self, state: Literal["finished", "stopped", "failed"], error: BaseException | None) -> None:
+    def _end(self, error: BaseException) -> None:
+        # First of all: whoever waits for the job is told, whatever else raises.
+        self.state, self.error = "failed", error
+        self.tell_all(Cancel(self.attempt))
+        self._over("failed", error)
+
+    def _failed(self, error: BaseException, *, is_final: bool, trace: str = "") -> None:
+        if self.is_over or self.state in ("failing", "waiting"):
+            return
+        now_ms = self._outside.now_ms()
+        delay_ms = None if is_final else self._restart.failed(now_ms, self._chance)
+        if delay_ms is not None and self._stopping is not None:
+            # What was asked for is tried once more, and at once.
+            delay_ms = None if self._failed_stopping else 0
+            self._failed_stopping = True
+        _log_failure(self.attempt, error, trace, delay_ms)
+        self._note(error, None if delay_ms is None else now_ms + delay_ms)
+        self._end_attempt(str(error))
+        if delay_ms is None:
+            self._over("failed", error)
+            return
+        self._restart_at_ms = now_ms + delay_ms
+        # How a commit ends that has begun decides from which checkpoint the next attempt goes on.
+        if self._checkpoints.is_committing:
+            self.state = "failing"
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the next attempt; a job that is to stop since before it failed has one more, later none."""
+        self.state = "waiting"
+        if self._stopping is not None and not self._failed_stopping:
+            self._stopped_down()
+
+    def _stopped_down(self) -> None:
+        """End a job that is stopped between two attempts."""
+        _, last = self.failures[-1]
+        newest = self._entries.committer.newest_id
+        begins = "from the beginning, for it has no checkpoint" if not newest else f"from checkpoint {newest}"
+        error = JobFailedError(
+            f"it was down when it was stopped, for attempt {self.attempt} had failed and the next was still to come; "
+            f"the next start goes on {begins}; the failure was {type(last).__name__}: {last}"
+        )
+        _logger.error("%s", error)
+        error.__cause__ = last
+        self._over("failed", error)
+
+    def _over(self, state: Literal["rescaling", "finished", "stopped", "failed"], error: BaseException | None) -> None:
         self.state, self.error = state, error
-        reason: Exception = InvalidInputError(f"the job has {state}")
+        reason: Exception = InvalidInputError("it is rescaled" if state == "rescaling" else f"the job has {state}")
         if error is not None:
             reason = error if isinstance(error, JobFailedError) else JobFailedError(f"{type(error).__name__}: {error}")
             reason.__cause__ = None if reason is error else error
         self._checkpoints.refuse_requests(reason)
         self._outside.submit(self._entries.close, lambda *_: None)
 
-    def _note(self, error: BaseException) -> None:
+    def _note(self, error: BaseException, again_at_ms: int | None) -> None:
         now_ms = self._outside.now_ms()
         self.failures = [*self.failures, (now_ms, error)][-100:]
-        record = RestartStatus(self.attempt, now_ms, f"{type(error).__name__}: {error}")
+        record = RestartStatus(self.attempt, now_ms, f"{type(error).__name__}: {error}", again_at_ms=again_at_ms)
         self.restarts = [*self.restarts, record][-100:]
 
     def _went_on(self, **known: int | None) -> None:
@@ -361,3 +446,22 @@ class Coordinator:
             return
         for slot, splits in self._assignment.discovered(uid, found).items():
             self._outside.tell(slot, AssignSplits(self.attempt, uid, splits))
+
+
+def _log_failure(attempt: int, error: BaseException, trace: str, delay_ms: int | None) -> None:
+    """Tell the log of a failure, with its traceback and when the job starts again."""
+    # An error of another process has come without its traceback, and with the text of it.
+    told = f"\n{trace}" if trace else ""
+    exc_info = None if trace else error
+    if delay_ms is None:
+        _logger.error("attempt %d of the job failed, and it does not start again%s", attempt, told, exc_info=exc_info)
+        return
+    again = "attempt %d of the job failed, and it starts again in %.1f s%s"
+    _logger.warning(again, attempt, delay_ms / 1000, told, exc_info=exc_info)
+
+
+def _log_not_closed(message: NotClosed) -> None:
+    """Tell the log of a function, a reader or a sink that raised when it was closed."""
+    told = f"\n{message.trace}" if message.trace else ""
+    exc_info = None if message.trace else message.error
+    _logger.warning("%r could not be closed in slot %d%s", message.uid, message.slot, told, exc_info=exc_info)

@@ -56,6 +56,7 @@ def deploy(attempt: Attempt, message: Deploy, graph: Graph, setting: Setting, st
         )
         if isinstance(node, SourceNode):
             splits = SourceSplits(node)
+            attempt.closes.append((node.uid, splits.close))
             attempt.tasks.append(SourceTask(node.uid, attempt.subtask, chain, hooks, splits))
             splits.add(message.splits.get(node.uid, ()), outside.now_ms())
             splits.no_more = node.uid in message.no_more_splits
@@ -85,6 +86,7 @@ def _operator(
         watermark = backend.watermark
         broadcasts = _broadcasts(attempt.subtask, node, stored, storage)
         body = FunctionBody(node, backend, broadcasts, chain, attempt.outside.now_ms)
+        attempt.closes.append((node.uid, body.close))
     else:
         body = RelayBody(chain)
     channels = [(edge.number, sender) for edge in node.inputs for sender in range(setting.parallelism)]
@@ -148,6 +150,12 @@ def _broadcasts(
 
 def _sink(attempt: Attempt, node: SinkNode, setting: Setting, storage: Storage) -> SinkTask:
     """Return what a task writes to: one of its own, for each task ends its epochs by its own barriers."""
+    sink = _new_sink(attempt, node, setting, storage)
+    attempt.closes.append((node.uid, sink.close))
+    return sink
+
+
+def _new_sink(attempt: Attempt, node: SinkNode, setting: Setting, storage: Storage) -> SinkTask:
     sink = node.sink
     new_id = attempt.outside.new_id
     kept = partial(KeptRows, storage, new_id)

@@ -24,6 +24,7 @@ __all__ = [
     "Failed",
     "FromSlot",
     "Limit",
+    "NotClosed",
     "Ready",
     "Run",
     "SentFigures",
@@ -319,6 +320,23 @@ class Failed:
     attempt: int
     slot: int
     error: BaseException
+    rows: int = 0
+    """The rows that the tasks of the slot had taken."""
+    is_unrecoverable: bool = False
+    """Whether another attempt would fail as this one did."""
+    trace: str = ""
+    """The traceback, where the error has come from another process without it."""
 
 
-FromSlot: TypeAlias = Ready | Acknowledged | Declined | Ended | SourceTime | SlotFigures | Failed
+@dataclass(frozen=True, slots=True)
+class NotClosed:
+    """A function, a reader or a sink raised when it was closed; the others of its attempt were closed."""
+
+    attempt: int
+    slot: int
+    uid: str
+    error: BaseException
+    trace: str = ""
+
+
+FromSlot: TypeAlias = Ready | Acknowledged | Declined | Ended | SourceTime | SlotFigures | Failed | NotClosed

@@ -1,12 +1,13 @@
 """A slot: one subtask of every task of a job, run by one thread, and what it hears from the coordinator.
 
 Whoever drives a slot gives it messages and elements, has it step while there is something to do, and does what it asks
-of its `Outside`. It does no input or output of its own but what readers, functions and sinks do.
+of its `Outside`. It does no input or output of its own but what readers, functions and sinks do. Whatever they raise,
+`SystemExit` too, ends the attempt and is told to the coordinator; nothing raises out of a slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from arrowstate.runtime.core.attempt import Attempt, Outside, Setting
@@ -21,6 +22,7 @@ from arrowstate.runtime.core.messages import (
     Deploy,
     Failed,
     Limit,
+    NotClosed,
     Ready,
     Run,
     SourceTime,
@@ -30,7 +32,9 @@ from arrowstate.runtime.core.messages import (
 )
 from arrowstate.runtime.core.snapshots import SlotSnapshots
 from arrowstate.runtime.core.task import OperatorTask, SourceTask, Task
+from arrowstate.runtime.core.turns import Turns
 from arrowstate.runtime.graph import Graph, SourceNode
+from arrowstate.runtime.restart import is_unrecoverable
 from arrowstate.storage.base import Storage
 
 __all__ = ["Slot"]
@@ -53,6 +57,9 @@ class Slot:
         self._outside = outside
         self._attempt: Attempt | None = None
         self._meter: Meter | None = None
+        self._turns: Turns | None = None
+        self._number = 0
+        "The attempt that was deployed last."
         self._looked_ms = self._told_ms = 0
         self.steps_in: memoryview[int] | list[int] = [0]
         "The place in `tasks` of the one whose step runs, or ran last; whoever drives the slot may give it another."
@@ -66,40 +73,36 @@ class Slot:
         """Take note of what the coordinator says."""
         if isinstance(message, Deploy):
             self._drop()
-            self._guarded(message.attempt, lambda: self._deploy(message))
+            self._number = message.attempt
+            self.supervise(lambda: self._deploy(message))
             return
         attempt = self._attempt
         if attempt is None or message.attempt != attempt.number:
             return
         match message:
             case Run():
-                attempt.runs = True
-                self._meter = Meter(attempt, self._outside.now_us())
-                for task in attempt.tasks:
-                    if isinstance(task, OperatorTask):
-                        task.begin()
-                    elif isinstance(task, SourceTask):
-                        task.may_read = True
-                self._look_again(attempt)
+                self.supervise(lambda: self._begin(attempt))
             case Cancel():
                 self._drop()
             case _:
-                self._guarded(attempt.number, lambda: self._told(attempt, message))
+                self.supervise(lambda: self._told(attempt, message))
 
     def take(self, attempt: int, edge: int, sender: int, element: Element) -> None:
         """Take an element that another subtask sent; one of another attempt is void."""
-        if self._attempt is not None and self._attempt.number == attempt:
-            self._attempt.operators[edge].deliver((edge, sender), element)
+        own = self._attempt
+        if own is not None and own.number == attempt:
+            self.supervise(lambda: own.operators[edge].deliver((edge, sender), element))
 
     def granted(self, attempt: int, edge: int, by: int, size: int) -> None:
         """Take note that another subtask has taken rows up."""
-        if self._attempt is not None and self._attempt.number == attempt:
-            self._attempt.exchanges[edge].granted(by, size)
+        own = self._attempt
+        if own is not None and own.number == attempt:
+            self.supervise(lambda: own.exchanges[edge].granted(by, size))
 
     def step(self) -> bool:
         """Do one step of one task, and return whether there was anything to do."""
-        attempt = self._attempt
-        if attempt is None or not attempt.runs:
+        attempt, turns = self._attempt, self._turns
+        if attempt is None or turns is None:
             return False
         now_ms = self._outside.now_ms()
         done = False
@@ -111,15 +114,13 @@ class Slot:
                 self._looked_ms = now_ms
                 self._measure(now_ms)
                 self._look_again(attempt)
-            began_us = self._outside.now_us()
-            for number, task in _in_turn(attempt.tasks):
-                self.steps_in[0] = number
-                if task.step():
-                    task.busy_us += self._outside.now_us() - began_us
-                    done = True
-                    return
+            done = turns.step(self._begins)
+            if done and not attempt.has_rows and attempt.rows:
+                # How a job goes on that fails now depends on whether it has had any.
+                attempt.has_rows = True
+                self._measure(now_ms, tell=True)
 
-        self._guarded(attempt.number, run)
+        self.supervise(run)
         return done
 
     def next_look_ms(self) -> int:
@@ -129,6 +130,28 @@ class Slot:
     def close(self) -> None:
         """End whatever runs."""
         self._drop()
+
+    def supervise(self, do: Callable[[], Any]) -> None:
+        """Do something of the attempt; whatever it raises ends the attempt here, and the coordinator hears of it."""
+        try:
+            do()
+        except BaseException as error:  # noqa: BLE001 (the coordinator decides what becomes of the job)
+            rows = 0 if self._attempt is None else self._attempt.rows
+            self._drop()
+            self._outside.tell(Failed(self._number, self._subtask, error, rows, is_unrecoverable(error)))
+
+    def _begins(self, number: int) -> None:
+        self.steps_in[0] = number
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._meter = Meter(attempt, self._outside.now_us())
+        self._turns = Turns(attempt.tasks, self._outside.now_us)
+        for task in attempt.tasks:
+            if isinstance(task, OperatorTask):
+                task.begin()
+            elif isinstance(task, SourceTask):
+                task.may_read = True
+        self._look_again(attempt)
 
     def _deploy(self, message: Deploy) -> None:
         snapshots = SlotSnapshots(
@@ -208,26 +231,7 @@ class Slot:
                     sources[uid].splits.limit(watermark)
                     sources[uid].has_nothing_now = False
 
-    def _guarded(self, number: int, do: Callable[[], Any]) -> None:
-        """Do something of an attempt; whatever it raises ends the attempt here."""
-        try:
-            do()
-        except Exception as error:  # noqa: BLE001 (the coordinator decides what becomes of the job)
-            self._drop(quietly=True)
-            self._outside.tell(Failed(number, self._subtask, error))
-
-    def _drop(self, *, quietly: bool = False) -> None:
-        attempt, self._attempt, self._meter = self._attempt, None, None
-        if attempt is not None:
-            attempt.close(quietly=quietly)
-
-
-def _in_turn(tasks: Sequence[Task]) -> Iterator[tuple[int, Task]]:
-    """Yield numbers and tasks in their order, those that may wait for more rows after the others."""
-    later = []
-    for number, task in enumerate(tasks):
-        if task.may_wait():
-            later.append((number, task))
-        else:
-            yield number, task
-    yield from later
+    def _drop(self) -> None:
+        attempt, self._attempt, self._meter, self._turns = self._attempt, None, None, None
+        for uid, error in [] if attempt is None else attempt.close():
+            self._outside.tell(NotClosed(self._number, self._subtask, uid, error))

@@ -6,10 +6,12 @@ import pickle
 import socket
 import struct
 import threading
+import traceback
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from arrowstate.runtime.core.messages import Failed
+from arrowstate.runtime.core.messages import Failed, NotClosed
 
 __all__ = ["Connection", "sendable"]
 
@@ -56,11 +58,13 @@ class Connection:
 
 
 def sendable(message: Any) -> Any:
-    """Return a message whose error can be pickled: what cannot becomes its text."""
-    if isinstance(message, Failed):
-        try:
-            pickle.loads(pickle.dumps(message.error))  # noqa: S301 (it was pickled here)
-        except Exception:  # noqa: BLE001 (errors of users may be anything)
-            error = RuntimeError(f"{type(message.error).__name__}: {message.error}")
-            return Failed(message.attempt, message.slot, error)
-    return message
+    """Return a message with the traceback of its error, which can be pickled: an error that cannot becomes its text."""
+    if not isinstance(message, (Failed, NotClosed)):
+        return message
+    error: BaseException = message.error
+    trace = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (it was pickled here)
+    except Exception:  # noqa: BLE001 (errors of users may be anything)
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return replace(message, error=error, trace=trace)

@@ -14,13 +14,13 @@ from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.elements import Element
-from arrowstate.runtime.core.messages import FromSlot, ToSlot
+from arrowstate.runtime.core.messages import Failed, FromSlot, ToSlot
 from arrowstate.runtime.core.slot import Slot
 from arrowstate.runtime.graph import Graph
 from arrowstate.runtime.restart import Restart
 from arrowstate.storage.base import Storage
 
-__all__ = ["Inline", "SlotKilledError"]
+__all__ = ["Inline", "InlineDriver", "SlotKilledError"]
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ class _SlotSide:
             self._run.links[self._number, to].append(what)
 
     def tell(self, message: FromSlot) -> None:
+        if isinstance(message, Failed) and isinstance(message.error, KeyboardInterrupt):
+            self._run.interrupt = message.error
         if not self._run.loses(message):
             self._run.told[self._number].append(lambda: self._run.coordinator.hear(message))
 
@@ -103,6 +105,8 @@ class Inline:
         # A thread tells the mailbox, or the coordinator, what came of its work: nothing of it is done in its own.
         self.slot_results: list[deque[Callable[[], None]]] = [deque() for _ in numbers]
         self.results: deque[Callable[[], None]] = deque()
+        self.interrupt: KeyboardInterrupt | None = None
+        "What ended a step, and is raised to whoever has the job go on in this thread."
         self.dead: set[int] = set()
         "Slots that were killed and are not started again."
         self._lost: list[int] = []
@@ -177,6 +181,9 @@ class Inline:
                 slots = [item for item in slots if item[1] != step]
             else:
                 self.clock_ms += _STEP_MS
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is not None:
+            raise interrupt
         self.coordinator.tick()
 
     def _doable(self) -> list[tuple[str, Callable[[], Any]]]:
@@ -195,12 +202,17 @@ class Inline:
             doable.append(("work", partial(self._work, self.work, self.results)))
         for name, queues in (("result", self.slot_results), ("told", self.told), ("results", [self.results])):
             for number, queue in enumerate(queues):
-                if queue:
+                if queue and name == "result":
+                    doable.append((f"{name} {number}", partial(self._result, queue, number)))
+                elif queue:
                     doable.append((f"{name} {number}", partial(_next_of, queue)))
         return doable
 
     def _bring(self, link: deque[Callable[[Slot], None]], to: int) -> None:
         link.popleft()(self.slots[to])
+
+    def _result(self, results: deque[Callable[[], None]], number: int) -> None:
+        self.slots[number].supervise(results.popleft())
 
     def _hear(self, messages: deque[ToSlot], number: int) -> None:
         self.slots[number].hear(messages.popleft())
@@ -213,8 +225,10 @@ class Inline:
             if works is not self.work and self.chance.random() < self.write_failures:
                 raise StorageError("a snapshot", "the storage is out of order, as the simulation has it")
             result, error = work(), None
-        except Exception as raised:  # noqa: BLE001 (whoever asked decides)
+        except BaseException as raised:  # noqa: BLE001 (whoever asked decides)
             result, error = None, raised
+            if isinstance(raised, KeyboardInterrupt):
+                self.interrupt = raised
         results.append(partial(done, result, error))
 
     def run(self, *, most_steps: int | None = None) -> None:
@@ -229,3 +243,37 @@ class Inline:
 
 def _next_of(queue: deque[Callable[[], None]]) -> None:
     queue.popleft()()
+
+
+class InlineDriver:
+    """Has a job go on in the thread that asks it to."""
+
+    def __init__(self, inline: Inline) -> None:
+        self.inline = inline
+        self.coordinator = inline.coordinator
+
+    def call(self, what: Callable[[Any], Any]) -> Any:
+        return what(self.coordinator)
+
+    def wait(self, condition: Callable[[], bool], timeout_ms: int | None) -> bool:
+        until = None if timeout_ms is None else self.inline.clock_ms + timeout_ms
+        while not condition():
+            if until is not None and self.inline.clock_ms >= until:
+                return False
+            if self.coordinator.is_over and self.inline.is_idle:
+                # Nothing more will happen.
+                return condition()
+            self.inline.step()
+        return True
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            self.inline.step()
+
+    def close(self) -> None:
+        while self.inline.work:
+            self.inline.step()
+        for slot, told in zip(self.inline.slots, self.inline.told, strict=True):
+            slot.close()
+            while told:
+                _next_of(told)

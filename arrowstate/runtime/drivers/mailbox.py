@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol, TypeVar
 
 from arrowstate.clock import new_id, now_ms
@@ -21,6 +23,7 @@ from arrowstate.storage.base import Storage
 __all__ = ["Links", "Mailbox"]
 
 T = TypeVar("T")
+_logger = logging.getLogger("arrowstate.runtime")
 
 
 class Links(Protocol):
@@ -47,17 +50,19 @@ class Mailbox:
         storage: Storage,
         links: Links,
         notes: memoryview[int] | None = None,
+        ended_by: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._links = links
+        self._ended_by = ended_by
         self._mail: queue.SimpleQueue[Callable[[Slot], None]] = queue.SimpleQueue()
         self._writer = ThreadPoolExecutor(2, f"arrowstate-snapshot-{number}")
+        self._number = number
         self._closed = False
-        self._dead = threading.Event()
         self.slot = Slot(graph, number, setting, storage, self)
         self.notes: Notes = [0, 0, 0]
         if notes is not None:
             self.notes, self.slot.steps_in = notes, notes[TASK : TASK + 1]
-        self.thread = threading.Thread(target=self.run, name=f"arrowstate-slot-{number}", daemon=True)
+        self.thread = threading.Thread(target=self._run_in_thread, name=f"arrowstate-slot-{number}", daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -104,6 +109,15 @@ class Mailbox:
     def new_id(self) -> str:
         return new_id()
 
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            # The slot tells of what its job raises: this is of the mailbox itself.
+            _logger.exception("the thread of slot %d ended", self._number)
+            if self._ended_by is not None:
+                self._ended_by(error)
+
     def run(self) -> None:
         """Have the slot step until it is closed, in this thread."""
         try:
@@ -131,4 +145,4 @@ class Mailbox:
             except queue.Empty:
                 return
             wait = False
-            mail(self.slot)
+            self.slot.supervise(partial(mail, self.slot))

@@ -52,6 +52,7 @@ class _Process:
     passing: socket.socket
     page: Page
     generation: int
+    watcher: threading.Thread | None = None
     ended: bool = False
     hung: str | None = None
     "What it was doing when it was killed for taking too long."
@@ -118,7 +119,7 @@ class ProcessSlots:
             for number in dead:
                 self._post(lambda coordinator, number=number: coordinator.slot_started(number))  # type: ignore[misc]
 
-    def close(self) -> None:
+    def close(self, wait_s: float | None) -> None:
         self._closing = True
         self._closed.set()
         for process in self._processes.values():
@@ -127,10 +128,13 @@ class ProcessSlots:
                 process.control.send(None)
         for process in self._processes.values():
             try:
-                process.popen.wait(_ENDED_S)
+                process.popen.wait(_ENDED_S if wait_s is None else wait_s)
             except subprocess.TimeoutExpired:
                 process.popen.kill()
                 process.popen.wait()
+            if process.watcher is not None:
+                # What it said last is heard.
+                process.watcher.join(wait_s)
             process.control.close()
             process.passing.close()
         self._starter.shutdown()
@@ -150,7 +154,8 @@ class ProcessSlots:
             process.generation = self._generation
             with self._lock:
                 self._processes[number] = process
-            threading.Thread(target=self._watch, args=(number, process), daemon=True).start()
+            process.watcher = threading.Thread(target=self._watch, args=(number, process), daemon=True)
+            process.watcher.start()
             # If it has died already, the one who watches it tells.
             with suppress(OSError):
                 process.control.send(number)
@@ -215,6 +220,9 @@ class ProcessSlots:
                     self._post(lambda coordinator, message=message: coordinator.hear(message))  # type: ignore[misc]
         except EOFError:
             pass
+        except BaseException as raised:  # noqa: BLE001 (what it says cannot be read: the job goes on without it)
+            process.hung = f"was killed: what it says cannot be read, {type(raised).__name__}: {raised}"
+            process.popen.kill()
         code = process.popen.wait()
         process.ended = True
         if not self._closing:
@@ -237,7 +245,10 @@ class ProcessSlots:
                 processes = [item for item in self._processes.items() if not item[1].ended and item[1].hung is None]
             # What held this thread up may have held up the slots: they are looked at when all have had time again.
             for number, process in [] if held_up else processes:
-                self._judge(number, process)
+                try:
+                    self._judge(number, process)
+                except Exception:
+                    _logger.exception("slot %d cannot be looked at", number)
 
     def _judge(self, number: int, process: _Process) -> None:
         look = process.page.look(self._tasks)

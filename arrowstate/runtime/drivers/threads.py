@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from arrowstate.runtime.core.attempt import Setting
@@ -22,23 +23,37 @@ class ThreadSlots:
         self, graph: Graph, setting: Setting, storage: Storage, post: Callable[[Callable[[Any], None]], None]
     ) -> None:
         self._post = post
-        self._mailboxes = [
-            Mailbox(graph, number, setting, storage, _Links(self, number)) for number in range(setting.parallelism)
-        ]
+        self._made = partial(Mailbox, graph, setting=setting, storage=storage)
+        self._ended: list[int] = []
+        self._mailboxes = [self._new(number) for number in range(setting.parallelism)]
         for mailbox in self._mailboxes:
             mailbox.start()
+
+    def _new(self, number: int) -> Mailbox:
+        def ended_by(error: BaseException) -> None:
+            def lost(coordinator: Any) -> None:
+                self._ended.append(number)
+                coordinator.slot_lost(number, error)
+
+            self._post(lost)
+
+        return self._made(number=number, links=_Links(self, number), ended_by=ended_by)
 
     def tell(self, slot: int, message: ToSlot) -> None:
         self._mailboxes[slot].post(lambda own: own.hear(message))
 
     def restart(self) -> None:
-        """Threads do not die."""
+        ended, self._ended = self._ended, []
+        for number in ended:
+            self._mailboxes[number] = self._new(number)
+            self._mailboxes[number].start()
+            self._post(lambda coordinator, number=number: coordinator.slot_started(number))  # type: ignore[misc]
 
-    def close(self) -> None:
+    def close(self, wait_s: float | None) -> None:
         for mailbox in self._mailboxes:
             mailbox.close()
         for mailbox in self._mailboxes:
-            mailbox.thread.join()
+            mailbox.thread.join(wait_s)
 
     def told(self, message: FromSlot) -> None:
         """Pass a message on to the coordinator."""

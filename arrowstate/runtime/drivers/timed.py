@@ -7,8 +7,10 @@ import queue
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal, Protocol, TypeVar
 
 from arrowstate.clock import now_ms
@@ -16,6 +18,7 @@ from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.messages import ToSlot
+from arrowstate.runtime.drivers.threading_internals import before_executors_end
 from arrowstate.runtime.graph import Declared
 from arrowstate.storage.base import Storage
 
@@ -37,8 +40,8 @@ class Slots(Protocol):
     def restart(self) -> None:
         """Bring back those that died."""
 
-    def close(self) -> None:
-        """End all of them."""
+    def close(self, wait_s: float | None) -> None:
+        """End all of them; wait no longer for one than `wait_s`, if given."""
 
 
 class TimedDriver:
@@ -53,6 +56,7 @@ class TimedDriver:
         # One after another: commits, and then what sinks are given.
         self._worker = ThreadPoolExecutor(1, "arrowstate-commit")
         self.coordinator = Coordinator(job.graph, entries, job.options, job.restart, self, random.Random())  # noqa: S311
+        self._thread = threading.Thread(target=self._run, name="arrowstate-coordinator", daemon=True)
         self._slots: Slots
         if mode == "threads":
             from arrowstate.runtime.drivers.threads import ThreadSlots
@@ -62,8 +66,8 @@ class TimedDriver:
             from arrowstate.runtime.drivers.processes import ProcessSlots
 
             self._slots = ProcessSlots(job, setting, self.post)
-        self._thread = threading.Thread(target=self._run, name="arrowstate-coordinator", daemon=True)
         self._thread.start()
+        _OPEN.add(self)
 
     # What the coordinator asks for.
 
@@ -80,7 +84,9 @@ class TimedDriver:
                 self._events.put(lambda: done(result, error))
 
         if not self._closed:
-            self._worker.submit(run)
+            # What comes while the worker is shut down is of a job that is over.
+            with suppress(RuntimeError):
+                self._worker.submit(run)
 
     def restart_slots(self) -> None:
         self._slots.restart()
@@ -129,13 +135,16 @@ class TimedDriver:
                 self._changed.wait(left)
         return True
 
-    def close(self) -> None:
-        """End the slots, wait for the work that was begun, and end."""
-        self._slots.close()
+    def close(self, wait_s: float | None = None) -> None:
+        """End the slots, wait for the work that was begun, and end; for slots no longer than `wait_s`, if given."""
+        _OPEN.discard(self)
+        self._slots.close(wait_s)
         self._worker.shutdown()
+        self._events.put(self._close)
+        self._thread.join(wait_s)
+
+    def _close(self) -> None:
         self._closed = True
-        self._events.put(lambda: None)
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._closed:
@@ -147,8 +156,28 @@ class TimedDriver:
                 if event is not None:
                     event()
                 self.coordinator.tick()
-            except Exception as error:
-                _logger.exception("the coordinator of the job failed")
-                self.coordinator.broke(error)
+            except BaseException as error:  # noqa: BLE001 (the job fails by it)
+                self._broke(error)
             with self._changed:
                 self._changed.notify_all()
+
+    def _broke(self, error: BaseException) -> None:
+        try:
+            self.coordinator.broke(error)
+        except BaseException:
+            # It has taken note of the first error, and this loop answers whoever asks for it.
+            _logger.exception("the coordinator of the job could not end it")
+
+
+_OPEN: weakref.WeakSet[TimedDriver] = weakref.WeakSet()
+_EXIT_S = 3.0
+"""How long an interpreter that ends waits for a slot of a job that nobody has closed."""
+
+
+def _close_all() -> None:
+    for driver in list(_OPEN):
+        driver.post(lambda coordinator: coordinator.cancel("the interpreter ended"))
+        driver.close(_EXIT_S)
+
+
+before_executors_end(_close_all)

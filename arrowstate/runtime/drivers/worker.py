@@ -16,7 +16,9 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from functools import partial
 from operator import methodcaller
 from typing import Any, NoReturn
 
@@ -24,6 +26,7 @@ import pyarrow as pa
 
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import Deploy, FromSlot
+from arrowstate.runtime.core.slot import Slot
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.frames import Credit, read_frame, write_credit, write_element
 from arrowstate.runtime.drivers.mailbox import Mailbox
@@ -52,7 +55,7 @@ class _Peer:
         self.generation = generation
         self.outbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
-    def send_all(self) -> None:
+    def send_all(self, mailbox: Mailbox) -> None:
         """Send what is put into the outbox; once the other slot is gone, nothing."""
         gone = False
         while (send := self.outbox.get()) is not None:
@@ -62,6 +65,8 @@ class _Peer:
                 except OSError:
                     # The coordinator hears of its end before anybody else.
                     gone = True
+                except BaseException as error:  # noqa: BLE001 (the slot fails by it)
+                    mailbox.post(partial(_raise, error))
 
 
 class Worker:
@@ -109,7 +114,7 @@ class Worker:
         gc.freeze()
         gc.set_threshold(_YOUNG_OBJECTS, 20, 100)
         for work in (self._hear, self._link, self._beat):
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=_or_end, args=(work,), daemon=True).start()
         self._mailbox.run()
         self._mailbox.finish()
 
@@ -189,7 +194,7 @@ class Worker:
             if before is not None:
                 before.outbox.put(None)
                 before.socket.close()
-            threading.Thread(target=peer.send_all, daemon=True).start()
+            threading.Thread(target=peer.send_all, args=(self._mailbox,), daemon=True).start()
             threading.Thread(target=self._receive, args=(peer,), daemon=True).start()
 
     def _receive(self, peer: _Peer) -> None:
@@ -199,6 +204,9 @@ class Worker:
                 frame = read_frame(peer.socket, self._schemas)
             except OSError:
                 return
+            except BaseException as error:  # noqa: BLE001 (the slot fails by it)
+                self._mailbox.post(partial(_raise, error))
+                return
             if frame is None:
                 return
             attempt, edge, element = frame
@@ -207,6 +215,19 @@ class Worker:
                 self._mailbox.post(lambda slot, a=attempt, e=edge, s=size: slot.granted(a, e, number, s))  # type: ignore[misc]
             else:
                 self._mailbox.post(lambda slot, a=attempt, e=edge, i=element: slot.take(a, e, number, i))  # type: ignore[misc]
+
+
+def _raise(error: BaseException, _: Slot) -> NoReturn:
+    raise error
+
+
+def _or_end(work: Callable[[], None]) -> None:
+    """Do what the process of a slot cannot be without; it ends if that raises, which the job's process sees."""
+    try:
+        work()
+    except BaseException:  # noqa: BLE001 (it is told on stderr)
+        traceback.print_exc()
+        os._exit(1)
 
 
 def load_kernels() -> None:

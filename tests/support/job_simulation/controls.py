@@ -17,6 +17,7 @@ from arrowstate.runtime.connectors import Sink
 from arrowstate.runtime.core import (
     assembling,
     assignment,
+    attempt,
     barriers,
     coordinator,
     deploying,
@@ -25,6 +26,7 @@ from arrowstate.runtime.core import (
     slot,
     task,
 )
+from arrowstate.runtime.core import turns as turns_of
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier
 from arrowstate.runtime.sinks.table import OutputTable
 from job_simulation.parts import WORLD, Tokens, rows_of
@@ -191,6 +193,19 @@ def rows_kept_for_sinks(put: Put) -> None:
     put(assembling.Entries, "_kept", lambda self, entry: iter(()))
 
 
+def turns(put: Put) -> None:
+    put(turns_of.Turns, "_passed_over", lambda self: [])
+
+
+def closes_that_raise(put: Put) -> None:
+    def close(self: attempt.Attempt) -> Iterator[tuple[str, BaseException]]:
+        for _, own in self.closes:
+            own()
+        return iter(())
+
+    put(attempt.Attempt, "close", close)
+
+
 def attempts_of_frames(put: Put) -> None:
     def take(self: Any, attempt: int, edge: int, sender: int, element: Any) -> None:
         if self._attempt is not None and edge in self._attempt.operators:
@@ -218,5 +233,7 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         rows_of_aborted_checkpoints,
         rows_kept_for_sinks,
         attempts_of_frames,
+        turns,
+        closes_that_raise,
     )
 }

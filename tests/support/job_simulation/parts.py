@@ -134,12 +134,17 @@ class Keep(arrowstate.BatchFunction):
         return self.kept(batch, context, 1)
 
     def kept(self, batch, context, times):
+        WORLD.outside.may_exit()
         ids = batch["id"].to_numpy()
         self.sum.add_batch(context.key_columns(batch), pa.array(weights(ids) * times))
         if self.ordered:
             self.check_order(ids.tolist(), batch["key"].to_pylist())
         keys = pa.array(moved(ids, batch["key"].to_numpy(), self.keys))
         return pa.record_batch([batch["id"], keys, batch["at"]], schema=SCHEMA)
+
+    def close(self):
+        if WORLD.outside.bad_closes:
+            raise ConnectionError("it was gone already, as the simulation has it")
 
     def check_order(self, ids, keys):
         for id, key in zip(ids, keys, strict=True):
@@ -207,6 +212,16 @@ class Outside:
         self.direct: dict[str, list[Row]] = {}
         self.refuse = 0
         "How many commits of sinks are to fail."
+        self.exits = self.steps = 0
+        "How many functions are to raise what is no `Exception`."
+        self.bad_closes = False
+
+    def may_exit(self) -> None:
+        """End the interpreter, as a function does that knows of no other."""
+        self.steps += 1
+        if self.exits and self.steps % 7 == 0:
+            self.exits -= 1
+            raise SystemExit("enough, as the simulation has it")
 
     def may_fail(self, after: Callable[[], None]) -> None:
         """Take something, and fail now and then as a system outside does: before, or when it has taken it."""

@@ -11,8 +11,8 @@ from typing import Any
 from zlib import crc32
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
-from arrowstate.errors import CheckpointAbortedError, FencedError
-from arrowstate.runtime.core import task
+from arrowstate.errors import CheckpointAbortedError, FencedError, JobFailedError
+from arrowstate.runtime.core import task, turns
 from arrowstate.runtime.core.assembling import stored_splits
 from arrowstate.runtime.drivers.inline import SlotKilledError
 from arrowstate.runtime.restart import Restart
@@ -21,6 +21,7 @@ from arrowstate.snapshot.operator import read_part
 from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.storage.memory import clear_memory_storage
 from arrowstate.store.snapshot import Snapshot
+from arrowstate.testing.jobs import quiet
 from arrowstate_formats.documents import LogEntryDocument
 from job_simulation.graphs import Read, SimulatedJob, draw_job
 from job_simulation.parts import WIDTH_MS, WORLD, Outside, Row, Violation, weights
@@ -31,7 +32,7 @@ __all__ = ["Result", "simulate_seed"]
 _BAD_STEPS = 500
 """After so many steps nothing is lost any more, and nothing fails: then the job must come to its end."""
 
-_MOST_STEPS = 8_000
+_MOST_STEPS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def simulate_seed(seed: int) -> Result:
     WORLD.outside = _Traced(luck, chance)
     url = f"memory://jobs-{seed}"
     try:
-        with watched(luck), _rows_at_once(seed):
+        with watched(luck), _rows_at_once(seed), quiet():
             return _Run(seed, simulated, luck, chance, url).run()
     except Exception as error:
         error.add_note(f"seed {seed}: {' '.join(simulated.shape)}; {luck}")
@@ -69,15 +70,16 @@ def simulate_seed(seed: int) -> Result:
 
 @contextmanager
 def _rows_at_once(seed: int) -> Iterator[None]:
-    """Have a task take few rows in a step, or as many as there are, and wait for more or not."""
+    """Have a task take few rows in a step or all, wait for more or not, and be passed over for some steps."""
     chance = random.Random(f"rows of {seed}")
-    kept = task.STEP_ROWS, task.ENOUGH_ROWS
+    kept = task.STEP_ROWS, task.ENOUGH_ROWS, turns.PASSED_STEPS
     task.STEP_ROWS = chance.choice([1, 1, 10, kept[0]])
     task.ENOUGH_ROWS = chance.choice([1, task.STEP_ROWS])
+    turns.PASSED_STEPS = chance.choice([1, 4, 16])
     try:
         yield
     finally:
-        task.STEP_ROWS, task.ENOUGH_ROWS = kept
+        task.STEP_ROWS, task.ENOUGH_ROWS, turns.PASSED_STEPS = kept
 
 
 class _Traced(Outside):
@@ -87,6 +89,8 @@ class _Traced(Outside):
         super().__init__()
         self.luck = luck
         self.refuse = luck.refusals
+        self.exits = luck.exits
+        self.bad_closes = luck.bad_closes
         self.is_calm = False
         self.committer: Any = None
         self.chance = random.Random(chance.random())
@@ -94,6 +98,7 @@ class _Traced(Outside):
         self.entries: list[LogEntryDocument] = []
         self.taken: dict[Any, dict[str, int]] = {}
         self.grown: dict[Any, int] = {}
+        self.passed: dict[Any, int] = {}
 
     def trace(self, name: str) -> None:
         self.digest = crc32(name.encode(), self.digest)
@@ -124,8 +129,8 @@ class _Run:
 
     def run(self) -> Result:
         running = self._start()
-        while not running.driver.coordinator.is_over:
-            running = self._step(running)
+        while not running.driver.coordinator.is_over or _may_start_again(running):
+            running = self._step(running) if not running.driver.coordinator.is_over else self._start()
             self.steps += 1
             if self.steps > _BAD_STEPS:
                 WORLD.outside.is_calm = True
@@ -196,7 +201,11 @@ class _Run:
                 return self._rescaled(running)
             if self.stops < luck.stops:
                 self.stops += 1
-                running.stop()
+                try:
+                    running.stop()
+                except JobFailedError:
+                    if not _may_start_again(running):
+                        raise
                 return self._start()
         if self.zombies and drawn < 0.5:
             zombie = chance.choice(self.zombies)
@@ -315,6 +324,15 @@ class _Run:
             for id, read in reads.items():
                 found = Counter(row for at, held in given if at <= id for row in held)
                 _same(f"sink {name} with checkpoint {id}", found, rows(read))
+
+
+def _may_start_again(running: RunningJob) -> bool:
+    """Whether a job was ended by a failure that the simulation has made, as one before its first row."""
+    error = running.driver.coordinator.error
+    if isinstance(error, JobFailedError) and error.__cause__ is not None:
+        # It was stopped while it was down.
+        error = error.__cause__
+    return isinstance(error, SlotKilledError) or (error is not None and _is_meant(error))
 
 
 def _is_meant(error: BaseException) -> bool:

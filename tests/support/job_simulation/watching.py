@@ -14,7 +14,7 @@ from arrowstate.checkpoints.committing import Committer
 from arrowstate.errors import CommitUnknownError, StorageError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime import running
-from arrowstate.runtime.core import exchange, task
+from arrowstate.runtime.core import exchange, task, turns
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier, Rows
 from arrowstate.runtime.core.messages import (
     AbortCheckpoint,
@@ -34,6 +34,9 @@ from arrowstate_formats.documents import LogEntryDocument
 from job_simulation.parts import WORLD, Violation
 
 __all__ = ["Luck", "Unruly", "watched"]
+
+_PASSED = 4
+"""So many steps more for each task of its slot a source may be passed over: others have their turns before it."""
 
 _MAY_BE_LOST = (TriggerCheckpoint, CompleteCheckpoint, AbortCheckpoint, Acknowledged, Declined)
 
@@ -59,6 +62,10 @@ class Luck:
     "How many commits of sinks fail."
     credit_bytes: int
     frame_rows: int
+    exits: int
+    "How many times a function ends the interpreter, as it thinks."
+    bad_closes: bool
+    "Whether functions raise when they are closed."
 
     @classmethod
     def draw(cls, chance: random.Random, *, subtasks: int) -> Luck:
@@ -78,6 +85,8 @@ class Luck:
             refusals=some(0, 0, 1, 2),
             credit_bytes=chance.choice([1, 100, 400, 4 << 20]),
             frame_rows=chance.choice([2, 5, 65_536]),
+            exits=some(0, 0, 1, 2),
+            bad_closes=chance.random() < 0.3,
         )
 
 
@@ -124,9 +133,12 @@ def _step(right: Callable[[Slot], bool]) -> Callable[[Slot], bool]:
         if attempt is None:
             return right(self)
         before = {number: item._credit.copy() for number, item in attempt.exchanges.items()}
+        could = [item for item in attempt.tasks if self._turns is not None and _could_step(item)]
+        stepped = {item: item.rows_in for item in could}
         did = right(self)
         if self._attempt is not attempt:
             return did
+        _check_turns(self, could, stepped, did)
         for number, credits in before.items():
             after = attempt.exchanges[number]._credit
             if min(credits) <= 0 and any(now < then for now, then in zip(after, credits, strict=True)):
@@ -134,7 +146,7 @@ def _step(right: Callable[[Slot], bool]) -> Callable[[Slot], bool]:
         for item in attempt.tasks:
             if item.late_rows:
                 raise Violation(f"{item.late_rows} rows came late to {item.uid} in subtask {item.subtask}")
-        for item in [] if did or not attempt.runs else attempt.tasks:
+        for item in [] if did or self._turns is None else attempt.tasks:
             if isinstance(item, OperatorTask):
                 heads = [queue[0] for number, queue in enumerate(item._queues) if queue and _open(item, number)]
                 if any(isinstance(head, (Barrier, CancelBarrier)) for head in heads):
@@ -142,6 +154,24 @@ def _step(right: Callable[[Slot], bool]) -> Callable[[Slot], bool]:
         return did
 
     return step
+
+
+def _could_step(item: task.Task) -> bool:
+    """Whether a source may read rows now: all that it waits for is its turn."""
+    if not isinstance(item, task.SourceTask):
+        return False
+    reads = item.may_read and not item.has_ended and not item.has_nothing_now
+    return reads and item.chain.has_room and not item.splits.is_finished
+
+
+def _check_turns(slot: Slot, could: list[task.Task], stepped: dict[task.Task, int], did: bool) -> None:
+    """A source that could read is not passed over for long, whatever its slot has to do."""
+    passed = WORLD.outside.passed
+    for item in slot.tasks:
+        waits = did and item in could and item.rows_in == stepped[item] and _could_step(item)
+        passed[item] = passed.get(item, 0) + 1 if waits else 0
+        if passed[item] > turns.PASSED_STEPS + _PASSED * len(slot.tasks):
+            raise Violation(f"source {item.uid} could read, and others had {passed[item]} steps before it")
 
 
 def _open(item: OperatorTask, number: int) -> bool:
