@@ -1,7 +1,8 @@
 """What rows of a state look like to a statement, and back: from the types of SQL to those that are stored, exactly.
 
 SQL shows some types as others (`arrowstate.query.duckdb.sql_types`). What a statement makes is turned into the stored
-type or refused: an edit never changes the type of a column, and never rounds what does not fit it.
+type or refused: an edit never changes the type of a column. `assigned` is the one rule for verbs and tables; it is that
+of DuckDB's UPDATE, which scripts are under.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.types import CONVERSION_ERRORS
 from arrowstate.table.columns import canonical_floats
 
-__all__ = ["SEQUENCE", "UPDATED_AT", "Rows", "RowsForm", "from_sql"]
+__all__ = ["SEQUENCE", "UPDATED_AT", "Rows", "RowsForm", "assigned", "from_sql"]
 
 SEQUENCE = "_seq"
 UPDATED_AT = "_updated_at"
@@ -150,11 +151,54 @@ class RowsForm:
     def _column(self, table: pa.Table, name: str) -> pa.Array:
         column = table.column(name).combine_chunks()
         column = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
-        kind = self._types[name]
-        try:
-            return from_sql(column, kind)
-        except CONVERSION_ERRORS as error:
-            raise ValueTypeError(f"{self.name}.{name}", str(kind), f"{column.type} ({error})") from None
+        return assigned(column, self._types[name], f"{self.name}.{name}")
+
+
+def assigned(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    """Return values of any type as a column of this type takes them, by the rule of an UPDATE in DuckDB.
+
+    The statements of a script are under this rule, so what verbs are given is converted by DuckDB too.
+
+    Raises
+    ------
+    ValueTypeError
+        If a value does not fit; `name` says of which column.
+
+    Examples
+    --------
+    >>> assigned(pa.array([1.255, 2.0]), pa.decimal128(18, 2), "shop.spent").to_pylist()
+    [Decimal('1.26'), Decimal('2.00')]
+    """
+    import duckdb
+
+    given = array.type
+    try:
+        if given != kind and not pa.types.is_null(given):
+            array = _cast(array, kind)
+        return from_sql(array, kind)
+    except (*CONVERSION_ERRORS, duckdb.Error) as error:
+        said = str(error).partition("\n")[0]
+        raise ValueTypeError(name, str(kind), f"{given} ({said})") from None
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values in the type that SQL shows a type as; as they are where DuckDB takes the two for one."""
+    from arrowstate.query.duckdb.duckdb_internals import parser
+    from arrowstate.query.duckdb.sql_types import SqlForm
+
+    form = SqlForm(pa.schema([pa.field("given", array.type)]))
+    shown = SqlForm(pa.schema([pa.field("shown", kind)])).schema.field(0).type
+    column = form(pa.RecordBatch.from_arrays([array], names=["given"])).column(0)
+    if column.type == shown or (pa.types.is_integer(column.type) and pa.types.is_integer(shown)):
+        return array
+    connection = parser()
+    table = pa.table({"given": column, "shown": pa.nulls(len(column), shown)})
+    relation = connection.from_arrow(table)
+    have, wanted = relation.types
+    if have == wanted:
+        return array
+    made = relation.project(f"cast(given as {wanted}) as made").to_arrow_table().column(0).combine_chunks()
+    return made if isinstance(made, pa.Array) else pa.concat_arrays(made.chunks)
 
 
 def from_sql(array: pa.Array, kind: pa.DataType) -> pa.Array:

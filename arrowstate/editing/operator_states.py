@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from arrowstate.editing.forms import from_sql
-from arrowstate.errors import InvalidInputError, NullKeyError, ValueTypeError
+from arrowstate.editing.forms import assigned
+from arrowstate.errors import InvalidInputError, NullKeyError
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, operator_descriptor_of, operator_state_schema
-from arrowstate.schema.types import CONVERSION_ERRORS
 from arrowstate.snapshot.operator import FrozenOperatorState, read_part, write_operator_states
 from arrowstate.snapshot.output_tables import STATE
 from arrowstate.snapshot.subtasks import whole_operator
@@ -90,10 +89,7 @@ class OperatorRows:
                 continue
             column = table.column(field.name).combine_chunks()
             column = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
-            try:
-                out[field.name] = from_sql(column, field.type)
-            except CONVERSION_ERRORS as error:
-                raise ValueTypeError(f"{self.name}.{field.name}", str(field.type), f"{column.type} ({error})") from None
+            out[field.name] = assigned(column, field.type, f"{self.name}.{field.name}")
             required = not field.nullable or (len(self.fields) == 1 and not self._is_flat)
             if required and out[field.name].null_count:
                 row = int(np.flatnonzero(out[field.name].is_null().to_numpy(zero_copy_only=False))[0])
