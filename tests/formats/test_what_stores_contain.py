@@ -94,7 +94,7 @@ def test_every_member_of_a_document_is_named(documents: list[dict[str, Any]]) ->
     found = {name for document in documents for name in members(document)}
 
     assert {"arrowstate.runtime", "edited_from", "rolled_back_to", "imported_from", "comment"} <= found
-    assert not found - NAMED
+    assert sorted(found - NAMED) == []
 
 
 def test_every_operator_and_state_that_the_package_makes_is_told(documents: list[dict[str, Any]]) -> None:
