@@ -260,8 +260,9 @@ class Statements:
         Each state that the script names is a table of DuckDB with the columns of `to_arrow`, in a list `_seq`, with a
         time to live `_updated_at`; key and entry are its primary key where DuckDB has one for their types. So the
         states that it names are copied, whatever it changes. `counter.clicks at (version => 41)` is what a state was,
-        and `arrowstate.changes(...)` what changed, as in `SnapshotReader.sql`. Other names are those of `tables`, and what the script makes. New elements of a
-        list have no `_seq`, new rows need no `_updated_at`. Nothing but the states is kept.
+        and `arrowstate.changes(...)` what changed, as in `SnapshotReader.sql`. Other names are those of `tables`, and
+        what the script makes. New elements of a list have no `_seq`, new rows need no `_updated_at`. Nothing but the
+        states is kept.
 
         Parameters
         ----------
