@@ -9,6 +9,7 @@ are read and written. Both results are compared with those of Polars, which grou
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,7 +67,8 @@ def main(argv: list[str]) -> int:
     sustained = elements * len(series[0].seconds) / sum(series[0].seconds)
     report.figure("sustained, every merge included", sustained, "elements/s")
     if arguments.keys == 1_000_000 and elements == 20_000_000:
-        report.require("sustained", sustained, at_least=2e6, unit="elements/s")
+        times = sustained / statistics.median(series[1].figures)
+        report.require("sustained, against RocksDB", times, at_least=5, unit="times")
     return report.finish()
 
 
