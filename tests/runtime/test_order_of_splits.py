@@ -216,7 +216,6 @@ def test_a_split_stands_once_in_every_checkpoint():
         (TableSource(table(300), splits=4), TableSource(table(300)), "other arguments"),
         (TableSource(table(100), splits=3), TableSource(table(200), splits=3), "other arguments"),
         (TableSource(table(100)), TableSource(table(200)), "after 100 rows, and has 200 rows now"),
-        (TableSource(table(200)), TableSource(table(100)), "after 200 rows, and has 100 rows now"),
         (TableSource(table(100)), GeneratorSource(numbered, SCHEMA), "has no end now"),
         (
             GeneratorSource(numbered, SCHEMA, rows=300, splits=2, batch_rows=10),

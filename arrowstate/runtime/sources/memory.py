@@ -140,8 +140,8 @@ class GeneratorSource(Source):
     -----
     With one split a position is the number of the next row. With several, the layout is part of the names of the
     splits: a job that is started again with other `splits`, or with `batch_rows` or `rows` that change the blocks, is
-    refused. So is one whose split was read to its end and has another number of rows now: rows that were added at the
-    end would never be read. While a split is not at its end, `rows` may grow, and it reads on.
+    refused. So is one whose split was read to its end and has more rows now: rows that were added at the end would
+    never be read. While a split is not at its end, `rows` may grow, and it reads on.
 
     Examples
     --------
@@ -183,13 +183,14 @@ class GeneratorSource(Source):
         self.clock = clock
 
     def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
-        """Refuse another layout of the splits, and another number of rows in one that was read to its end."""
+        """Refuse another layout of the splits, and more rows in one that was read to its end."""
         names = self._names()
         check_names(names, [*begun, *finished])
         for split in finished:
             read = row_number(split, split.position)
             there = None if self.rows is None else self.length(names.index(split.id), self.rows)
-            if there != read:
+            # Of fewer rows none would be read twice, and none left out.
+            if there is None or there > read:
                 raise SourceError(
                     split.id,
                     split.position,
