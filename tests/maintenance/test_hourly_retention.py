@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import CommitUnknownError, InvalidInputError, StorageError
 from arrowstate.log.pins import read_pins
 from arrowstate.maintenance.collection import apply_collection
 from arrowstate.maintenance.collection_plan import plan_collection
@@ -17,6 +17,7 @@ from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.storage import clear_memory_storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.store import StateStore
+from arrowstate.testing.faults import Crashed, Fault, FaultyStorage, PlannedFaults
 
 HOUR = 3_600_000
 MINUTE = 60_000
@@ -194,6 +195,35 @@ def test_two_collections_at_once_with_other_policies_leave_a_whole_store(kept):
     assert kept.ids() == [8]
     assert read_pins(storage) == []
     assert kept.store.verify(deep=True).problems == []
+
+
+@pytest.mark.parametrize("portions", [None, Portions(entries=2, files=2)], ids=["at once", "in portions"])
+@pytest.mark.parametrize("fault", [Fault.CRASH_AFTER, Fault.FAIL_AFTER])
+def test_a_collection_that_dies_at_any_call_keeps_the_newest_of_each_hour(kept, fault, portions):
+    policy = RetentionPolicy(count=2, hours=4)
+    for _ in range(5):
+        kept.now_ms += 40 * MINUTE
+        kept.checkpoint()
+    whole = kept.store.storage
+    done, number = False, 0
+
+    while not done:
+        number += 19
+        kept.now_ms += 40 * MINUTE
+        kept.checkpoint()
+        faulty = FaultyStorage(whole, PlannedFaults({number: fault}))
+        kept.store.storage = faulty
+        try:
+            kept.collect(policy, portions)
+            done = faulty.calls < number
+        except (Crashed, StorageError, CommitUnknownError):
+            pass
+        finally:
+            kept.store.storage = whole
+        assert set(kept.ids()) >= set(kept.expected(policy))
+
+    assert kept.store.verify(deep=True).problems == []
+    assert kept.ids() == kept.expected(policy)
 
 
 @pytest.mark.parametrize("hours", [-1, 745, 1.5])
