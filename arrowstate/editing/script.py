@@ -44,7 +44,7 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
     if taken:
         raise InvalidInputError(f"a table cannot be named {taken[0]!r}, as a state is; give it another name")
     watch = Watch(lambda _: None)
-    connection = verbs.snapshot.duckdb()
+    connection = verbs.snapshot.connected(watch)
     try:
         connection.execute(f"set temp_directory = {_text(str(verbs.staging.overlay.folder))}")
         connection.execute("set python_enable_replacements = false")

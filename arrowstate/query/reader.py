@@ -304,7 +304,11 @@ class SnapshotReader(TableReader):
         duckdb.DuckDBPyConnection
             To be closed by the caller.
         """
-        return self._database(expired=expired).connect(self._scans.append, self._seen(expired=expired))
+        return self.connected(self._scans.append, expired=expired)
+
+    def connected(self, on_scan: Callable[[ScanStatistics], None], *, expired: bool = False) -> DuckDBPyConnection:
+        """Return what `duckdb` returns, of which `on_scan` is told each scan."""
+        return self._database(expired=expired).connect(on_scan, self._seen(expired=expired))
 
     @property
     def scans(self) -> tuple[ScanStatistics, ...]:

@@ -414,15 +414,20 @@ def test_a_savepoint_takes_no_place_that_is_taken(tmp_path):
     assert other.verify(deep=True).problems == []
 
 
-def test_a_damaged_file_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [lambda edit: edit.update("op.v", set={"v": "v + 1"}), lambda edit: edit.execute("update op.v set v = v + 1")],
+    ids=["verb", "script"],
+)
+def test_a_damaged_file_is_named(tmp_path, change):
     with small_files():
         store = fill(str(tmp_path / "store"))
     (path,) = [path for path in store.storage.list("data/op/v") if path.endswith(".arrow")]
     file = tmp_path / "store" / path
     file.write_bytes(file.read_bytes()[:-40])
 
-    with store.edit() as edit, pytest.raises(CorruptDataError, match="data/op/v"):
-        edit.update("op.v", set={"v": "v + 1"})
+    with store.edit() as edit, pytest.raises(CorruptDataError, match="^data/op/v"):
+        change(edit)
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "inside"])
