@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,6 +115,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Units(config, log)
 
 
+@cache
+def resolved(path: Path) -> Path:
+    """Return the file that a path names; of thousands of tests each is compared with the same few."""
+    return path.resolve()
+
+
 def is_named(config: pytest.Config, item: pytest.Item) -> bool:
     """Say whether somebody asked for a test by the name of its file, by its own or by a keyword."""
     if config.option.keyword:
@@ -121,11 +129,10 @@ def is_named(config: pytest.Config, item: pytest.Item) -> bool:
     for argument in config.args:
         path, _, name = argument.partition("::")
         own_name = item.nodeid.partition("::")[2]
-        if (invoked / path).resolve() == item.path and (
-            own_name == name or own_name.startswith((f"{name}[", f"{name}::"))
-        ):
+        place = resolved(invoked / path)
+        if place == item.path and (own_name == name or own_name.startswith((f"{name}[", f"{name}::"))):
             return True
-        if not name and path.endswith(".py") and (invoked / path).resolve() == item.path:
+        if not name and path.endswith(".py") and place == item.path:
             return True
     return False
 
