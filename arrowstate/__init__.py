@@ -1,11 +1,10 @@
 """Stream-processing state with Flink's guarantees, for Python and Spark, kept as open columnar files."""
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.checkpoints.driver import CheckpointCoordinator
 from arrowstate.checkpoints.handles import SubtaskHandle, SubtaskWriter
+from arrowstate.checkpoints.importing import ClaimMode
 from arrowstate.checkpoints.pending import CheckpointProgress, PendingCheckpoint
 from arrowstate.errors import (
     ArrowStateError,
@@ -47,12 +46,11 @@ from arrowstate.errors import (
     ValueOverflowError,
     ValueTypeError,
 )
-from arrowstate.maintenance.importing import ClaimMode
-from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchRunner
-from arrowstate.processing.keyed_process import KeyedProcessRunner
-from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
-from arrowstate.processing.side_outputs import OutputTag
+from arrowstate.files.disposal import dispose_savepoint
+from arrowstate.functions.batch_function import BatchContext, BatchFunction, BatchRunner
+from arrowstate.functions.keyed_process import KeyedProcessRunner
+from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
+from arrowstate.functions.side_outputs import OutputTag
 from arrowstate.schema.aggregates import Aggregate, CountDistinct, Mean, Quantiles, TopK, Variance
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -65,7 +63,8 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
-from arrowstate.snapshot.disposal import dispose_savepoint
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
@@ -87,6 +86,7 @@ from arrowstate.store import (
     open_store,
 )
 from arrowstate.table.merging import MergePolicy
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import FORMAT_VERSION
 from arrowstate_formats.key_groups import KeyGroupRange, default_max_parallelism, key_group_range, key_groups
 from arrowstate_formats.key_hash import key_hash

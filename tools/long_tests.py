@@ -17,9 +17,9 @@ from shutil import which
 ROOT = Path(__file__).resolve().parent.parent
 HISTORIES = [
     "tests/conformance/test_state_machine.py",
-    "tests/windows/test_window_model.py",
+    "tests/functions/windows/test_window_model.py",
     "tests/state/test_reducers.py",
-    "tests/maintenance/test_compaction_of_kinds.py",
+    "tests/upkeep/test_compaction_of_kinds.py",
 ]
 CALLS = ["tests/checkpoints/test_every_call.py"]
 RUNTIME = ["tests/runtime"]

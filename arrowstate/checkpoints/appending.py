@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.subtasks import fitted
 from arrowstate.log.boundary import Boundary, NewReferences
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, next_checkpoint
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.subtasks import fitted
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 

@@ -16,13 +16,13 @@ from arrowstate.errors import (
     CorruptDataError,
     FencedError,
 )
+from arrowstate.files.reading import store_key
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.commit import NOT_COMMITTED, take_fence, written_for_commit
 from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
 from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint
-from arrowstate.snapshot.reading import store_key
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import (
     LogEntryDocument,
@@ -101,7 +101,7 @@ class Committer:
 
     @property
     def store_key(self) -> str:
-        """What runs know the store by, see `arrowstate.snapshot.reading.store_key`."""
+        """What runs know the store by, see `arrowstate.files.reading.store_key`."""
         return store_key(self._storage, self._store_id)
 
     @property

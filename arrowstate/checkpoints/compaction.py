@@ -7,7 +7,7 @@ be, and `choose` picks the files to rewrite, worst first.
 Here the runs of live backends are merged, in three steps that commits need not wait for: `plan_compaction` freezes the
 chosen runs on the thread that owns the backends; `CompactionPlan.run` merges them on any other; `CompactionPlan.adopt`
 puts the results into the tables, again on the owner's thread. The next checkpoint writes the merged runs and refers to
-the old files no more. A store that nobody writes to is compacted by `arrowstate.maintenance.compaction`.
+the old files no more. A store that nobody writes to is compacted by `arrowstate.upkeep.compaction`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
-from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, Item, RunFile, RunSlice, files_of, stored_slice
+from arrowstate.files.storage_use import SMALL_FILE_BYTES, Item, RunFile, RunSlice, files_of, stored_slice
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.table.background_merge import BackgroundMerge
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table
@@ -225,7 +225,7 @@ def plan_compaction(
         By operator uid the backends of all its subtasks, as a checkpoint takes them: a file that a subtask shares with
         another one that is not among them would be taken for dead.
     store
-        What runs know the store by, see `arrowstate.snapshot.reading.store_key`; a run that the store does not have yet
+        What runs know the store by, see `arrowstate.files.reading.store_key`; a run that the store does not have yet
         counts as the file that the next checkpoint would make of it.
     policy
         What is too much.

@@ -17,8 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import BackgroundCompaction, CompactionPolicy
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
 from arrowstate.checkpoints.freezing import Part, backends_of
@@ -44,8 +42,10 @@ from arrowstate.checkpoints.protocol import (
 )
 from arrowstate.checkpoints.writer import CheckpointWriter, WrittenPart
 from arrowstate.errors import ArrowStateError, CheckpointCancelledError, CheckpointsStoppedError
-from arrowstate.snapshot.disposal import dispose
-from arrowstate.snapshot.savepoint import write_frozen_savepoint
+from arrowstate.files.disposal import dispose
+from arrowstate.files.savepoint import write_frozen_savepoint
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Listener, Recording
 from arrowstate_formats.documents import LogEntryDocument, plain_json

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.errors import InvalidInputError
-from arrowstate.snapshot.operator import FrozenOperatorState
-from arrowstate.snapshot.writing import FrozenSubtask
+from arrowstate.files.operator import FrozenOperatorState
+from arrowstate.files.writing import FrozenSubtask
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.files.writing import WrittenSubtask, operator_document, write_subtask
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.snapshot.writing import WrittenSubtask, operator_document, write_subtask
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import (
     LogEntryDocument,

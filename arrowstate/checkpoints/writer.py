@@ -18,8 +18,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.checkpoints.freezing import (
     FrozenCheckpoint,
@@ -32,11 +30,13 @@ from arrowstate.errors import (
     CollectedError,
     CorruptDataError,
 )
+from arrowstate.files.operator import write_operator_states
+from arrowstate.files.references import operator_state_files, run_files
+from arrowstate.files.subtasks import Content
+from arrowstate.files.writing import WrittenSubtask, operator_document, write_subtask
 from arrowstate.log.commit import delete_quietly, written_for_commit
-from arrowstate.snapshot.operator import write_operator_states
-from arrowstate.snapshot.references import operator_state_files, run_files
-from arrowstate.snapshot.subtasks import Content
-from arrowstate.snapshot.writing import WrittenSubtask, operator_document, write_subtask
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Listener, PartRecord, recorded
 from arrowstate_formats.documents import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.cli.output import bytes_text, print_json, print_table, say
-from arrowstate.snapshot.storage_use import StorageUse
+from arrowstate.files.storage_use import StorageUse
 from arrowstate.store import open_store
 
 __all__ = ["compact"]

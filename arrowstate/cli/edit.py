@@ -14,9 +14,9 @@ from arrowstate.cli.output import print_json, print_narrow_table, print_table, s
 from arrowstate.editing.plan import EditPlan
 from arrowstate.editing.purging import PurgeReport
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.reading import find_operator
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.shown import shown
-from arrowstate.snapshot.reading import find_operator
 from arrowstate.store import Edit, Snapshot, open_store
 
 __all__ = ["edit"]

@@ -17,7 +17,7 @@ from arrowstate.cli.results import new_file, write_binary
 from arrowstate.cli.running_queries import interruptible
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.leases import held_while_read
+from arrowstate.log.leases import held_while_read
 from arrowstate.query.catalog import quoted, sql_names
 from arrowstate.query.duckdb.preparing import expressions
 from arrowstate.query.state import StateReader

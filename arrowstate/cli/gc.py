@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, say, time_text
-from arrowstate.maintenance.collection import CollectionReport
-from arrowstate.maintenance.planned import CollectionPlan
-from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.store import open_store
+from arrowstate.upkeep.collection import CollectionReport
+from arrowstate.upkeep.planned import CollectionPlan
+from arrowstate.upkeep.retention import RetentionPolicy
 
 __all__ = ["collect"]
 

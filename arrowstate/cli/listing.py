@@ -16,12 +16,12 @@ from arrowstate.cli.output import (
     say_field,
     time_text,
 )
+from arrowstate.files.reading import find_operator, find_state, subtask_runs
+from arrowstate.files.subtasks import subtasks_of
+from arrowstate.files.validation import Validation
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import resolve
 from arrowstate.query.describe import bytes_of, columns_of, live_rows, runs_of, state_overview
-from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
-from arrowstate.snapshot.subtasks import subtasks_of
-from arrowstate.snapshot.validation import Validation
 from arrowstate.storage.base import Storage
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.arrow_types import type_from_json

@@ -10,8 +10,8 @@ from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.cli.argparse_internals import Commands
 from arrowstate.cli.formats import FORMATS
 from arrowstate.cli.messages import tell_error
-from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
-from arrowstate.snapshot.validation import Validation
+from arrowstate.files.validation import Validation
+from arrowstate.upkeep.planned import DEFAULT_GRACE_MS
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["make_parser"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import warnings
 
+from arrowstate.checkpoints.importing import ClaimMode
 from arrowstate.cli.messages import in_own_terms
 from arrowstate.cli.output import bytes_text, print_json, progress_bar, say
-from arrowstate.maintenance.importing import ClaimMode
-from arrowstate.snapshot.disposal import dispose_savepoint
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.subtasks import whole_operators
+from arrowstate.files.disposal import dispose_savepoint
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.subtasks import whole_operators
 from arrowstate.store import Snapshot, open_store
 
 __all__ = ["bring_in", "delete", "write"]

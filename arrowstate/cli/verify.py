@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from arrowstate.cli.output import bytes_text, print_json, print_table, problems_text, progress_bar, say, time_text
-from arrowstate.maintenance.recovery import StoreVerification, proposals
 from arrowstate.store import open_store
+from arrowstate.upkeep.recovery import StoreVerification, proposals
 
 __all__ = ["diagnose", "verify"]
 

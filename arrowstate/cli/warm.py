@@ -38,7 +38,7 @@ KERNEL_MODULES = (
     "arrowstate.table.sparse",
     "arrowstate.table.time_order",
     "arrowstate.table.zones",
-    "arrowstate.windows.assigners",
+    "arrowstate.functions.windows.assigners",
 )
 """The modules that declare kernels."""
 

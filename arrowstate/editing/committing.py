@@ -24,11 +24,11 @@ from arrowstate.errors import (
     StorageError,
     StorageFullError,
 )
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.subtasks import read_states, whole_operators
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import content_of
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.subtasks import read_states, whole_operators
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.documents import LogEntryDocument

@@ -27,10 +27,10 @@ from arrowstate.editing.purging import (
 from arrowstate.editing.staging import Staging
 from arrowstate.editing.statements import Statements, changed_names
 from arrowstate.errors import EditConflictError, InvalidInputError
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.maintenance.leases import held_while_read
+from arrowstate.log.leases import held_while_read
 from arrowstate.query.difference import difference
-from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate_formats.documents import LogEntryDocument, encode
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat

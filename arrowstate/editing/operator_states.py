@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from arrowstate.editing.forms import assigned
 from arrowstate.errors import InvalidInputError, NullKeyError
+from arrowstate.files.operator import FrozenOperatorState, read_part, write_operator_states
+from arrowstate.files.output_tables import STATE
+from arrowstate.files.subtasks import whole_operator
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, operator_descriptor_of, operator_state_schema
-from arrowstate.snapshot.operator import FrozenOperatorState, read_part, write_operator_states
-from arrowstate.snapshot.output_tables import STATE
-from arrowstate.snapshot.subtasks import whole_operator
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate_formats.documents import OperatorDocument

@@ -13,16 +13,16 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.editing.staging import Staging
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.output_tables import STATE
+from arrowstate.files.reading import store_key, subtask_runs
+from arrowstate.files.savepoint_rows import cutoff_of
+from arrowstate.files.subtasks import restored_watermark, subtasks_of, whole_operators
 from arrowstate.html import table_html
 from arrowstate.query.expiry import UPDATED_COLUMN
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.output_tables import STATE
-from arrowstate.snapshot.reading import store_key, subtask_runs
-from arrowstate.snapshot.savepoint_rows import cutoff_of
-from arrowstate.snapshot.subtasks import restored_watermark, subtasks_of, whole_operators
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Run
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument, RunDocument

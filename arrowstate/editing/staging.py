@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.restoring import restore_backend
 from arrowstate.editing.applying import Rule, put_rows, remove_rows
 from arrowstate.editing.forms import Rows
 from arrowstate.editing.operator_states import with_other_names
 from arrowstate.editing.overlay import Overlay
 from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate.files.reading import find_operator
+from arrowstate.files.subtasks import whole_operator
+from arrowstate.files.writing import FrozenState, write_subtask
 from arrowstate.log.entries import CommittedEntry, next_checkpoint
-from arrowstate.snapshot.reading import find_operator
-from arrowstate.snapshot.subtasks import whole_operator
-from arrowstate.snapshot.writing import FrozenState, write_subtask
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, SubtaskDocument
 from arrowstate_formats.key_groups import check_max_parallelism, key_group_range, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns

@@ -16,12 +16,12 @@ from arrowstate.editing.script import run_script
 from arrowstate.editing.staging import Staging
 from arrowstate.editing.verbs import Given, Params, Verbs
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.output_tables import BATCH_SUFFIX
+from arrowstate.files.reading import find_operator
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.row_streams import lasting_tables, read_rows
-from arrowstate.snapshot.output_tables import BATCH_SUFFIX
-from arrowstate.snapshot.reading import find_operator
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.documents import LogEntryDocument
 

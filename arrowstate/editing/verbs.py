@@ -20,11 +20,11 @@ from arrowstate.editing.operator_states import PLACE, SUBTASK, OperatorRows
 from arrowstate.editing.plan import Statement
 from arrowstate.editing.staging import Staging
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.reading import find_operator, find_state, states_of
 from arrowstate.query.catalog import quoted, resolve, sql_names
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
-from arrowstate.snapshot.reading import find_operator, find_state, states_of
 from arrowstate.table.columns import columns_equal
 
 __all__ = ["Given", "Params", "Verbs"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
+from arrowstate.files.reading import states_of
 from arrowstate.query.duckdb.sql_types import distinct_names
-from arrowstate.snapshot.reading import states_of
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["HISTORY_NAMES", "SqlName", "history_names", "named", "quoted", "resolve", "sql_names"]

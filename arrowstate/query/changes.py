@@ -20,6 +20,8 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from arrowstate.errors import IncompatibleStateError, OperatorNotFoundError, StateNotFoundError
+from arrowstate.files.reading import subtask_runs
+from arrowstate.files.subtasks import subtasks_of
 from arrowstate.query.catalog import resolve
 from arrowstate.query.expiry import EXPIRES_COLUMN
 from arrowstate.query.files import Bits, Part, QueriedRun, live_bits_in_file
@@ -27,8 +29,6 @@ from arrowstate.query.picking import count_rows
 from arrowstate.query.state import CHECKPOINT_COLUMN, HashBounds, StateReader
 from arrowstate.query.stored_schemas import StoredSchemas, rehashed, stored_schemas
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import subtask_runs
-from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.table.columns import columns_equal, take
 from arrowstate.table.key_batch import KeyBatch

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from arrowstate.snapshot.reading import subtask_runs
-from arrowstate.snapshot.storage_use import storage_use
-from arrowstate.snapshot.subtasks import subtasks_of, whole_operator
+from arrowstate.files.reading import subtask_runs
+from arrowstate.files.storage_use import storage_use
+from arrowstate.files.subtasks import subtasks_of, whole_operator
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument

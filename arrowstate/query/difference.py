@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from arrowstate.errors import IncompatibleStateError
+from arrowstate.files.reading import find_operator, states_of
 from arrowstate.html import table_html
 from arrowstate.query.changes import (
     ALL_HASHES,
@@ -18,7 +19,6 @@ from arrowstate.query.changes import (
     reader_between,
 )
 from arrowstate.query.describe import columns_of
-from arrowstate.snapshot.reading import find_operator, states_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.schema_documents import StateDocument

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from arrowstate.files.open_files import OpenFile
+from arrowstate.files.stored_run import Piece, StoredRun
 from arrowstate.query.expiry import UPDATED_COLUMN
 from arrowstate.query.picking import Picked, count_rows
-from arrowstate.snapshot.open_files import OpenFile
-from arrowstate.snapshot.stored_run import Piece, StoredRun
 from arrowstate.table.run import Directory, Run
 from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
 from arrowstate.table.segments import Segments

@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 
+from arrowstate.files.subtasks import runs_of_state, subtasks_of
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, changed_rows, columns_to_compare
 from arrowstate.query.files import Part, QueriedRun
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.query.stored_schemas import StoredSchemas, rehashed, stored_schemas
 from arrowstate.schema.keys import key_columns
-from arrowstate.snapshot.subtasks import runs_of_state, subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate.table.columns import canonical_floats, take

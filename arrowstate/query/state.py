@@ -18,6 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.reading import find_operator, find_state, subtask_runs
+from arrowstate.files.subtasks import restored_watermark, subtasks_of
+from arrowstate.files.validation import validated_savepoint
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.duckdb.filters import Bounds
 from arrowstate.query.duckdb.sql_types import SqlForm
@@ -28,9 +31,6 @@ from arrowstate.query.read_ahead import map_ahead
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.times import expired_up_to
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.reading import find_operator, find_state, subtask_runs
-from arrowstate.snapshot.subtasks import restored_watermark, subtasks_of
-from arrowstate.snapshot.validation import validated_savepoint
 from arrowstate.storage.base import Storage
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from arrowstate.clock import now_ms
+from arrowstate.files.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
+from arrowstate.files.validation import is_validated
 from arrowstate.html import table_html
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import resolve
@@ -18,8 +20,6 @@ from arrowstate.query.describe import overview
 from arrowstate.query.expiry import Seen
 from arrowstate.query.kept_reads import Recent
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
-from arrowstate.snapshot.validation import is_validated
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, pack, unpack
 from arrowstate_formats.key_groups import KeyGroupRange

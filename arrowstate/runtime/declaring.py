@@ -9,15 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.processing.batch_function import BatchRunner
+from arrowstate.functions.batch_function import BatchRunner
+from arrowstate.functions.windows.function import WindowFunction
 from arrowstate.runtime.graph import Graph
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, check_type, type_parts
-from arrowstate.windows.function import WindowFunction
+from arrowstate.state.backend.keyed import KeyedStateBackend
 
 __all__ = [
     "AsKey",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.processing.batch_function import BatchContext, BatchFunction, Output
-from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
+from arrowstate.functions.batch_function import BatchContext, BatchFunction, Output
+from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
 
 __all__ = ["CoBatchFunction", "KeyedCoProcessFunction", "OneOfTwo"]
 

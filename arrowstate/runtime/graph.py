@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.processing.batch_function import BatchFunction
-from arrowstate.processing.process_function import KeyedProcessFunction
+from arrowstate.files.output_tables import OutputTable
+from arrowstate.functions.batch_function import BatchFunction
+from arrowstate.functions.process_function import KeyedProcessFunction
 from arrowstate.runtime.connectors import Source
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.sinks.table import OutputTable as Table
 from arrowstate.runtime.watermarks import Watermarks
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.snapshot.output_tables import OutputTable
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.names import check_operator_uid
 
 __all__ = [

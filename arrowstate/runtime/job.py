@@ -10,9 +10,7 @@ import pyarrow as pa
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.beside import check_retention
-from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
-from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
+from arrowstate.functions.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.runtime.connectors import Source
 from arrowstate.runtime.declaring import check_stored, check_timestamps
 from arrowstate.runtime.graph import Graph, Mode, SourceNode
@@ -22,6 +20,8 @@ from arrowstate.runtime.streams import Stream
 from arrowstate.runtime.watermarks import Watermarks
 from arrowstate.schema.types import check_type
 from arrowstate.store.snapshot import Snapshot
+from arrowstate.upkeep.beside import check_retention
+from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM, check_max_parallelism
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from arrowstate.checkpoints.committing import Committer
 from arrowstate.errors import InvalidInputError, JobFailedError
+from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.maintenance.beside import collector_of_writer
-from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.query.beside import select_beside
 from arrowstate.runtime.core.assembling import Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
@@ -32,6 +31,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.store.reading import Page
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
+from arrowstate.upkeep.beside import collector_of_writer
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import check_max_parallelism, default_max_parallelism
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.processing.batch_function import BatchFunction
-from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
-from arrowstate.processing.process_function import KeyedProcessFunction
-from arrowstate.processing.runner import batches_of
-from arrowstate.processing.side_outputs import OutputTag, Sides
+from arrowstate.functions.batch_function import BatchFunction
+from arrowstate.functions.dead_letters import dead_letter_table, dead_letters_name
+from arrowstate.functions.process_function import KeyedProcessFunction
+from arrowstate.functions.runner import batches_of
+from arrowstate.functions.side_outputs import OutputTag, Sides
 from arrowstate.runtime.connectors import DirectSink, PreparingSink, Sink
 from arrowstate.runtime.declaring import (
     AsKey,

@@ -1,6 +1,6 @@
 """Collection beside a query: Spark commits in one of several processes of a machine, of which one collects at a time.
 
-What a retention drops is deleted while the query goes on, see `arrowstate.maintenance.beside`; the figures of the next
+What a retention drops is deleted while the query goes on, see `arrowstate.upkeep.beside`; the figures of the next
 micro-batch say what became of it.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from arrowstate.maintenance.beside import Collector, collect_store
-from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.spark.places import StorePlace
 from arrowstate.store import open_store
+from arrowstate.upkeep.beside import Collector, collect_store
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.run_files import checksum
 
 __all__ = ["collector_of", "new_collector"]

@@ -1,6 +1,7 @@
 """Columns of streams and tables: found as Spark finds them, and checked.
 
-A driver finds and checks columns; a task has them as Arrow arrays, of which `arrowstate.filling.columns` makes values.
+A driver finds and checks columns; a task has them as Arrow arrays, of which
+`arrowstate.bootstrap.columns` makes values.
 """
 
 from __future__ import annotations

@@ -16,13 +16,11 @@ from pyspark import cloudpickle
 
 from arrowstate.checkpoints.appending import append_checkpoint
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
+from arrowstate.files.output_tables import BATCH_SUFFIX, appended
+from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit import append_fence, delete_quietly
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.history import History
-from arrowstate.maintenance.beside import Collector
-from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.processing.dead_letters import is_dead_letters
-from arrowstate.snapshot.output_tables import BATCH_SUFFIX, appended
 from arrowstate.spark.collecting import collector_of
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state
@@ -30,6 +28,8 @@ from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.task import SubtaskResult
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Listener, OperationRecord, PartRecord, Recording, recorded
+from arrowstate.upkeep.beside import Collector
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,

@@ -1,6 +1,6 @@
 """What an operator is asked to be, and what its store says of it: uid, key, parallelism and max parallelism.
 
-`keyed_sink`, `stateful` and `bootstrap` ask the same, and `arrowstate.filling.opening` settles it. What does not
+`keyed_sink`, `stateful` and `bootstrap` ask the same, and `arrowstate.bootstrap.opening` settles it. What does not
 depend on the store is refused before one is made.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import DataType
 
+from arrowstate.bootstrap.opening import AskedOperator, Opening
 from arrowstate.errors import InvalidInputError, UnsupportedStorageError
-from arrowstate.filling.opening import AskedOperator, Opening
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.schemas import arrow_type, spark_type, widens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arrowstate.snapshot.output_tables import OutputTable, output_rows
+from arrowstate.files.output_tables import OutputTable, output_rows
 from arrowstate.spark.schemas import schema_for_spark, spark_schema
 from arrowstate.spark.workers import own_python
 from arrowstate.storage.registry import open_storage

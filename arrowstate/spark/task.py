@@ -15,17 +15,17 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.restoring import restore_backend
 from arrowstate.errors import KeyTypeError
+from arrowstate.files.subtasks import read_states, subtask_of
+from arrowstate.files.writing import FrozenSubtask, subtask_bytes, write_subtask
 from arrowstate.log.commit import delete_quietly
 from arrowstate.schema.layout import key_schema_of
-from arrowstate.snapshot.subtasks import read_states, subtask_of
-from arrowstate.snapshot.writing import FrozenSubtask, subtask_bytes, write_subtask
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter, TaskMetrics
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.schemas import key_text
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import (

@@ -7,22 +7,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from arrowstate.checkpoints.importing import IMPORTED_FROM
+from arrowstate.checkpoints.rollback import roll_back
 from arrowstate.editing.committing import EditCommit
 from arrowstate.editing.edit import Beginning, Edit, EditSide
 from arrowstate.editing.purging import Collected
+from arrowstate.files.savepoint import write_savepoint
 from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.entries import content_of, open_store_document
-from arrowstate.maintenance.importing import IMPORTED_FROM
-from arrowstate.maintenance.leases import held_while_read
-from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.maintenance.rollback import roll_back
-from arrowstate.snapshot.savepoint import write_savepoint
+from arrowstate.log.leases import held_while_read
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.store.keeping import KeptStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import recorded
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.errors import CheckpointNotFoundError
+from arrowstate.files.references import ReferenceReader
 from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.leases import DEFAULT_LEASE_MS
 from arrowstate.log.pins import delete_tag, put_tag
-from arrowstate.maintenance.collection_plan import check_grace, plan_collection
-from arrowstate.maintenance.compaction import (
-    plan_store_compaction,
-)
-from arrowstate.maintenance.leases import DEFAULT_LEASE_MS
-from arrowstate.maintenance.planned import DEFAULT_GRACE_MS
-from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.store.plans import Collection, Compaction, Lease
 from arrowstate.store.reading import ReadableStore
+from arrowstate.upkeep.collection_plan import check_grace, plan_collection
+from arrowstate.upkeep.compaction import (
+    plan_store_compaction,
+)
+from arrowstate.upkeep.planned import DEFAULT_GRACE_MS
+from arrowstate.upkeep.retention import RetentionPolicy
 
 __all__ = ["KeptStore"]
 

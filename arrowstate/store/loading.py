@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.filling.planning import AskedStates
-from arrowstate.filling.tables import DEFAULT_BUDGET_BYTES, TableFill, fill_operators, plan_table
+from arrowstate.bootstrap.planning import AskedStates
+from arrowstate.bootstrap.tables import DEFAULT_BUDGET_BYTES, TableFill, fill_operators, plan_table
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.row_streams import open_stream
 from arrowstate.store.editing import EditableStore

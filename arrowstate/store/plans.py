@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from arrowstate.html import table_html
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.maintenance.collection import CollectionReport, apply_collection
-from arrowstate.maintenance.compaction import StoreCompactionPlan, apply_store_compaction
-from arrowstate.maintenance.leases import CheckpointLease
-from arrowstate.maintenance.planned import CollectionPlan
+from arrowstate.log.leases import CheckpointLease
 from arrowstate.store.reading import ReadableStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import recorded
+from arrowstate.upkeep.collection import CollectionReport, apply_collection
+from arrowstate.upkeep.compaction import StoreCompactionPlan, apply_store_compaction
+from arrowstate.upkeep.planned import CollectionPlan
 
 __all__ = ["Collection", "Compaction", "Lease"]
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
+from arrowstate.files.validation import Validation, readable
 from arrowstate.html import table_html
 from arrowstate.log.choosing import CheckpointReference, choose_checkpoint, tags_of
 from arrowstate.log.collected import advise
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.maintenance.recovery import StoreVerification, find_newest_whole, proposals, verify_store
 from arrowstate.query.difference import Difference
-from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
+from arrowstate.upkeep.recovery import StoreVerification, find_newest_whole, proposals, verify_store
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import LARGEST_EXACT, check_integer
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
-from arrowstate.backend.restoring import restore_backend
+from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.operator import operator_state_table
+from arrowstate.files.verification import Verification, verify_checkpoint
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.entries import create_store
-from arrowstate.maintenance.importing import ClaimMode, import_checkpoint
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.evolution import SchemaEvolution
-from arrowstate.snapshot.operator import operator_state_table
-from arrowstate.snapshot.verification import Verification, verify_checkpoint
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend, restore_operator_backend
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.telemetry.records import PartRecord, recorded
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.handles import SubtaskWriter
+from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
+from arrowstate.files.disposal import dispose_savepoint
+from arrowstate.files.validation import Validation, check_validation
 from arrowstate.log.entries import create_store, open_store_document
-from arrowstate.maintenance.importing import ClaimMode, import_checkpoint
-from arrowstate.snapshot.disposal import dispose_savepoint
-from arrowstate.snapshot.validation import Validation, check_validation
 from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.store.loading import FilledStore
 from arrowstate.store.reading import ReadableStore

@@ -7,8 +7,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend
 from arrowstate.checkpoints.compaction import CompactionPolicy, compact_backends
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.checkpoints.driver import CheckpointCoordinator
@@ -17,10 +15,12 @@ from arrowstate.checkpoints.handles import SubtaskHandle, commit_handles
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointWriter
-from arrowstate.maintenance.beside import check_retention, collector_of_writer
-from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import Listener, recorded
+from arrowstate.upkeep.beside import check_retention, collector_of_writer
+from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.run_files import RunFormat
 
 __all__ = ["StoreWriter"]

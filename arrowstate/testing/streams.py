@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.errors import CheckpointCancelledError, InvalidInputError, NameTakenError, StorageError
-from arrowstate.snapshot.streams import CheckpointOutputStream, CheckpointStreamFactory
+from arrowstate.files.streams import CheckpointOutputStream, CheckpointStreamFactory
 from arrowstate.storage import LocalStorage, ObjectStorage, Storage
 from arrowstate_formats.run_files import checksum
 

@@ -8,12 +8,12 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from arrowstate.errors import ArrowStateError, CorruptDataError, FormatVersionError, MissingFileError
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.verification import verify_checkpoint
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.describe import columns_of, overview, runs_of
 from arrowstate.query.duckdb.history import HISTORY_TABLES
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.verification import verify_checkpoint
 from arrowstate.store import Snapshot
 from arrowstate.ui.shown import bounded
 from arrowstate.ui.site import Ask, Place, Verifying

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError
+from arrowstate.files.reading import find_operator, find_state
 from arrowstate.html import strip_svg
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN
@@ -18,7 +19,6 @@ from arrowstate.query.expiry import Seen
 from arrowstate.query.key_history import COMMITTED_COLUMN, KeyHistory
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN, StateReader
 from arrowstate.query.stored_schemas import stored_schemas
-from arrowstate.snapshot.reading import find_operator, find_state
 from arrowstate.store import Snapshot
 from arrowstate.ui.checkpoint import overview_of
 from arrowstate.ui.checkpoints import a_day_before

@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 from arrowstate.errors import CheckpointNotFoundError
+from arrowstate.files.storage_use import StorageUse, storage_use
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.maintenance.retention import RetentionPolicy
 from arrowstate.query.duckdb.about import about
-from arrowstate.snapshot.storage_use import StorageUse, storage_use
 from arrowstate.ui.checkpoint import DAMAGES
 from arrowstate.ui.site import Ask
+from arrowstate.upkeep.retention import RetentionPolicy
 
 __all__ = ["amplification", "collection", "compaction", "storage"]
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 import arrowstate
 from arrowstate.checkpoints.compaction import CompactionPolicy
+from arrowstate.files import subtasks
 from arrowstate.log.entries import create_store
-from arrowstate.snapshot import subtasks
 from arrowstate.storage.registry import open_storage
 from arrowstate.store import Snapshot, StateStore
 

@@ -34,9 +34,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from arrowstate import CheckpointNotFoundError, CollectedError, RetentionPolicy
+from arrowstate.files.references import ReferenceReader
 from arrowstate.log.entries import create_store
-from arrowstate.maintenance.leases import DEFAULT_LEASE_MS
-from arrowstate.snapshot.references import ReferenceReader
+from arrowstate.log.leases import DEFAULT_LEASE_MS
 from arrowstate.storage import Storage, open_storage, options_beside
 from arrowstate.store import Snapshot, StateStore
 from every_kind import UID, Job, small_files

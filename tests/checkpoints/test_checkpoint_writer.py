@@ -24,10 +24,10 @@ from arrowstate import (
 )
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.writing import operator_document, write_subtask
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.writing import operator_document, write_subtask
 from arrowstate_formats.run_files import checksum
 
 KEY = pa.schema([("k", pa.int64())])

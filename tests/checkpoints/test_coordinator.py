@@ -29,10 +29,10 @@ from arrowstate import (
     key_groups,
     open_store,
 )
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.savepoint import write_frozen_savepoint
 from arrowstate.log.entries import create_store, path_of
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.savepoint import write_frozen_savepoint
 from arrowstate.storage import open_storage
 from arrowstate.storage.base import Outcome
 

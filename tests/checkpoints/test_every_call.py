@@ -17,18 +17,18 @@ import pytest
 from arrowstate import CommitUnknownError, RetentionPolicy, StateStore, StorageError, ValueStateDescriptor
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.writer import CheckpointWriter
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.savepoint import write_savepoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store, open_store_document, path_of
+from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.log.pins import read_pins
-from arrowstate.maintenance.collection import apply_collection
-from arrowstate.maintenance.collection_plan import plan_collection
-from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
-from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, CheckpointLease
-from arrowstate.maintenance.planned import Portions
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.storage import clear_memory_storage, open_storage
 from arrowstate.testing import Crashed, Fault, FaultyStorage
+from arrowstate.upkeep.collection import apply_collection
+from arrowstate.upkeep.collection_plan import plan_collection
+from arrowstate.upkeep.compaction import apply_store_compaction, plan_store_compaction
+from arrowstate.upkeep.planned import Portions
 from long_form import every_nth
 from simulation.content import OPERATOR, change, content_of, new_backends, restored_backends
 

@@ -14,10 +14,10 @@ from arrowstate.checkpoints.committing import Needs
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id
 from arrowstate.errors import CorruptDataError
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.subtasks import whole_operators
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
-from arrowstate.snapshot.references import ReferenceReader
-from arrowstate.snapshot.subtasks import whole_operators
 from arrowstate.store import StateStore
 from arrowstate_formats.documents import MAX_ENTRY_BYTES, SubtaskStatisticsDocument, encode
 

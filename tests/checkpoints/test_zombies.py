@@ -19,10 +19,10 @@ from arrowstate import (
     RetentionPolicy,
     StorageError,
 )
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.references import ReferenceReader
 from arrowstate.log.entries import create_store
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import open_storage
 from arrowstate.store import StateStore
 from every_kind import UID, Job, small_files

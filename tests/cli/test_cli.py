@@ -422,7 +422,7 @@ def test_import_says_that_a_claimed_savepoint_is_still_there(store, capsys, tmp_
     def refuse(storage, *, now_ms):
         raise arrowstate.StorageError("arrowstate.json", "no answer")
 
-    monkeypatch.setattr("arrowstate.maintenance.importing.dispose", refuse)
+    monkeypatch.setattr("arrowstate.checkpoints.importing.dispose", refuse)
     code, out, _ = run(capsys, "import", tmp_path / "new", tmp_path / "copy", "--claim")
 
     assert code == 1

@@ -11,8 +11,8 @@ import pytest
 
 import arrowstate
 from arrowstate.cli import main
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.open_files import forget_open_files
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 

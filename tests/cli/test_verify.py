@@ -14,11 +14,11 @@ from msgspec.structs import replace
 import arrowstate
 from arrowstate import CheckpointNotFoundError, CorruptDataError, FormatVersionError, StorageError
 from arrowstate.cli import main
-from arrowstate.maintenance.recovery import proposals
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.references import ReferenceReader
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.store import StateStore
+from arrowstate.upkeep.recovery import proposals
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")

@@ -24,10 +24,10 @@ from arrowstate import (
     key_groups,
     open_store,
 )
-from arrowstate.backend.restoring import restore_backend
 from arrowstate.checkpoints.compaction import CompactionPolicy, plan_compaction
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.reading import store_key
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.reading import store_key
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store import StateStore
 from arrowstate.table.merging import MergePolicy

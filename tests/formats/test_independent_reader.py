@@ -167,8 +167,8 @@ def test_every_kind_of_state_is_read_by_the_text_alone(tmp_path: Path, run_forma
 def test_lists_of_subtasks_and_parts_are_read_by_the_text_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("arrowstate.snapshot.subtasks._ENTRY_BYTES", 0)
-    monkeypatch.setattr("arrowstate.snapshot.subtasks._NEIGHBOURS", 2)
+    monkeypatch.setattr("arrowstate.files.subtasks._ENTRY_BYTES", 0)
+    monkeypatch.setattr("arrowstate.files.subtasks._NEIGHBOURS", 2)
     store = open_store(tmp_path, create=True)
     with store.writer() as writer:
         backend = KeyedStateBackend(key=KEY, max_parallelism=12)

@@ -7,9 +7,9 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.files.verification import verify_log
 from arrowstate.log.boundary import boundaries, number_of, path_of
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.snapshot.verification import verify_log
 
 COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")
 

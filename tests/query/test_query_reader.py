@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.open_files import forget_open_files
 
 
 def test_to_arrow_returns_each_live_row_once(large):

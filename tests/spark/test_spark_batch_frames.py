@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.clock import new_id
-from arrowstate.snapshot.output_tables import OutputTable, write_output
+from arrowstate.files.output_tables import OutputTable, write_output
 from arrowstate.spark.outputs import frame_of
 from arrowstate.storage import open_storage
 

@@ -205,8 +205,8 @@ def test_a_stateful_operator_starts_from_a_bootstrapped_store(spark: Any, stream
 
 
 def test_a_run_that_is_still_alive_is_fenced_and_a_new_one_goes_on(sink: Any, make_rows: Any) -> None:
+    from arrowstate.bootstrap.commit import FilledOperator, commit_fill
     from arrowstate.clock import new_id, now_ms
-    from arrowstate.filling.commit import FilledOperator, commit_fill
     from arrowstate.spark.columns import FrameColumns
     from arrowstate.spark.load.filling import fill_subtask
     from arrowstate.spark.load.planning import plan_fill
@@ -270,8 +270,8 @@ def test_a_second_row_of_a_key_is_refused_and_nothing_is_left(spark: Any, tmp_pa
 
 
 def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from arrowstate.bootstrap import subtask
     from arrowstate.clock import new_id
-    from arrowstate.filling import subtask
     from arrowstate.spark.columns import FrameColumns
     from arrowstate.spark.load import filling
     from arrowstate.spark.load.planning import plan_fill
@@ -295,8 +295,8 @@ def test_a_key_is_found_twice_in_pieces_apart(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_attempts_of_a_task_leave_files_that_nothing_refers_to(tmp_path: Path) -> None:
+    from arrowstate.bootstrap.commit import FilledOperator, commit_fill
     from arrowstate.clock import new_id, now_ms
-    from arrowstate.filling.commit import FilledOperator, commit_fill
     from arrowstate.spark.columns import FrameColumns
     from arrowstate.spark.load.filling import fill_subtask
     from arrowstate.spark.load.planning import plan_fill

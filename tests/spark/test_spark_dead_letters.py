@@ -13,7 +13,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, ProcessElementError, StorageFullError
-from arrowstate.processing.dead_letters import is_of_function, tried
+from arrowstate.functions.dead_letters import is_of_function, tried
 
 HIGHEST = 2**63 - 1
 SUMS = arrowstate.ReducingStateDescriptor(

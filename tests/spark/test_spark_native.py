@@ -344,7 +344,7 @@ def test_floats_of_early_writers_whose_bounds_may_lie_are_left_to_the_data_sourc
         # Nobody noted whether there is a NaN, and there were bounds in Parquet.
         return [replace(item, has_nan=None) for item in column_statistics(batches)]
 
-    monkeypatch.setattr("arrowstate.snapshot.writing.column_statistics", statistics)
+    monkeypatch.setattr("arrowstate.files.writing.column_statistics", statistics)
     monkeypatch.setattr("arrowstate_formats.run_writing.paths_with_nan", lambda batches: set())
     reals = write_reals(tmp_path)
 

@@ -15,11 +15,11 @@ import pytest
 import arrowstate
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, StorageError
-from arrowstate.maintenance.beside import Collector
 from arrowstate.spark import collecting
 from arrowstate.spark.collecting import new_collector
 from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.places import StorePlace
+from arrowstate.upkeep.beside import Collector
 
 POLICY = arrowstate.RetentionPolicy(count=2)
 

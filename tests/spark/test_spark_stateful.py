@@ -229,7 +229,7 @@ def test_a_function_that_fails_gets_the_rows_again_after_a_restart(job: Job, str
 
 
 def test_an_output_table_has_each_row_once_whatever_is_merged(job: Job, stream: Any, monkeypatch: Any) -> None:
-    from arrowstate.snapshot import output_tables
+    from arrowstate.files import output_tables
 
     monkeypatch.setattr(output_tables, "_MERGED_PARTS", 1)
     tables = [pa.table({"k": [number, 7], "v": [1, 1], "n": [1, 1]}) for number in range(8)]

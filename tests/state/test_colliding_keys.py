@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, key_hash, open_store
-from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.table.merging import MergePolicy
 
 MASK = 2**64 - 1

@@ -9,8 +9,8 @@ import boto3
 import pytest
 
 from arrowstate import CorruptDataError, FormatVersionError, open_store
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.open_files import forget_open_files
 from every_kind import FORMATS, UID, Job, small_files
 from object_servers import S3_OPTIONS
 

@@ -25,7 +25,7 @@ from arrowstate import (
     open_store,
 )
 from arrowstate.errors import CorruptDataError, StorageError
-from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.files.open_files import forget_open_files
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, LOSE, REFUSE, faulty_proxy
 from object_servers import S3_OPTIONS, azure_options, google_options
 

@@ -32,15 +32,15 @@ if __name__ == "__main__":
 import duckdb
 
 from arrowstate import CorruptDataError, FormatVersionError, RetentionPolicy
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.references import ReferenceReader
 from arrowstate.log.entries import create_store, open_store_document, path_of
 from arrowstate.log.pins import put_lease
-from arrowstate.maintenance.collection import apply_collection
-from arrowstate.maintenance.collection_plan import plan_collection
 from arrowstate.query.kept_reads import forget_checkpoints
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.storage import open_storage
 from arrowstate.store import Snapshot, StateStore
+from arrowstate.upkeep.collection import apply_collection
+from arrowstate.upkeep.collection_plan import plan_collection
 from every_kind import FORMATS, UID, Job, small_files
 
 KEYS = 90

@@ -23,9 +23,9 @@ from arrowstate import (
     key_hash,
     open_store,
 )
+from arrowstate.files import writing
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.snapshot import writing
-from arrowstate.snapshot.open_files import forget_open_files
 from arrowstate.table.merging import MergePolicy
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")

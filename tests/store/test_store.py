@@ -25,8 +25,8 @@ from arrowstate import (
     ValueStateDescriptor,
     open_store,
 )
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.subtasks import read_states
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.subtasks import read_states
 from arrowstate_formats.documents import (
     FORMAT_VERSION,
     LogEntryDocument,

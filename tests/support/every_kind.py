@@ -33,8 +33,8 @@ from arrowstate import (
     key_group_range,
     key_hash,
 )
+from arrowstate.files import operator, writing
 from arrowstate.schema.descriptors import TimerStateDescriptor
-from arrowstate.snapshot import operator, writing
 from arrowstate.store import Snapshot
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.run_files import RunFormat

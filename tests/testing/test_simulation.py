@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.maintenance import collection
 from arrowstate.testing.faults import Call, Crashed, Fault
+from arrowstate.upkeep import collection
 from arrowstate_formats.documents import LeaseDocument, encode
 from arrowstate_formats.run_files import checksum
 from long_form import LONG, TURN, short_or_long

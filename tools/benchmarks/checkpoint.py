@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.files.open_files import forget_open_files
 from benchmarks.harness import Contender, Report, argument_parser
 from benchmarks.workload import SUM, Keys, load_arrowstate
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.windows import EventTimeSessionWindows, TumblingEventTimeWindows, WindowOperator
 from benchmarks.harness import Report, argument_parser
 

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 import arrowstate
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.reading import find_operator, find_state, open_state
 from arrowstate.schema.versions import RunSchemas
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.reading import find_operator, find_state, open_state
 from benchmarks.harness import Contender, Report, argument_parser
 from benchmarks.rocksdb_peer import RocksDB
 from benchmarks.workload import SUM, Keys, load_arrowstate, load_rocksdb

@@ -18,13 +18,13 @@ import pyarrow as pa
 import arrowstate
 from arrowstate.checkpoints.committing import Committer
 from arrowstate.log.pins import read_pins
-from arrowstate.maintenance.beside import Collector, collect_store
-from arrowstate.maintenance.retention import DEFAULT_RETENTION
 from arrowstate.runtime import GeneratorSource, Job
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.drivers.inline import Inline
 from arrowstate.store import StateStore
+from arrowstate.upkeep.beside import Collector, collect_store
+from arrowstate.upkeep.retention import DEFAULT_RETENTION
 from benchmarks.harness import Report, argument_parser
 
 CHECKPOINTS = 1_800

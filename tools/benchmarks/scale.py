@@ -20,9 +20,9 @@ import pyarrow as pa
 import arrowstate
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
+from arrowstate.files.open_files import forget_open_files
+from arrowstate.files.references import ReferenceReader
 from arrowstate.log.entries import path_of
-from arrowstate.snapshot.open_files import forget_open_files
-from arrowstate.snapshot.references import ReferenceReader
 from arrowstate.store import StateStore
 from arrowstate_formats.run_files import INLINE_BYTES
 from benchmarks.harness import Report, argument_parser

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError
 from arrowstate.foreign.flink.sessions import Sessions, sessions_of
 from arrowstate.foreign.flink.states import FlinkState
+from arrowstate.functions.windows.assigning import WINDOW
 from arrowstate.schema.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -24,7 +25,6 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.keys import check_key_schema
-from arrowstate.windows.assigning import WINDOW
 from arrowstate_formats.names import check_state_name
 
 __all__ = ["TIMERS", "KeyedRows", "free_name", "name_of"]

@@ -23,9 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arrowstate.bootstrap.planning import AskedStates
+from arrowstate.bootstrap.tables import TableFill, fill_operators, plan_table
 from arrowstate.errors import InvalidInputError
-from arrowstate.filling.planning import AskedStates
-from arrowstate.filling.tables import TableFill, fill_operators, plan_table
+from arrowstate.files.operator import FrozenOperatorState
 from arrowstate.foreign.flink.imported_rows import TIMERS, KeyedRows, free_name, name_of
 from arrowstate.foreign.flink.savepoint import FlinkOperator, FlinkSavepoint
 from arrowstate.foreign.flink.sessions import CONTENTS_OF, WINDOWS_OF_SESSIONS
@@ -43,7 +44,6 @@ from arrowstate.schema.operator_state import (
     OperatorStateDescriptor,
     operator_state_schema,
 )
-from arrowstate.snapshot.operator import FrozenOperatorState
 from arrowstate.store import Snapshot, StateStore
 from arrowstate_formats.names import check_operator_uid
 

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+from arrowstate.files.reading import subtask_runs
+from arrowstate.files.storage_use import files_of, slices_by_state
+from arrowstate.files.subtasks import subtasks_of
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.pins import read_pins
 from arrowstate.query.describe import state_overview
 from arrowstate.query.duckdb.filters import Bounds, Node, may_match
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
-from arrowstate.snapshot.reading import subtask_runs
-from arrowstate.snapshot.storage_use import files_of, slices_by_state
-from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument

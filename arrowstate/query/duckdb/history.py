@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from arrowstate.clock import now_ms
 from arrowstate.errors import CorruptDataError
+from arrowstate.files.subtasks import subtasks_of
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import newest_id
 from arrowstate.log.pins import Pin, read_pins
@@ -24,7 +25,6 @@ from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.duckdb.dataset import ScanStatistics, passing
 from arrowstate.query.duckdb.filters import Bounds, Node, columns_of, may_match, read_filter, values_of
 from arrowstate.query.expiry import time_or_null
-from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arrowstate.files.operator import read_part
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.duckdb.dataset import ScanStatistics, passing
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.schema.operator_state import operator_descriptor_of, operator_state_schema
-from arrowstate.snapshot.operator import read_part
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 

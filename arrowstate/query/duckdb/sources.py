@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from arrowstate.files.subtasks import whole_state
 from arrowstate.query.catalog import SqlName, history_names, sql_names
 from arrowstate.query.duckdb.dataset import Source, StateSource
 from arrowstate.query.duckdb.history import HistorySource
 from arrowstate.query.duckdb.operator_state import OperatorStateRows, OperatorStateSource
 from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 

@@ -14,22 +14,22 @@ from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.files.operator import read_part
+from arrowstate.files.output_tables import OutputTable as StoredTable
+from arrowstate.files.output_tables import appended, merged_parts, write_output
+from arrowstate.files.references import operator_state_files
+from arrowstate.files.subtasks import whole_state
+from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.maintenance.beside import Collector
-from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.runtime.connectors import PreparingSink, Sink, Token
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
 from arrowstate.runtime.core.reading import split_type, splits_to_arrow
 from arrowstate.runtime.graph import Graph, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
-from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.output_tables import OutputTable as StoredTable
-from arrowstate.snapshot.output_tables import appended, merged_parts, write_output
-from arrowstate.snapshot.references import operator_state_files
-from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.storage.base import Storage
+from arrowstate.upkeep.beside import Collector
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import (
     LogEntryDocument,

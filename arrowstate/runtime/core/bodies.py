@@ -9,20 +9,20 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, NullKeyError, UserFunctionError
-from arrowstate.processing.batch_function import BatchFunction, BatchRunner
-from arrowstate.processing.dead_letters import DeadLetters
-from arrowstate.processing.keyed_process import KeyedProcessRunner
-from arrowstate.processing.setting_aside import process_apart
+from arrowstate.files.writing import FrozenSubtask
+from arrowstate.functions.batch_function import BatchFunction, BatchRunner
+from arrowstate.functions.dead_letters import DeadLetters
+from arrowstate.functions.keyed_process import KeyedProcessRunner
+from arrowstate.functions.setting_aside import process_apart
+from arrowstate.functions.windows.function import WindowFunction
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
-from arrowstate.snapshot.writing import FrozenSubtask
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import BroadcastState
-from arrowstate.windows.function import WindowFunction
 
 __all__ = ["Body", "FunctionBody", "RelayBody"]
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.processing.dead_letters import DeadLetters, is_of_function, tried
-from arrowstate.processing.runner import batches_of
-from arrowstate.processing.setting_aside import reason_of
+from arrowstate.files.output_tables import OutputTable
+from arrowstate.functions.dead_letters import DeadLetters, is_of_function, tried
+from arrowstate.functions.runner import batches_of
+from arrowstate.functions.setting_aside import reason_of
 from arrowstate.runtime.core.elements import Barrier, Element, bytes_of
 from arrowstate.runtime.core.exchange import FRAME_ROWS, Exchange
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.sinking import SinkTask
 from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SideNode, SinkNode
-from arrowstate.snapshot.output_tables import OutputTable
 
 __all__ = ["Chain"]
 

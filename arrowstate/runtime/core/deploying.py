@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from arrowstate.backend.broadcast import restored_broadcast
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.restoring import restore_backend
+from arrowstate.files.subtasks import whole_state
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime.connectors import PreparingSink, Sink
 from arrowstate.runtime.core.attempt import Attempt, Setting
@@ -20,7 +18,9 @@ from arrowstate.runtime.core.sinking import DirectTask, KeptRows, PreparedTask, 
 from arrowstate.runtime.core.task import OperatorTask, SourceTask, TaskHooks
 from arrowstate.runtime.graph import Graph, RelayNode, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
-from arrowstate.snapshot.subtasks import whole_state
+from arrowstate.state.backend.broadcast import restored_broadcast
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.state.operator_list import BroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument

@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from arrowstate.errors import SourceError
-from arrowstate.processing import failing
+from arrowstate.functions import failing
 
 __all__ = ["explained", "unpicklable"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, SourceError
-from arrowstate.processing.dead_letters import DeadLetters
+from arrowstate.functions.dead_letters import DeadLetters
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState

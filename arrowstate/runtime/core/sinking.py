@@ -11,12 +11,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from arrowstate.files.operator import write_part
+from arrowstate.files.streams import CheckpointStreamFactory
 from arrowstate.runtime.connectors import DirectSink, PreparingSink, SinkWriter
 from arrowstate.runtime.core.elements import bytes_of
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import StatePart
-from arrowstate.snapshot.operator import write_part
-from arrowstate.snapshot.streams import CheckpointStreamFactory
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import OperatorPartDocument

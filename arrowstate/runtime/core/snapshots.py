@@ -12,18 +12,18 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 from msgspec.structs import replace
 
-from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.files.operator import write_part
+from arrowstate.files.reading import store_key
+from arrowstate.files.references import run_files
+from arrowstate.files.streams import CheckpointStreamFactory
+from arrowstate.files.writing import FrozenSubtask, WrittenSubtask, write_subtask
 from arrowstate.log.commit import delete_quietly
 from arrowstate.runtime.core.messages import Acknowledged, Declined, FromSlot, SplitState, StatePart, TaskHandle
 from arrowstate.runtime.core.reading import SourceSplits
 from arrowstate.runtime.core.sinking import WriteParts
 from arrowstate.runtime.core.task import OperatorTask, SourceTask, Task
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.snapshot.operator import write_part
-from arrowstate.snapshot.reading import store_key
-from arrowstate.snapshot.references import run_files
-from arrowstate.snapshot.streams import CheckpointStreamFactory
-from arrowstate.snapshot.writing import FrozenSubtask, WrittenSubtask, write_subtask
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import OperatorPartDocument, SubtaskStatisticsDocument

@@ -23,19 +23,19 @@ from arrowstate.errors import (
     SourceError,
     StorageError,
 )
+from arrowstate.files.output_tables import find_output, output_rows
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, open_store_document
+from arrowstate.log.leases import DEFAULT_LEASE_MS, LONGEST_LEASE_MS
 from arrowstate.log.timeline import Step, newest_checkpoint_id, oldest_followed_id, steps_between
-from arrowstate.maintenance.following import FollowerLease
-from arrowstate.maintenance.leases import DEFAULT_LEASE_MS, LONGEST_LEASE_MS
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.runtime.connectors import Reader, Source, Split
 from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, check_names, row_number
-from arrowstate.snapshot.output_tables import find_output, output_rows
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
+from arrowstate.upkeep.following import FollowerLease
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument, pack, unpack
 from arrowstate_formats.integers import check_integer

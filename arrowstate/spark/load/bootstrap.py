@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as sf
 
+from arrowstate.bootstrap.commit import FilledOperator, commit_filled
+from arrowstate.bootstrap.plan import FillPlan
 from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.filling.commit import FilledOperator, commit_filled
-from arrowstate.filling.plan import FillPlan
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.load.filling import delete_files_of, fill_subtask

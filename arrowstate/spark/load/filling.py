@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
+from arrowstate.bootstrap.plan import FillPlan
+from arrowstate.bootstrap.subtask import SubtaskFill, pieces_of
 from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import now_ms
-from arrowstate.filling.plan import FillPlan
-from arrowstate.filling.subtask import SubtaskFill, pieces_of
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sf
 
+from arrowstate.bootstrap.commit import FilledOperator
+from arrowstate.bootstrap.plan import FillPlan
 from arrowstate.errors import InvalidInputError
-from arrowstate.filling.commit import FilledOperator
-from arrowstate.filling.plan import FillPlan
 from arrowstate.schema.descriptors import TimeToLive
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.load.bootstrap import DEFAULT_BUDGET_BYTES, run_fills

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from arrowstate.bootstrap.plan import FillPlan
+from arrowstate.bootstrap.planning import AskedStates, plan_of
 from arrowstate.clock import new_id, now_ms
-from arrowstate.filling.plan import FillPlan
-from arrowstate.filling.planning import AskedStates, plan_of
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.memory import TaskMemory

@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.processing.batch_function import BatchFunction
-from arrowstate.processing.process_function import KeyedProcessFunction
+from arrowstate.files.output_tables import BATCH_SUFFIX, OutputTable
+from arrowstate.functions.batch_function import BatchFunction
+from arrowstate.functions.process_function import KeyedProcessFunction
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.snapshot.output_tables import BATCH_SUFFIX, OutputTable
 from arrowstate.spark.operators.query import QueryOperator, uids_of
 from arrowstate.spark.schemas import arrow_type
 from arrowstate_formats.names import check_operator_uid

@@ -18,15 +18,13 @@ from pyspark.sql import functions as sf
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, StoreNotFoundError
+from arrowstate.files.operator import FrozenOperatorState, write_operator_states
+from arrowstate.files.output_tables import appended, rows_state
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.log.history import History
-from arrowstate.maintenance.beside import Collector
-from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.snapshot.operator import FrozenOperatorState, write_operator_states
-from arrowstate.snapshot.output_tables import appended, rows_state
 from arrowstate.spark.collecting import collector_of
 from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
@@ -40,6 +38,8 @@ from arrowstate.state.operator_list import BroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.telemetry.records import Listener
+from arrowstate.upkeep.beside import Collector
+from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,

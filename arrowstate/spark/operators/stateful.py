@@ -10,9 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.beside import check_retention
-from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
-from arrowstate.processing.dead_letters import dead_letter_table, dead_letters_name
+from arrowstate.functions.dead_letters import dead_letter_table, dead_letters_name
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.memory import TaskMemory
@@ -22,6 +20,8 @@ from arrowstate.spark.operators.query import QueryOperator
 from arrowstate.spark.operators.stream import StatefulStream
 from arrowstate.spark.operators.task import Operator, OperatorPlan
 from arrowstate.spark.schemas import arrow_type, spark_schema, spark_type
+from arrowstate.upkeep.beside import check_retention
+from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
+from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.processing.dead_letters import is_dead_letters
 from arrowstate.spark.commit import check_alone
 from arrowstate.spark.failures import check_picklable
 from arrowstate.spark.operators.clocks import clock_of

@@ -12,26 +12,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.broadcast import restored_broadcast
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
-from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
-from arrowstate.processing.batch_function import BatchFunction, BatchRunner
-from arrowstate.processing.dead_letters import DeadLetters
-from arrowstate.processing.failing import explained
-from arrowstate.processing.keyed_process import KeyedProcessRunner
-from arrowstate.processing.process_function import KeyedProcessFunction
-from arrowstate.processing.runner import key_columns_of
-from arrowstate.processing.setting_aside import process_apart
-from arrowstate.snapshot.output_tables import OutputTable, write_output
+from arrowstate.files.output_tables import OutputTable, write_output
+from arrowstate.functions.batch_function import BatchFunction, BatchRunner
+from arrowstate.functions.dead_letters import DeadLetters
+from arrowstate.functions.failing import explained
+from arrowstate.functions.keyed_process import KeyedProcessRunner
+from arrowstate.functions.process_function import KeyedProcessFunction
+from arrowstate.functions.runner import key_columns_of
+from arrowstate.functions.setting_aside import process_apart
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
+from arrowstate.state.backend.broadcast import restored_broadcast
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
+from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 from arrowstate_formats.schema_documents import FieldDocument
 

@@ -17,6 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.reading import find_operator
+from arrowstate.files.validation import Validation, readable
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.timeline import (
     Step,
@@ -27,8 +29,6 @@ from arrowstate.log.timeline import (
 )
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_columns
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
-from arrowstate.snapshot.reading import find_operator
-from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.spark.read.holding import Held, check_no_lease
 from arrowstate.spark.read.options import (
     StorePlace,

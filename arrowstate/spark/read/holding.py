@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.following import FollowerLease
 from arrowstate.spark.places import StorePlace
+from arrowstate.upkeep.following import FollowerLease
 
 __all__ = ["Held", "check_no_lease"]
 

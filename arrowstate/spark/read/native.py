@@ -20,10 +20,10 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StructField, StructType
 
+from arrowstate.files.validation import Validation
 from arrowstate.query.expiry import EXPIRES_COLUMN, UPDATED_COLUMN
 from arrowstate.query.files import QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
-from arrowstate.snapshot.validation import Validation
 from arrowstate.spark.places import STORAGE_OPTIONS, storage_options_text
 from arrowstate.spark.pyspark_internals import ROW_NUMBER, context_of, has_file
 from arrowstate.spark.read.plans import Plan, plan_from_options

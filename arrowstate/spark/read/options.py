@@ -13,10 +13,10 @@ from typing import cast, get_args
 import msgspec
 
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, NotFoundError
+from arrowstate.files.validation import Validation
 from arrowstate.log.choosing import checkpoint_at, milliseconds_of, named_checkpoint, tags_of
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
-from arrowstate.snapshot.validation import Validation
 from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument

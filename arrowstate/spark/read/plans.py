@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
-from arrowstate.snapshot.reading import find_operator
+from arrowstate.files.reading import find_operator
 from arrowstate.spark.read.options import IDLE_OPTION, flag, open_checkpoint
 from arrowstate.spark.read.states import ReadPlan
 from arrowstate.spark.read.tables import HistoryPlan, OperatorStatePlan

@@ -15,11 +15,11 @@ from pyspark.sql.types import StructType
 
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.reading import find_operator
+from arrowstate.files.validation import Validation, readable
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
-from arrowstate.snapshot.reading import find_operator
-from arrowstate.snapshot.validation import Validation, readable
 from arrowstate.spark.read.options import (
     StorePlace,
     check_options,

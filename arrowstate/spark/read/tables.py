@@ -14,10 +14,10 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.operator import find_operator_state
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.duckdb.history import HISTORY_TABLES, history_table
 from arrowstate.query.duckdb.operator_state import OperatorStateRows
-from arrowstate.snapshot.operator import find_operator_state
 from arrowstate.spark.read.options import StorePlace, check_options, choose_columns, open_checkpoint, open_read_storage
 from arrowstate.spark.read.states import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema

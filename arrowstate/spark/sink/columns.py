@@ -22,8 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from arrowstate.bootstrap.columns import is_counted
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.filling.columns import is_counted
 from arrowstate.schema.aggregates import BuiltIn
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,

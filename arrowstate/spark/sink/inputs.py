@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from arrowstate.bootstrap.columns import check_states
 from arrowstate.errors import InvalidInputError
-from arrowstate.filling.columns import check_states
 from arrowstate.schema.descriptors import MapStateDescriptor, StateDescriptor, TimeToLive, ValueStateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.schemas import arrow_type

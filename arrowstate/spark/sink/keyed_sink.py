@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyspark.sql import functions as sf
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.maintenance.beside import check_retention
-from arrowstate.maintenance.retention import DEFAULT_RETENTION, RetentionPolicy
-from arrowstate.processing.dead_letters import dead_letters_name
+from arrowstate.functions.dead_letters import dead_letters_name
 from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
 from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
@@ -29,6 +27,8 @@ from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.source import FORMAT, register
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.telemetry.records import Listener
+from arrowstate.upkeep.beside import check_retention
+from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.schema_documents import StateDocument
 

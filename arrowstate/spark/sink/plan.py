@@ -13,10 +13,10 @@ import msgspec
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.processing.dead_letters import dead_letter_table
+from arrowstate.files.output_tables import OutputTable
+from arrowstate.functions.dead_letters import dead_letter_table
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import descriptor_of, key_schema_of
-from arrowstate.snapshot.output_tables import OutputTable
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_of, storage_options_text
 from arrowstate.spark.schemas import arrow_type, spark_type

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
-from arrowstate.processing.dead_letters import DeadLetters, tried
+from arrowstate.functions.dead_letters import DeadLetters, tried
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from arrowstate.spark.sink.changelog import ADDED, REMOVED, WITHOUT_OLD_VALUE
 from arrowstate.spark.sink.plan import SinkPlan
+from arrowstate.state.backend.keyed import KeyedStateBackend
 
 __all__ = ["fold_apart", "rows_that_fit"]
 

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend
+from arrowstate.bootstrap.columns import milliseconds, struct_values
 from arrowstate.errors import InvalidInputError
-from arrowstate.filling.columns import milliseconds, struct_values
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import columns_as, typed
 from arrowstate.spark.sink.changelog import Changes
 from arrowstate.spark.sink.ordering import Order
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.base import KeyedState
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState

@@ -9,13 +9,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.backend.keyed import KeyedStateBackend
 from arrowstate.clock import now_ms
+from arrowstate.files.output_tables import write_output
+from arrowstate.files.subtasks import subtasks_of
+from arrowstate.functions.dead_letters import DeadLetters
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.processing.dead_letters import DeadLetters
 from arrowstate.schema.layout import descriptor_of
-from arrowstate.snapshot.output_tables import write_output
-from arrowstate.snapshot.subtasks import subtasks_of
 from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.micro_batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.sink.ordering import Order
@@ -23,6 +22,7 @@ from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.setting_aside import fold_apart, rows_that_fit
 from arrowstate.spark.sink.state_rows import StateRows, ordered
 from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
+from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.schema_documents import StateDocument
 

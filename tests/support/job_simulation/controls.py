@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from arrowstate.backend.restoring import restore_backend
 from arrowstate.runtime.connectors import Sink
 from arrowstate.runtime.core import (
     assembling,
@@ -29,6 +28,7 @@ from arrowstate.runtime.core import (
 from arrowstate.runtime.core import turns as turns_of
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier
 from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.state.backend.restoring import restore_backend
 from job_simulation.parts import WORLD, Tokens, rows_of
 
 __all__ = ["CONTROLS", "without"]

@@ -12,13 +12,13 @@ from zlib import crc32
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import CheckpointAbortedError, FencedError, JobFailedError
+from arrowstate.files.operator import read_part
+from arrowstate.files.subtasks import whole_state
 from arrowstate.runtime.core import task, turns
 from arrowstate.runtime.core.assembling import stored_splits
 from arrowstate.runtime.drivers.inline import SlotKilledError
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob
-from arrowstate.snapshot.operator import read_part
-from arrowstate.snapshot.subtasks import whole_state
 from arrowstate.storage.memory import clear_memory_storage
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.testing.jobs import quiet

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from arrowstate.bootstrap.planning import AskedStates
+from arrowstate.bootstrap.tables import TableFill, fill_operators, plan_table
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.errors import (
@@ -24,18 +26,16 @@ from arrowstate.errors import (
     NotFoundError,
     StorageError,
 )
-from arrowstate.filling.planning import AskedStates
-from arrowstate.filling.tables import TableFill, fill_operators, plan_table
+from arrowstate.files.savepoint import write_savepoint
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.leases import CheckpointLease
 from arrowstate.log.timeline import steps_between
-from arrowstate.maintenance.collection import apply_collection
-from arrowstate.maintenance.collection_plan import plan_collection
-from arrowstate.maintenance.compaction import apply_store_compaction, plan_store_compaction
-from arrowstate.maintenance.leases import CheckpointLease
-from arrowstate.maintenance.retention import RetentionPolicy
-from arrowstate.snapshot.savepoint import write_savepoint
 from arrowstate.store import StateStore
+from arrowstate.upkeep.collection import apply_collection
+from arrowstate.upkeep.collection_plan import plan_collection
+from arrowstate.upkeep.compaction import apply_store_compaction, plan_store_compaction
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import LogEntryDocument
 from simulation.content import (
     MAX_PARALLELISM,

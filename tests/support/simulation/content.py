@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend, restore_operator_backend
-from arrowstate.backend.restoring import restore_backend
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.schema.descriptors import ValueStateDescriptor
 from arrowstate.schema.operator_state import OperatorListStateDescriptor
-from arrowstate.snapshot.open_files import forget_open_files
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend, restore_operator_backend
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import LogEntryDocument

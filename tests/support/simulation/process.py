@@ -15,9 +15,9 @@ from arrowstate.errors import (
     StorageError,
 )
 from arrowstate.log.entries import open_store_document
-from arrowstate.maintenance.planned import Portions
 from arrowstate.storage.base import Storage
 from arrowstate.store import StateStore
+from arrowstate.upkeep.planned import Portions
 from simulation.oracle import Oracle
 from simulation.scheduler import Actor
 

@@ -14,14 +14,14 @@ from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.log import commit_log
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.entries import create_store
-from arrowstate.maintenance.collection import apply_collection
-from arrowstate.maintenance.collection_plan import plan_collection
-from arrowstate.maintenance.leases import CheckpointLease
-from arrowstate.maintenance.planned import Portions
-from arrowstate.maintenance.retention import RetentionPolicy
+from arrowstate.log.leases import CheckpointLease
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.memory import MemoryStorage, clear_memory_storage
 from arrowstate.testing.faults import VERBS, Call, Fault, FaultyStorage, SeededFaults
+from arrowstate.upkeep.collection import apply_collection
+from arrowstate.upkeep.collection_plan import plan_collection
+from arrowstate.upkeep.planned import Portions
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.run_files import checksum
 from simulation.actors import SCRIPTS
 from simulation.oracle import Oracle

@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.operator import OperatorStateBackend
-from arrowstate.backend.restoring import restore_backend
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.operator_state import OperatorStateDescriptor
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage import clear_memory_storage
 from arrowstate.store import Snapshot, StateStore, open_store
 from arrowstate.table.merging import MergePolicy

@@ -8,8 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arrowstate.backend.keyed import KeyedStateBackend
-from arrowstate.backend.restoring import restore_backend
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, ProcessElementError, ValueOverflowError
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -20,6 +18,8 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.evolution import SchemaEvolution
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.store import Snapshot
 from arrowstate_formats.key_groups import key_groups
 from suites.deployments import Job

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.processing.batch_function import BatchContext, BatchFunction, BatchRunner
-from arrowstate.processing.keyed_process import KeyedProcessRunner
-from arrowstate.processing.process_function import Collector, KeyedProcessFunction, ProcessContext
+from arrowstate.functions.batch_function import BatchContext, BatchFunction, BatchRunner
+from arrowstate.functions.keyed_process import KeyedProcessRunner
+from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.windows import (
     CountWindows,

@@ -1,0 +1,161 @@
+"""The commit of filled states: one checkpoint with all of them, made from the one that the fill started from.
+
+Other operators of that checkpoint stay as they are. The fence before it stops whoever writes to the store. A query
+of Spark that had written goes on after its last batch when it is started again, and its offsets stay known: the
+properties of the checkpoint are taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from arrowstate.bootstrap.plan import FillPlan
+from arrowstate.checkpoints.appending import append_checkpoint
+from arrowstate.checkpoints.handles import SubtaskHandle, operator_of_handles
+from arrowstate.checkpoints.notes import of_stopped_query
+from arrowstate.errors import FencedError
+from arrowstate.files.subtasks import whole_operators
+from arrowstate.log.commit import append_fence, written_for_commit
+from arrowstate.log.commit_log import CommitLog, refuse_loss
+from arrowstate.storage.base import Storage
+from arrowstate.telemetry.records import PartRecord, recorded
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument
+
+__all__ = ["FilledOperator", "FilledStates", "commit_fill", "commit_filled"]
+
+
+@dataclass(frozen=True, slots=True)
+class FilledOperator:
+    """An operator whose subtasks are written."""
+
+    plan: FillPlan
+    subtasks: Sequence[SubtaskHandle]
+
+
+@dataclass(frozen=True, slots=True)
+class FilledStates:
+    """The operator states of an operator, written; they take the place of all that it had."""
+
+    uid: str
+    states: Sequence[OperatorStateDocument]
+    paths: Sequence[str]
+
+
+def commit_filled(
+    storage: Storage,
+    fill: Callable[[], Sequence[FilledOperator]],
+    properties: Callable[[Sequence[FilledOperator]], Mapping[str, Any]],
+    *,
+    operator_states: Callable[[], Sequence[FilledStates]] = tuple,
+    abandon: Callable[[], None],
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+) -> tuple[LogEntryDocument, Sequence[FilledOperator]]:
+    """Fill operators and commit them as one checkpoint, as an operation that is told of; errors as of `commit_fill`.
+
+    `properties` is asked when all is written, and `abandon` deletes what was written where there is no commit to try.
+    `operator_states` writes what operators have of it.
+    """
+    started_at_ms = clock_ms()
+    with recorded("import", storage.url, started_at_ms) as recording:
+        try:
+            filled = fill()
+            beside = operator_states()
+            kept = properties(filled)
+        except BaseException:
+            abandon()
+            raise
+        with recording.committing():
+            entry = commit_fill(
+                storage,
+                filled,
+                beside,
+                properties=kept,
+                started_at_ms=started_at_ms,
+                new_id=new_id,
+                clock_ms=clock_ms,
+            )
+        recording.checkpoint_id = entry.checkpoint_id
+        recording.parts.extend(
+            PartRecord.of(item.statistics, rows=sum(item.document.live_rows.values()))
+            for operator in filled
+            for item in operator.subtasks
+        )
+    return entry, filled
+
+
+def commit_fill(
+    storage: Storage,
+    operators: Sequence[FilledOperator],
+    operator_states: Sequence[FilledStates] = (),
+    *,
+    properties: Mapping[str, Any],
+    started_at_ms: int,
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+) -> LogEntryDocument:
+    """Commit operators whose subtasks are written as the newest checkpoint.
+
+    Raises
+    ------
+    FencedError
+        If another writer has committed since a plan was made; nothing is left of what was written.
+    InvalidInputError
+        If the properties are not JSON; nothing is left.
+    CollectedError, StorageFullError, StorageError
+        If it was not committed; nothing is left.
+    CommitUnknownError
+        If it cannot be told whether it was committed; what was written stays.
+    """
+    paths = [path for operator in operators for item in operator.subtasks for path in item.paths]
+    paths += [path for item in operator_states for path in item.paths]
+    with written_for_commit(storage, paths) as files:
+        log = CommitLog(storage, on_loss=refuse_loss)
+        history = log.history()
+        newest, checkpoint = history.newest, history.checkpoint
+        base = None if checkpoint is None else checkpoint.number
+        if any(operator.plan.base != base for operator in operators):
+            raise FencedError(None, None if newest is None else newest.document.writer_epoch)
+        fence = append_fence(log, newest, new_id=new_id, clock_ms=clock_ms, properties=properties)
+        if fence is None:
+            raise FencedError(None, None if newest is None else newest.document.writer_epoch + 1)
+        kept = {} if checkpoint is None else {operator.uid: operator for operator in checkpoint.operators}
+        for operator in operators:
+            uid = operator.plan.uid
+            own = () if uid not in kept else kept[uid].operator_states
+            kept[uid] = replace(operator_of_handles(uid, operator.subtasks), operator_states=list(own))
+        for states in operator_states:
+            kept[states.uid] = _with_states(states, kept.get(states.uid))
+        content = whole_operators(storage, kept.values())
+        watermarks = [operator.plan.watermark for operator in operators if operator.plan.watermark is not None]
+        files.is_tried = True
+        entry = append_checkpoint(
+            storage,
+            log,
+            fence,
+            content,
+            before=() if checkpoint is None else checkpoint.operators,
+            base=base or 0,
+            paths=paths,
+            # Under the names of the fill, so that they are found where it fails.
+            new_id=operators[0].plan.id_maker(new_id) if operators else new_id,
+            started_at_ms=started_at_ms,
+            now_ms=clock_ms(),
+            watermark=min(watermarks, default=fence.document.watermark),
+            properties={**of_stopped_query({} if checkpoint is None else checkpoint.properties, new_id), **properties},
+            statistics=[item.statistics for operator in operators for item in operator.subtasks],
+        )
+        if entry is None:
+            raise FencedError(fence.document.writer_epoch, fence.document.writer_epoch + 1)
+        return entry
+
+
+def _with_states(given: FilledStates, operator: OperatorDocument | None) -> OperatorDocument:
+    states = list(given.states)
+    if operator is not None:
+        return replace(operator, operator_states=states)
+    return OperatorDocument(uid=given.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=states)

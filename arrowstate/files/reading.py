@@ -1,0 +1,161 @@
+"""From storage to runs: manifests, run files, deletion vectors, directories, cut to a range of hashes.
+
+A file is opened once per process and stays mapped while it is used, and each record batch is compared with
+its checksum at its first use; a Lance file, whose rows lie anywhere in it, is compared as a whole. Files are immutable,
+so what is kept is stale only where a file was damaged: a local file whose size, time or inode has changed is opened and
+compared again. Live bits are made anew for each caller. Specification: formats/spec/run-files.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from arrowstate.errors import (
+    OperatorNotFoundError,
+    StateNotFoundError,
+)
+from arrowstate.files.stored_run import StoredRun
+from arrowstate.files.subtasks import read_states, subtasks_of
+from arrowstate.schema.versions import RunSchemas
+from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
+from arrowstate.table.run import Run
+from arrowstate_formats.documents import (
+    LogEntryDocument,
+    OperatorDocument,
+    RunDocument,
+    SubtaskDocument,
+)
+from arrowstate_formats.schema_documents import StateDocument
+
+__all__ = [
+    "OpenState",
+    "find_operator",
+    "find_state",
+    "open_run",
+    "open_state",
+    "states_of",
+    "store_key",
+    "subtask_runs",
+    "whole_state_rows",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenState:
+    """The runs of one state, or of a part of it."""
+
+    schemas: RunSchemas
+    runs: tuple[Run, ...]
+    bytes_read: int
+    "Bytes of the record batches that were opened, whether or not they were in a cache."
+
+
+def find_operator(entry: LogEntryDocument, uid: str) -> OperatorDocument:
+    """Return an operator of a checkpoint, or raise OperatorNotFoundError with the uids there are."""
+    for operator in entry.operators:
+        if operator.uid == uid:
+            return operator
+    raise OperatorNotFoundError(uid, [operator.uid for operator in entry.operators], entry.checkpoint_id)
+
+
+def find_state(entry: LogEntryDocument, operator: OperatorDocument, name: str) -> StateDocument:
+    """Return a state of an operator, or raise StateNotFoundError with the names there are."""
+    for state in operator.states:
+        if state.name == name:
+            return state
+    raise StateNotFoundError(name, [state.name for state in operator.states], operator.uid, entry.checkpoint_id)
+
+
+def open_state(
+    storage: Storage,
+    store_id: str,
+    operator: OperatorDocument,
+    schemas: RunSchemas,
+    *,
+    hash_bounds: tuple[int, int] | None = None,
+) -> OpenState:
+    """Open the runs of a state, all of them or those rows whose hash is in a range.
+
+    Parameters
+    ----------
+    storage, store_id
+        Where the store is, and its identity.
+    operator
+        The operator in a checkpoint.
+    schemas
+        The state, in the schema that the rows are to have.
+    hash_bounds
+        Lowest and highest hash, both inclusive.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file is missing, truncated or altered.
+    """
+    subtasks = subtasks_of(storage, operator, hash_bounds)
+    manifests = in_parallel(storage, partial(subtask_runs, storage, operator), subtasks, name="manifests")
+    documents = [run for manifest in manifests for run in manifest.get(schemas.document.name, [])]
+    opened = in_parallel(
+        storage, lambda run: open_run(storage, store_id, run, schemas, hash_bounds=hash_bounds), documents, name="runs"
+    )
+    found = [run for run in opened if run is not None]
+    return OpenState(schemas, tuple(run for run, _ in found), sum(size for _, size in found))
+
+
+def subtask_runs(
+    storage: Storage, operator: OperatorDocument, subtask: SubtaskDocument
+) -> dict[str, list[RunDocument]]:
+    """Return the run documents of a subtask by the name of their state."""
+    return {state.name: state.runs for state in read_states(storage, subtask.manifest, operator.uid)}
+
+
+def open_run(
+    storage: Storage,
+    store_id: str,
+    document: RunDocument,
+    schemas: RunSchemas,
+    *,
+    hash_bounds: tuple[int, int] | None = None,
+) -> tuple[Run, int] | None:
+    """Open a run, or the part of it whose hashes are in a range; None if no row is.
+
+    Returns
+    -------
+    tuple of Run and int
+        The run, and how many bytes of record batches were opened for it.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file is missing, truncated or altered.
+    """
+    stored = StoredRun(storage, document, schemas)
+    file = stored.file
+    segments, size = stored.segments_within(file, hash_bounds)
+    if not segments:
+        return None
+    first_row, end_row = segments[0].first_row, segments[-1].end_row
+    live, live_rows = stored.live_rows(first_row, end_row)
+    known = {store_key(storage, store_id): (document, 0)}
+    run = Run(segments, first_row, end_row, live, live_rows, mapped=True, stored=known)
+    if document.directory is not None:
+        run.built = file.directory(storage)
+    return run, size
+
+
+def store_key(storage: Storage, store_id: str) -> str:
+    """Return what `Run.stored` knows a store by: its place too, because a copy of a store keeps the id."""
+    return f"{store_id} {storage.url}"
+
+
+def whole_state_rows(entry: LogEntryDocument, uid: str, state: str) -> int:
+    """Return the live rows of a state, as the log entry counts them."""
+    return find_operator(entry, uid).live_rows(state)
+
+
+def states_of(entry: LogEntryDocument) -> Sequence[tuple[str, str]]:
+    """Return (operator uid, state name) of every state in a checkpoint."""
+    return [(operator.uid, state.name) for operator in entry.operators for state in operator.states]

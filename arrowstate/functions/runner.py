@@ -1,0 +1,138 @@
+"""What the runners of functions share, whether a function sees records or batches, and what their contexts share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError
+from arrowstate.functions.side_outputs import OutputTag, Sides
+from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
+from arrowstate.state.shown import Shown
+
+__all__ = ["Context", "Runner", "batches_of", "key_columns_of"]
+
+
+class Context(Shown):
+    """What a function knows besides what it is given."""
+
+    def __init__(self, backend: KeyedStateBackend, broadcasts: Mapping[str, ReadOnlyBroadcastState]) -> None:
+        self._backend = backend
+        self._broadcasts = broadcasts
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._backend!r}>"
+
+    @property
+    def watermark(self) -> int | None:
+        """The event time, in milliseconds, up to which everything has come; None before the first watermark."""
+        return self._backend.watermark
+
+    def broadcast(self, name: str) -> ReadOnlyBroadcastState:
+        """Return a broadcast state, which is the same in every subtask and cannot be changed here.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is none of this name.
+        """
+        return find_broadcast(self._broadcasts, name)
+
+
+C = TypeVar("C", bound=Context)
+
+
+class _Function(Protocol):
+    def open(self, context: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+F = TypeVar("F", bound=_Function)
+
+
+class Runner(Generic[F, C]):
+    """Opens a function, runs it in transactions of its backend, and closes it."""
+
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        function: F,
+        context: C,
+        broadcasts: Mapping[str, ReadOnlyBroadcastState],
+        sides: Sides[Any],
+    ) -> None:
+        self._backend = backend
+        self._sides = sides
+        self._function = function
+        self._context = context
+        self._broadcasts = tuple(broadcasts.values())
+        self._closed = False
+        function.open(context)
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"<{type(self).__name__} of {type(self._function).__name__}{closed}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def side_output(self, tag: OutputTag) -> pa.Table:
+        """Return what the function handed to a side output in the last call; nothing of one that failed.
+
+        Returns
+        -------
+        pa.Table
+            The columns of the tag.
+
+        Raises
+        ------
+        InvalidInputError
+            If the function has no such side output.
+        """
+        return self._sides.last(tag)
+
+    def close(self) -> None:
+        """Call the function's `close`, once."""
+        if not self._closed:
+            self._closed = True
+            self._function.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidInputError(f"{type(self._function).__name__} has been closed; make another runner")
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        return self._backend.transaction(*self._broadcasts)
+
+
+def key_columns_of(key: pa.Schema, batch: pa.RecordBatch) -> Any:
+    """Return the key columns of a batch, in the form that the verbs of states take.
+
+    Raises
+    ------
+    InvalidInputError
+        If the batch lacks one.
+    """
+    names = key.names
+    if not set(names) <= set(batch.schema.names):
+        raise InvalidInputError(
+            f"a batch must have the key columns {', '.join(names)}; it has {', '.join(batch.schema.names)}"
+        )
+    return batch.column(names[0]) if len(names) == 1 else batch.select(names)
+
+
+def batches_of(rows: Any) -> list[pa.RecordBatch]:
+    """Return a record batch or table as batches: one, unless a column holds more text than one array can address."""
+    if isinstance(rows, pa.RecordBatch):
+        return [rows]
+    if not isinstance(rows, pa.Table):
+        raise InvalidInputError(f"expected a record batch or a table, got {type(rows).__name__}")
+    return rows.combine_chunks().to_batches()

@@ -1,0 +1,447 @@
+"""The keyed state of one subtask: a set of named states over one range of key groups."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, overload
+
+import msgspec
+import pyarrow as pa
+
+from arrowstate.clock import now_ms
+from arrowstate.errors import InvalidInputError
+from arrowstate.files.writing import FrozenState, FrozenSubtask
+from arrowstate.schema.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    TimerStateDescriptor,
+    ValueStateDescriptor,
+)
+from arrowstate.schema.evolution import names_fields
+from arrowstate.schema.layout import (
+    StateLayout,
+    check_same_state,
+    computed_by,
+    descriptor_of,
+    key_documents,
+    state_document,
+)
+from arrowstate.schema.versions import RunSchemas, evolve_state
+from arrowstate.state.backend.inspection import Iteration
+from arrowstate.state.backend.names import check_new_name
+from arrowstate.state.base import KeyedState
+from arrowstate.state.current_key import KeyContext
+from arrowstate.state.kinds.aggregating import AggregatingState
+from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.map import MapState
+from arrowstate.state.kinds.reducing import ReducingState
+from arrowstate.state.kinds.timer_service import TimerService
+from arrowstate.state.kinds.timers import TimerState
+from arrowstate.state.kinds.value import ValueState
+from arrowstate.state.shown import Shown
+from arrowstate.state.transaction import Participant, Transactions
+from arrowstate.table.key_batch import KeyBatch
+from arrowstate.table.merging import MergePolicy
+from arrowstate.table.run import Run
+from arrowstate.table.spill import Budget
+from arrowstate.table.table import Table
+from arrowstate_formats.integers import check_integer
+from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument
+
+__all__ = ["KeyedStateBackend"]
+
+
+_KINDS: dict[str, Any] = {
+    "value": ValueState,
+    "reducing": ReducingState,
+    "aggregating": AggregatingState,
+    "list": ListState,
+    "map": MapState,
+    "timer": TimerState,
+}
+
+
+class KeyedStateBackend(Shown, Iteration):
+    """The keyed state of one subtask.
+
+    One thread uses it at a time. A verb that meets one of another thread is refused with `ConcurrentUseError`, as is a
+    scalar verb with a current key that another running thread has set. Between two batches it may be handed over, and a
+    snapshot of it may be written by another thread.
+
+    Parameters
+    ----------
+    key
+        The key columns. Key types are those that `key_hash` knows; the type is part of the key.
+    max_parallelism
+        The number of key groups, 1 to 32768.
+    key_groups
+        The key groups of this subtask, both ends inclusive; all by default.
+    memory_budget_bytes
+        Rows of all states together past this many bytes are kept in mapped local files; None for no limit.
+    spill_dir
+        The folder of these files, which are removed by themselves; the system's temporary folder by default.
+    merge_policy
+        When runs are merged.
+    clock_ms
+        Returns the processing time in milliseconds since 1970, by which a time to live is measured.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument is out of range, or a key type cannot be hashed.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    >>> clicks.add_batch(pa.array(["ann", "bob", "ann"]), pa.array([1, 2, 3]))
+    >>> clicks.get_batch(pa.array(["ann", "bob", "eve"])).to_pylist()
+    [4, 2, None]
+    """
+
+    _plumbing = frozenset({"migrate", "states", "take_up", "transactions", "was_stored"})
+
+    def __init__(
+        self,
+        *,
+        key: pa.Schema,
+        max_parallelism: int,
+        key_groups: KeyGroupRange | None = None,
+        memory_budget_bytes: int | None = None,
+        spill_dir: str | Path | None = None,
+        merge_policy: MergePolicy | None = None,
+        clock_ms: Callable[[], int] = now_ms,
+    ) -> None:
+        max_parallelism = check_max_parallelism(max_parallelism)
+        everything = key_group_range(max_parallelism, parallelism=1, subtask=0)
+        if key_groups is not None and key_groups.end > everything.end:
+            raise InvalidInputError(
+                f"key groups must be within 0 to {everything.end} at max parallelism {max_parallelism}, "
+                f"got {key_groups.start} to {key_groups.end}"
+            )
+        memory_budget_bytes = check_integer("memory_budget_bytes", memory_budget_bytes, 0, optional=True)
+        self._context = KeyContext(key, max_parallelism, key_groups or everything, clock_ms)
+        spill_folder = Path(spill_dir) if spill_dir is not None else None
+        self._budget = Budget(memory_budget_bytes, spill_folder, lambda: [s.table for s in self._states.values()])
+        self._policy = merge_policy
+        self._key_fields = key_documents(self._context.key)
+        self._states: dict[str, KeyedState[Any]] = {}
+        self._stored: dict[str, StateDocument] = {}
+        "The states that were restored, in the schema that they have now."
+        self._untouched: set[str] = set()
+        "Restored states that no descriptor has taken up."
+        self._dropped: frozenset[str] = frozenset()
+        "States that the restore gave up or renamed: the next checkpoint may lack them."
+        self.was_stored = False
+        "Whether it was restored, or frozen for a checkpoint."
+
+    def __repr__(self) -> str:
+        groups = self.key_groups
+        states = ", ".join(self._states) or "none"
+        return f"<KeyedStateBackend key groups {groups.start} to {groups.end}, states: {states}>"
+
+    @property
+    def key(self) -> pa.Schema:
+        """The schema of the key columns."""
+        return self._context.key
+
+    @property
+    def max_parallelism(self) -> int:
+        """The number of key groups."""
+        return self._context.max_parallelism
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups of this subtask, both ends inclusive."""
+        return self._context.key_groups
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The states it holds, restored ones that nobody has asked for included."""
+        return tuple(self._states)
+
+    @property
+    def states(self) -> Mapping[str, KeyedState[Any]]:
+        """The states by name, for those who look after their runs; `state` is what an operator asks."""
+        return MappingProxyType(self._states)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of rows, directories and live bits in memory; mapped rows do not count."""
+        return sum(state.memory_bytes for state in self._states.values())
+
+    @property
+    def current_key(self) -> Any:
+        """The key that scalar verbs work on: a plain value, or a tuple or mapping for several key columns.
+
+        Raises
+        ------
+        InvalidInputError
+            If it is read before it was set.
+        KeyTypeError, NullKeyError, KeyOutOfRangeError
+            If it is set to something that is no key of this subtask; the current key stays as it was.
+        """
+        return self._context.current.value
+
+    @current_key.setter
+    def current_key(self, value: Any) -> None:
+        with self._context.transactions.owned():
+            self._context.set_current(value, thread=threading.current_thread())
+
+    @overload
+    def state(self, descriptor: ValueStateDescriptor) -> ValueState: ...
+    @overload
+    def state(self, descriptor: ReducingStateDescriptor) -> ReducingState: ...
+    @overload
+    def state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState: ...
+    @overload
+    def state(self, descriptor: ListStateDescriptor) -> ListState: ...
+    @overload
+    def state(self, descriptor: MapStateDescriptor) -> MapState: ...
+    @overload
+    def state(self, descriptor: TimerStateDescriptor) -> TimerState: ...
+    def state(self, descriptor: StateDescriptor) -> KeyedState[Any]:
+        """Return the state with this descriptor, restored or new.
+
+        The first descriptor that a restored state is asked for with may have another type, if the stored rows can
+        follow (see `SchemaEvolution`), and another time to live. Rows are converted when they are looked at; no file
+        is written again for it.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If a state of this name has another kind, type or reducer, and stored rows cannot follow.
+        InvalidInputError
+            If the name differs from another state's only in case, or its columns clash with the key's.
+        """
+        if not isinstance(descriptor, StateDescriptor):
+            raise InvalidInputError(f"expected a state descriptor, got {type(descriptor).__name__}")
+        have = self._states.get(descriptor.name)
+        if have is None:
+            check_new_name(descriptor.name, self._states, self._untouched)
+            self._check_evolution(descriptor)
+            return self._add(descriptor, ())
+        if descriptor.name in self._untouched:
+            return self._adopt(descriptor)
+        check_same_state(have.descriptor, descriptor)
+        if have.descriptor.ttl != descriptor.ttl:
+            raise InvalidInputError(
+                f"state {descriptor.name!r} is in use with {have.descriptor.ttl or 'no time to live'}, "
+                f"got {descriptor.ttl or 'none'}; it may change after a restore"
+            )
+        used, given = computed_by(have.descriptor), computed_by(descriptor)
+        if used != given:
+            raise InvalidInputError(f"state {descriptor.name!r} is in use with {used}, got {given}; use one descriptor")
+        return have
+
+    def _check_evolution(self, descriptor: StateDescriptor) -> None:
+        """Refuse a new state that says how stored rows become its own: it would start empty beside them."""
+        if self._stored and names_fields(descriptor.evolution):
+            raise InvalidInputError(
+                f"no stored state is named {descriptor.name!r}, so its evolution has no rows to apply to; stored are "
+                f"{', '.join(map(repr, self._stored))}. An evolution renames fields of a state; the state itself is "
+                f"renamed by restore(..., rename={{'old': {descriptor.name!r}}}). For a new state leave it out"
+            )
+
+    def _adopt(self, descriptor: StateDescriptor) -> KeyedState[Any]:
+        """Take a restored state up with its first descriptor."""
+        name = descriptor.name
+        self.migrate(evolve_state(self._stored[name], self._key_fields, descriptor))
+        self._untouched.discard(name)
+        have = self._states[name]
+        if (have.descriptor.ttl is None) != (descriptor.ttl is None):
+            return self._add(descriptor, have.runs_with_times(descriptor))
+        # What was restored knows no default and no callable; this descriptor brings them.
+        have.adopt(descriptor)
+        return have
+
+    def migrate(self, document: StateDocument) -> None:
+        """Give a restored state the schema of a document that continues its own."""
+        stored = self._stored.get(document.name)
+        if stored is None or document.schema_version <= stored.schema_version:
+            return
+        have = self._states[document.name]
+        document = msgspec.structs.replace(document, time_to_live=stored.time_to_live)
+        _, convert = RunSchemas(self._key_fields, document).of_version(stored.schema_version)
+        assert convert is not None, "an older version is never the current one"
+        self._stored[document.name] = document
+        self._add(descriptor_of(document), tuple(run.with_conversion(convert) for run in have.table.runs))
+
+    def group_keys(self, keys: Any) -> KeyBatch:
+        """Return the distinct keys of a batch, checked and hashed, and which rows have them.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError
+            If a key does not fit the key schema or belongs to another subtask.
+        """
+        return self._context.group(self._context.columns(keys))
+
+    def clear_key(self, keys: Any) -> None:
+        """Remove all that the backend holds of some keys: rows of every state, in all namespaces, windows and timers.
+
+        States that were restored and that nobody has asked for are cleared too. Either all is removed or, where it
+        raises, nothing. The cost is that of the rows of these keys.
+
+        Parameters
+        ----------
+        keys
+            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key may come more
+            than once, and one without rows is passed over.
+
+        Raises
+        ------
+        KeyTypeError, NullKeyError, KeyOutOfRangeError
+            If a key does not fit the key schema or belongs to another subtask.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> pages = backend.state(arrowstate.ListStateDescriptor("pages", pa.string()))
+        >>> pages.add_batch(["ann", "bob"], ["/", "/"])
+        >>> backend.timers().register_batch(["ann"], [99])
+        >>> backend.clear_key(["ann"])
+        >>> pages.get_batch(["ann", "bob"]).to_pylist(), len(backend.timers())
+        ([[], ['/']], 0)
+        """
+        grouped = self.group_keys(keys)
+        with self.transaction():
+            for state in self._states.values():
+                state.clear_keys(grouped)
+
+    @property
+    def watermark(self) -> int | None:
+        """The event time, in milliseconds, up to which everything has come; None before the first watermark."""
+        return self._context.watermark
+
+    def advance_watermark(self, watermark: int) -> None:
+        """Advance event time to a watermark in milliseconds since 1970; one below the current one is passed over.
+
+        Raises
+        ------
+        InvalidInputError
+            If it is no integer of 64 bits.
+        """
+        watermark = check_integer("watermark", watermark)
+        if self._context.watermark is None or watermark > self._context.watermark:
+            self._context.watermark = watermark
+
+    def timers(self, name: str = "timers", namespace: pa.Schema | None = None) -> TimerService:
+        """Return the timers of this name, restored or new: the states `<name>_event_time` and `<name>_processing_time`.
+
+        Parameters
+        ----------
+        name
+            Unique within the operator.
+        namespace
+            The namespace columns, for timers that belong to a key and a namespace such as a window.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If there are timers of this name with other namespaces.
+        """
+        event = self.state(TimerStateDescriptor(f"{name}_event_time", "event_time", namespace=namespace))
+        processing = self.state(TimerStateDescriptor(f"{name}_processing_time", "processing_time", namespace=namespace))
+        return TimerService(event, processing, self._context)
+
+    @property
+    def current_timestamp(self) -> int | None:
+        """The event time, in milliseconds, of the record that scalar verbs work for; None if it has none."""
+        return self._context.timestamp
+
+    @current_timestamp.setter
+    def current_timestamp(self, timestamp: int | None) -> None:
+        self._context.timestamp = check_integer("current_timestamp", timestamp, optional=True)
+
+    @property
+    def transactions(self) -> Transactions:
+        """What takes part in the transactions of the backend, for what looks after its states."""
+        return self._context.transactions
+
+    def transaction(self, *others: Participant) -> AbstractContextManager[None]:
+        """Do several things or none of them: what is done in the block stays if it ends, and goes back if it raises.
+
+        That is all rows of all states and timers, the watermark, the current key, timestamp and namespaces. States
+        that were asked for in the block stay, without what was written to them. To begin costs nothing that grows
+        with the rows held. Transactions may stand in each other.
+
+        Parameters
+        ----------
+        others
+            Operator states and broadcast states that take part too.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("account", pa.string())]), max_parallelism=128)
+        >>> money = backend.state(arrowstate.ReducingStateDescriptor("money", pa.int64(), reduce="sum"))
+        >>> try:
+        ...     with backend.transaction():
+        ...         money.add_batch(["ann"], [-5])
+        ...         money.add_batch(["bob"], ["five"])
+        ... except arrowstate.ValueTypeError:
+        ...     print(money.get_batch(["ann"]).to_pylist())
+        [None]
+        """
+        return self._context.transactions.begun(others)
+
+    def freeze(self) -> FrozenSubtask:
+        """Return all states as they are now; later writes do not change the result.
+
+        No row is copied and nothing is written; the cost grows with the live bits alone (one bit per row).
+        """
+        with self._context.transactions.owned():
+            states = tuple(
+                FrozenState(
+                    state_document(state.descriptor, state.layout, self._key_fields, self._stored.get(name)),
+                    state.freeze(),
+                )
+                for name, state in self._states.items()
+            )
+        return FrozenSubtask(
+            tuple(self._key_fields), self.max_parallelism, self.key_groups, states, self.watermark, self._dropped
+        )
+
+    def take_up(
+        self,
+        key: Sequence[FieldDocument],
+        states: Iterable[tuple[StateDocument, tuple[Run, ...]]],
+        dropped: Iterable[str] = (),
+    ) -> None:
+        """Hold restored states until an operator asks for them; untouched, they are part of the next snapshot.
+
+        `dropped` are stored states that are not among them, on purpose.
+        """
+        self._key_fields = list(key)
+        self._dropped = frozenset(dropped)
+        self.was_stored = True
+        for document, runs in states:
+            self._stored[document.name] = document
+            self._add(descriptor_of(document), runs)
+            self._untouched.add(document.name)
+
+    def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
+        layout = StateLayout.of(self.key, descriptor)
+        policy = self._policy or MergePolicy()
+        table = Table(
+            layout.schema,
+            len(self.key),
+            runs=runs,
+            policy=policy.for_appends() if descriptor.kind == "list" else policy,
+            budget=self._budget,
+        )
+        state: KeyedState[Any] = _KINDS[descriptor.kind](descriptor, layout, table, self._context)
+        self._states[descriptor.name] = state
+        self._context.transactions.join(state)
+        return state
