@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 
-__all__ = ["new_id", "now_ms"]
-
 
 def now_ms() -> int:
     """Return the time in milliseconds since 1970."""

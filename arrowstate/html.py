@@ -7,20 +7,11 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["graph_svg", "strip_svg", "table_html"]
-
 _MOST_CHARACTERS = 200
 
 
 def table_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return rows under columns; a long text is cut.
-
-    Examples
-    --------
-    >>> table_html("people", ["name"], [["<b>ann</b>"]])
-    '<table><caption>people</caption><thead><tr><th>name</th></tr></thead><tbody><tr><td>&lt;b&gt;ann&lt;/b&gt;</td>\
-</tr></tbody></table>'
-    """
+    """Return rows under columns; a long text is cut."""
     head = "".join(f"<th>{_text(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>" for row in rows)
     return f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -30,11 +21,6 @@ def strip_svg(counts: Sequence[int], *, label: str, bins: int = 512) -> str:
     """Return a strip with a cell for each count, darker where it is higher; many neighbours share a cell.
 
     It has no style and no script of its own, and takes the colour of the text around it.
-
-    Examples
-    --------
-    >>> strip_svg([0, 5, 10], label="rows").count("<rect")
-    3
     """
     cells = min(bins, len(counts))
     bounds = [number * len(counts) // cells for number in range(cells + 1)] if cells else []
@@ -59,14 +45,7 @@ _NODE_WIDTH, _NODE_HEIGHT, _GAP_X, _GAP_Y = 200, 64, 90, 18
 
 
 def graph_svg(nodes: Sequence[tuple[str, Sequence[str]]], edges: Sequence[tuple[str, str, str]]) -> str:
-    """Return a graph from left to right: boxes with a name and lines below it, and arrows with what they carry.
-
-    Examples
-    --------
-    >>> picture = graph_svg([("a", ["1 row"]), ("b", [])], [("a", "b", "5 rows/s")])
-    >>> picture.count("<rect"), picture.count("<path")
-    (2, 1)
-    """
+    """Return a graph from left to right: boxes with a name and lines below it, and arrows with what they carry."""
     layers = _layers([name for name, _ in nodes], [(origin, target) for origin, target, _ in edges])
     taken: dict[int, int] = {}
     places = {}

@@ -12,8 +12,6 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.conversion import with_elements, with_entries
 from arrowstate.schema.evolution import widens
 
-__all__ = ["ArrowColumns", "plain_batch", "plain_type", "smaller_type"]
-
 
 class ArrowColumns:
     """The columns of a table by name, in upper and lower case as they are; `what` has them, messages say."""
@@ -91,13 +89,7 @@ class ArrowColumns:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that has the same values without dictionaries, runs, views and extensions, at any depth.
-
-    Examples
-    --------
-    >>> plain_type(pa.dictionary(pa.int32(), pa.string_view()))
-    DataType(string)
-    """
+    """Return the type that has the same values without dictionaries, runs, views and extensions, at any depth."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
@@ -119,13 +111,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def smaller_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type that has the same values without large offsets, at any depth.
-
-    Examples
-    --------
-    >>> smaller_type(pa.large_list(pa.large_string()))
-    ListType(list<item: string>)
-    """
+    """Return the plain type that has the same values without large offsets, at any depth."""
     types = pa.types
     if types.is_large_string(kind) or types.is_large_binary(kind):
         return pa.string() if types.is_large_string(kind) else pa.binary()

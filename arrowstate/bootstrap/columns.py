@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
 
-__all__ = ["TableColumns", "check_states", "is_counted", "milliseconds", "struct_values"]
-
 
 class TableColumns(Protocol):
     """The columns of a table by name, whatever its types are called."""

@@ -25,8 +25,6 @@ from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument
 
-__all__ = ["FilledOperator", "FilledStates", "commit_fill", "commit_filled"]
-
 
 @dataclass(frozen=True, slots=True)
 class FilledOperator:
@@ -98,19 +96,7 @@ def commit_fill(
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
 ) -> LogEntryDocument:
-    """Commit operators whose subtasks are written as the newest checkpoint.
-
-    Raises
-    ------
-    FencedError
-        If another writer has committed since a plan was made; nothing is left of what was written.
-    InvalidInputError
-        If the properties are not JSON; nothing is left.
-    CollectedError, StorageFullError, StorageError
-        If it was not committed; nothing is left.
-    CommitUnknownError
-        If it cannot be told whether it was committed; what was written stays.
-    """
+    """Commit operators whose subtasks are written as the newest checkpoint."""
     paths = [path for operator in operators for item in operator.subtasks for path in item.paths]
     paths += [path for item in operator_states for path in item.paths]
     with written_for_commit(storage, paths) as files:

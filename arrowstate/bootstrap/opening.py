@@ -21,8 +21,6 @@ from arrowstate_formats.key_groups import default_max_parallelism, key_group_ran
 from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.schema_documents import FieldDocument
 
-__all__ = ["AskedOperator", "Opening"]
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -57,13 +55,7 @@ class AskedOperator:
     def of(
         cls, uid: str, key: pa.Schema, parallelism: int | None, max_parallelism: int | None, *, optional: bool
     ) -> AskedOperator:
-        """Check what is asked; `optional` says whether the parallelism may be left to the store.
-
-        Raises
-        ------
-        InvalidInputError
-            If an argument is out of range, or a column cannot be one of a key.
-        """
+        """Check what is asked; `optional` says whether the parallelism may be left to the store."""
         check_operator_uid(uid)
         schema = check_key_schema(key)
         parallelism = check_integer("parallelism", parallelism, optional=optional)
@@ -76,13 +68,6 @@ class AskedOperator:
         """Settle what the caller has left to the store.
 
         `fits` says whether a key column has values of a type, or narrower ones.
-
-        Raises
-        ------
-        InvalidInputError
-            If the store has this uid for something without keyed state, or the parallelism is above the stored maximum.
-        KeyTypeError
-            If the key has other columns than that of the store, or one that is not to be widened.
         """
         checkpoint = CommitLog(storage).latest_checkpoint()
         operators = () if checkpoint is None else checkpoint.operators

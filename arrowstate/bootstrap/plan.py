@@ -25,8 +25,6 @@ from arrowstate.storage.registry import open_storage
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument
 
-__all__ = ["FillMemory", "FillPlan", "LocalMemory", "StateFill"]
-
 
 class FillMemory(Protocol):
     """What the state that is made takes of memory, and where the rest goes."""

@@ -28,8 +28,6 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["AskedStates", "plan_of"]
-
 _KINDS = (
     ValueStateDescriptor,
     ReducingStateDescriptor,
@@ -60,13 +58,7 @@ class AskedStates:
         check_states(self.states, _KINDS, "a table is made into states")
 
     def fills(self, columns: TableColumns, key: pa.Schema) -> tuple[StateFill, ...]:
-        """Find the columns of the states.
-
-        Raises
-        ------
-        InvalidInputError, ValueTypeError
-            If one is not there or has another type.
-        """
+        """Find the columns of the states."""
         names = {descriptor.name for descriptor in self.states}
         by_state = {} if self.updated_at is None or isinstance(self.updated_at, str) else self.updated_at
         for name in {*by_state, *self.value_columns, *self.user_keys} - names:
@@ -140,14 +132,7 @@ def plan_of(
     memory: FillMemory,
     storage_options: Mapping[str, Any] | None = None,
 ) -> FillPlan:
-    """Settle how a table fills states of an operator.
-
-    Raises
-    ------
-    InvalidInputError, ValueTypeError
-        If a column is not there or has another type, a state exists already, or the operator has operator state of
-        another number of subtasks.
-    """
+    """Settle how a table fills states of an operator."""
     operator = opened.operator
     if operator is not None:
         asked.check_free(operator, opened.url)

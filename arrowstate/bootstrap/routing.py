@@ -26,8 +26,6 @@ from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.key_groups import key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["Routing", "sorted_by"]
-
 _PARTS = 256
 """Into how many parts rows are put that do not fit in memory: as many fit as have this many times the budget."""
 
@@ -45,13 +43,7 @@ class Routing:
         """Into how many parts each subtask's rows are put, by `split`."""
 
     def routed(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows of each subtask that has any, in the order in which they came.
-
-        Raises
-        ------
-        NullKeyError
-            If a key is null; the row is counted from the first of the stream.
-        """
+        """Yield the rows of each subtask that has any, in the order in which they came."""
         hashes = self._hashes(rows)
         if self._plan.parallelism == 1:
             yield 0, rows
@@ -97,13 +89,6 @@ def sorted_by(
 
     Rows of one key come sorted, and those that are equal in the columns as they came. Of rows that take more than the
     limit, a part of a subtask is sorted at a time.
-
-    Raises
-    ------
-    NullKeyError
-        If a key is null.
-    StorageFullError, StorageError
-        If there is no room for local files.
     """
     waiting: list[pa.RecordBatch] = []
     size = 0

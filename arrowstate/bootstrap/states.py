@@ -23,8 +23,6 @@ from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.kinds.value import ValueState
 from arrowstate.table import kernels
 
-__all__ = ["fill_state", "key_columns_of"]
-
 
 def key_columns_of(plan: FillPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the key columns of rows, in the types of the key."""

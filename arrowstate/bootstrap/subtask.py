@@ -28,8 +28,6 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 from arrowstate_formats.key_groups import key_group_range
 
-__all__ = ["PIECE_BYTES", "SubtaskFill", "pieces_of"]
-
 PIECE_BYTES = 32 << 20
 _PIECE_ROWS = 1 << 20
 
@@ -38,21 +36,7 @@ _AT_ONCE = MergePolicy(step_rows=sys.maxsize)
 
 
 class SubtaskFill:
-    """The state of one subtask in the making.
-
-    Parameters
-    ----------
-    plans
-        Those of the operator, each with states of its own; all have the same key, parallelism and base.
-    number
-        The number of the subtask.
-    storage, store_id
-        The store, and its identity.
-    checkpoint
-        What the plans are based on; None in a store without one.
-    memory
-        The budget and the folder as the constructor of a backend takes them.
-    """
+    """The state of one subtask in the making."""
 
     def __init__(
         self,
@@ -84,29 +68,13 @@ class SubtaskFill:
         self._watermark = min((item.watermark for item in plans if item.watermark is not None), default=None)
 
     def add(self, plan: FillPlan, piece: pa.RecordBatch) -> None:
-        """Write what rows have for the states of a plan; their keys are those of the subtask.
-
-        Raises
-        ------
-        NullKeyError, KeyOutOfRangeError, ValueTypeError, ValueOverflowError
-            If a row does not fit.
-        InvalidInputError
-            If a key, or an entry of a map, has two rows where each may have one.
-        StorageFullError, StorageError
-            If what is past the budget cannot be kept in local files.
-        """
+        """Write what rows have for the states of a plan; their keys are those of the subtask."""
         keys = key_columns_of(plan, piece)
         for fill in plan.states:
             fill_state(plan, fill, self._states[fill.descriptor.name], keys, piece)
 
     def written(self, new_id: Callable[[], str], clock_ms: Callable[[], int]) -> SubtaskHandle:
-        """Write the state to the store, where it takes effect with the commit.
-
-        Raises
-        ------
-        StorageFullError, StorageError
-            If a file cannot be written; nothing is left in the store.
-        """
+        """Write the state to the store, where it takes effect with the commit."""
         plan = self._plan
         began = time.perf_counter_ns()
         frozen = self._frozen(clock_ms)

@@ -34,8 +34,6 @@ from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat, check_format
 
-__all__ = ["DEFAULT_BUDGET_BYTES", "TableFill", "fill_operators", "plan_table"]
-
 DEFAULT_BUDGET_BYTES = 256 << 20
 """What all subtasks together hold of the state they make in memory; the rest is in mapped local files."""
 
@@ -70,29 +68,7 @@ def plan_table(
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
 ) -> FillPlan:
-    """Settle how a table fills states of an operator; nothing is written.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    schema
-        The columns of the table.
-    key
-        The key columns, or a schema of them, whose types a new operator gets; otherwise those of the table, without
-        dictionaries, views and large offsets.
-    parallelism
-        By default that of the operator in the store, and 1 where there is none.
-    states
-        The states, and which columns they are made of.
-
-    The others are those of `StateStore.bootstrap`.
-
-    Raises
-    ------
-    InvalidInputError, KeyTypeError, ValueTypeError
-        As `StateStore.bootstrap` says.
-    """
+    """Settle how a table fills states of an operator; nothing is written."""
     columns = ArrowColumns(schema)
     if isinstance(key, str) or not isinstance(key, (Sequence, pa.Schema)) or not len(key):
         raise InvalidInputError(f"key must be a list of at least one column, got {key!r}")
@@ -149,18 +125,6 @@ def fill_operators(
     Several tables may fill one operator, each with states of its own; then all plans have the same key, parallelism and
     max parallelism, and what one holds in memory is that of the first. Tables are read one after the other, once.
     `operator_states` has the operator states of the subtasks of operators, as many as the operator has, by uid.
-
-    Raises
-    ------
-    InvalidInputError
-        If plans of an operator do not go together, or a key has two rows where it may have one; or as `commit_fill`.
-    NullKeyError, ValueTypeError, ValueOverflowError
-        If a row does not fit.
-    FencedError, CollectedError, StorageFullError, StorageError, CommitUnknownError
-        As for `commit_fill`.
-
-    After any of them, and after what a table itself raises, nothing is committed. No file is left, but where it cannot
-    be told whether it was committed.
     """
     kept = plain_json("properties", dict(properties))
     if not fills and not operator_states:

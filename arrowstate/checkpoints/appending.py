@@ -15,8 +15,6 @@ from arrowstate.log.entries import CommittedEntry, next_checkpoint
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 
-__all__ = ["append_checkpoint"]
-
 
 def append_checkpoint(
     storage: Storage,

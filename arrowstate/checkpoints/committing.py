@@ -30,8 +30,6 @@ from arrowstate_formats.documents import (
     SubtaskStatisticsDocument,
 )
 
-__all__ = ["Committer", "Needs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -45,27 +43,9 @@ class Needs:
 
 
 class Committer:
-    """Commits checkpoints whose files are written; only the newest writer of a store may. Commits wait for each other.
+    """Commits checkpoints whose files are written.
 
-    Parameters
-    ----------
-    storage, store_id
-        Where to, and the identity of the store there.
-    clock_ms
-        Returns the time in milliseconds since 1970; it is recorded, nothing is decided by it.
-    new_id
-        Returns a fresh, unique name at each call.
-    properties
-        Kept in the fence entry.
-    accept_loss
-        Whether to go on, with a RuntimeWarning, where the newest entries of the log are lost.
-    on_checkpoint
-        Called with the record of each `checkpoint` that ended.
-
-    Raises
-    ------
-    CorruptDataError
-        If the newest entries of the log are lost and `accept_loss` is false; nothing was changed.
+    Only the newest writer of a store may. Commits wait for each other.
     """
 
     def __init__(
@@ -149,17 +129,6 @@ class Committer:
 
         Where `needs` does not say which files those are, the manifests are read for it. Every file that neither the
         checkpoint before has nor was written for this one is looked for.
-
-        Raises
-        ------
-        FencedError
-            If a newer writer has opened the store; nothing was committed.
-        InvalidInputError
-            If the properties are not JSON; nothing was committed.
-        CollectedError
-            If files that it refers to were collected; nothing was committed.
-        CommitUnknownError
-            If it cannot be told whether it was committed.
         """
         if needs is None:
             operators = whole_operators(self._storage, operators)

@@ -27,15 +27,6 @@ from arrowstate.table.table import Table
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import INLINE_BYTES
 
-__all__ = [
-    "BackgroundCompaction",
-    "CompactionPlan",
-    "CompactionPolicy",
-    "choose",
-    "compact_backends",
-    "plan_compaction",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
@@ -91,17 +82,6 @@ def choose(
     """Return what is to be merged of one state, by subtask; nothing while the state is within the limits.
 
     A file is rewritten in all subtasks that own rows of it or in none: it goes when the last of them has left it.
-
-    Examples
-    --------
-    >>> def whole(name, rows, live_rows):
-    ...     return RunSlice(0, name, name, False, rows * 10, 0, 0, 0, rows, live_rows)
-    >>> state = [whole("a", 100, 10), whole("b", 100, 60), whole("c", 100, 100)]
-    >>> choose(state, 1, CompactionPolicy(min_bytes=0))
-    {}
-    >>> chosen = choose(state, 1, CompactionPolicy(max_space_amplification=1.7, min_bytes=0))
-    >>> [part.item for part in chosen[0]]
-    ['a']
     """
     files = files_of(slices)
     if sum(file.bytes for file in files) < policy.min_bytes * subtasks:
@@ -153,24 +133,7 @@ class _Part:
 
 
 class CompactionPlan:
-    """Merges of frozen runs of live backends. One that is never adopted leaves nothing behind.
-
-    Examples
-    --------
-    >>> import arrowstate, pyarrow as pa
-    >>> from arrowstate.checkpoints.compaction import CompactionPolicy, plan_compaction
-    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-    >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
-    >>> city.update_batch(["ann", "bob", "eve"], ["Rome", "Rome", "Rome"])
-    >>> city.clear_batch(["eve"])
-    >>> policy = CompactionPolicy(max_space_amplification=1.2, min_bytes=0)
-    >>> plan = plan_compaction({"people": [backend]}, "", policy)
-    >>> plan.runs, plan.run()
-    (1, None)
-    >>> city.update_batch(["bob"], ["Oslo"])
-    >>> plan.adopt(), city.get_batch(["ann", "bob"]).to_pylist()
-    (1, ['Rome', 'Oslo'])
-    """
+    """Merges of frozen runs of live backends. One that is never adopted leaves nothing behind."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = tuple(parts)
@@ -185,11 +148,6 @@ class CompactionPlan:
 
         Rows go to memory, or past the memory budget of their backend to its spill folder. Besides them it takes
         4 bytes for each row of the runs until the plan is dropped.
-
-        Raises
-        ------
-        StorageFullError, StorageError
-            If the disk has no room for spilled rows; the backends are unchanged, and the plan is to be dropped.
         """
         for part in self._parts:
             part.merge.run()
@@ -199,11 +157,6 @@ class CompactionPlan:
 
         What the states hold stays the same. A merge whose runs the table has meanwhile merged itself, or that has gone
         back to an earlier moment, is dropped; so is one that was not run.
-
-        Returns
-        -------
-        int
-            How many merged runs were taken up, of one state of one subtask each.
         """
         return sum(self._is_current(part) and part.table.adopt(part.merge) for part in self._parts)
 
@@ -217,19 +170,7 @@ class CompactionPlan:
 def plan_compaction(
     operators: Mapping[str, Sequence[KeyedStateBackend]], store: str, policy: CompactionPolicy
 ) -> CompactionPlan:
-    """Freeze the runs that are to be merged. No row is copied; the cost grows with the number of runs.
-
-    Parameters
-    ----------
-    operators
-        By operator uid the backends of all its subtasks, as a checkpoint takes them: a file that a subtask shares with
-        another one that is not among them would be taken for dead.
-    store
-        What runs know the store by, see `arrowstate.files.reading.store_key`; a run that the store does not have yet
-        counts as the file that the next checkpoint would make of it.
-    policy
-        What is too much.
-    """
+    """Freeze the runs that are to be merged. No row is copied; the cost grows with the number of runs."""
     parts = []
     for backends in operators.values():
         for name in dict.fromkeys(name for backend in backends for name in backend.states):
@@ -248,13 +189,7 @@ def plan_compaction(
 
 
 def compact_backends(operators: Mapping[str, Sequence[KeyedStateBackend]], store: str, policy: CompactionPolicy) -> int:
-    """Plan, run and adopt at once, on the thread of the backends; return how many merged runs there are.
-
-    Raises
-    ------
-    StorageFullError, StorageError
-        If the disk has no room for spilled rows; the states are unchanged.
-    """
+    """Plan, run and adopt at once, on the thread of the backends; return how many merged runs there are."""
     plan = plan_compaction(operators, store, policy)
     plan.run()
     return plan.adopt()

@@ -39,8 +39,6 @@ from arrowstate.checkpoints.protocol import (
 from arrowstate.errors import InvalidInputError
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["CheckpointOptions", "CheckpointRecord", "Coordination", "Status", "SubtaskRecord"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
@@ -140,32 +138,7 @@ _FAILURES = (Status.DECLINED, Status.EXPIRED, Status.FAILED)
 
 
 class Coordination:
-    """Decides which checkpoints begin and how they end.
-
-    Parameters
-    ----------
-    subtasks
-        Who must acknowledge, each once.
-    options
-        The rules.
-    newest_id
-        The id of the newest checkpoint there is; the next one is above it.
-    kept_records
-        How many ended checkpoints `records` goes back.
-
-    Examples
-    --------
-    >>> from arrowstate.checkpoints.protocol import Acknowledge, CommitWon, Trigger
-    >>> coordination = Coordination(["a", "b"], CheckpointOptions())
-    >>> coordination.handle(Trigger(0))
-    [Start(checkpoint_id=1, kind='checkpoint')]
-    >>> coordination.handle(Acknowledge(5, 1, "a", "files of a"))
-    []
-    >>> coordination.handle(Acknowledge(9, 1, "b", "files of b"))
-    [Commit(checkpoint_id=1, kind='checkpoint', handles=('files of a', 'files of b'))]
-    >>> coordination.handle(CommitWon(12, 1))
-    [Complete(checkpoint_id=1, kind='checkpoint')]
-    """
+    """Decides which checkpoints begin and how they end."""
 
     def __init__(
         self, subtasks: Sequence[Subtask], options: CheckpointOptions, *, newest_id: int = 0, kept_records: int = 100

@@ -52,8 +52,6 @@ from arrowstate_formats.documents import LogEntryDocument, plain_json
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["CheckpointCoordinator"]
-
 SnapshotT = TypeVar("SnapshotT")
 
 _LONGEST_WAIT_S = 0.2

@@ -20,15 +20,6 @@ from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = [
-    "FrozenCheckpoint",
-    "Part",
-    "backends_of",
-    "check_nothing_dropped",
-    "freeze_checkpoint",
-    "warn_of_fresh_start",
-]
-
 _Backend = TypeVar("_Backend", KeyedStateBackend, OperatorStateBackend)
 
 
@@ -66,14 +57,7 @@ def freeze_checkpoint(
     operators: Mapping[str, Sequence[KeyedStateBackend]],
     operator_states: Mapping[str, Sequence[OperatorStateBackend]],
 ) -> FrozenCheckpoint:
-    """Freeze all backends; to be called where they are written to, between two batches.
-
-    Raises
-    ------
-    InvalidInputError
-        If subtasks do not cover each key group once, differ in key, states or max parallelism, there is none, or a
-        keyed state and an operator state of one operator share a name.
-    """
+    """Freeze all backends; to be called where they are written to, between two batches."""
     sync_us: dict[Part, int] = {}
     keyed: dict[str, list[FrozenSubtask]] = {}
     for uid, backends in operators.items():

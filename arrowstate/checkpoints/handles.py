@@ -30,8 +30,6 @@ from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["SubtaskHandle", "SubtaskWriter", "commit_handles", "operator_of_handles"]
-
 
 @dataclass(frozen=True, slots=True)
 class SubtaskHandle:

@@ -46,8 +46,6 @@ from arrowstate_formats.documents import (
     StateRunsDocument,
 )
 
-__all__ = ["ClaimMode", "import_checkpoint"]
-
 IMPORTED_FROM = "imported_from"
 """The property of the fence that says where the checkpoint after it comes from."""
 
@@ -91,47 +89,7 @@ def import_checkpoint(
     new_id: Callable[[], str],
     progress: Callable[[int, int], None] | None = None,
 ) -> LogEntryDocument:
-    """Copy a checkpoint of another store and commit it as the newest of this one.
-
-    Parameters
-    ----------
-    storage, store_id
-        The store that gets it.
-    source, source_store_id, entry
-        The store that has it, and the checkpoint.
-    operators
-        The uids of those to take, None for all.
-    claim_mode
-        What becomes of the source.
-    clock_ms, new_id
-        Where times and names come from.
-    progress
-        Called with (files copied, files to copy) after each file, one call at a time.
-
-    Returns
-    -------
-    LogEntryDocument
-        The committed entry. The fence before it has the property `imported_from`.
-
-    Raises
-    ------
-    InvalidInputError
-        If the checkpoint is of this very store, a source that is to be claimed is not only a savepoint, or the claim
-        mode is none.
-    CorruptDataError
-        If the source lacks a file, one does not match its checksum, or what is in one is not valid.
-    FencedError, CollectedError, StorageFullError, StorageError
-        If a file cannot be copied, or another writer or a collection came in between.
-    CommitUnknownError
-        If it cannot be told whether it was committed; what was copied stays, and so does the source.
-
-    After any other error nothing is left of the import; only the fence may have been taken.
-
-    Warns
-    -----
-    RuntimeWarning
-        If it was committed, and a claimed source could not be disposed of.
-    """
+    """Copy a checkpoint of another store and commit it as the newest of this one."""
     if not isinstance(claim_mode, ClaimMode):
         raise InvalidInputError(f"claim_mode must be a ClaimMode, got {claim_mode!r}")
     if (source.url, source_store_id) == (storage.url, store_id):

@@ -11,8 +11,6 @@ from typing import Any
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["check_no_rows_kept", "of_stopped_query", "with_uid"]
-
 _QUERY = "spark"
 _JOB = "arrowstate.runtime"
 

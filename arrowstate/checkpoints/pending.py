@@ -16,8 +16,6 @@ from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Outcome, Recording
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["CheckpointProgress", "Collecting", "Coordinator", "Flight", "PendingCheckpoint", "StoreSide"]
-
 SnapshotT = TypeVar("SnapshotT")
 
 

@@ -9,31 +9,6 @@ from typing import Any, Literal
 from arrowstate.errors import FencedError
 from arrowstate.log.commit import NOT_COMMITTED
 
-__all__ = [
-    "Abort",
-    "Acknowledge",
-    "Action",
-    "Border",
-    "Cancel",
-    "Commit",
-    "CommitLost",
-    "CommitRefused",
-    "CommitUnknown",
-    "CommitWon",
-    "Complete",
-    "Decline",
-    "Discard",
-    "Event",
-    "Kind",
-    "Refuse",
-    "Start",
-    "Stop",
-    "Subtask",
-    "Tick",
-    "Trigger",
-    "end_of_commit",
-]
-
 Kind = Literal["checkpoint", "savepoint"]
 Subtask = Hashable
 

@@ -15,8 +15,6 @@ from arrowstate.log.leases import held_while_read
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["roll_back"]
-
 ROLLED_BACK_TO = "rolled_back_to"
 """The property of the fence that says which checkpoint the one after it repeats."""
 

@@ -48,8 +48,6 @@ from arrowstate_formats.documents import (
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["CheckpointAttempt", "CheckpointWriter", "WrittenPart"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
@@ -111,51 +109,7 @@ class CheckpointWriter(Committer):
         format: RunFormat = "arrow",
         allow_dropped_state: bool = False,
     ) -> LogEntryDocument:
-        """Freeze the backends, write what the store lacks, and commit.
-
-        Parameters
-        ----------
-        operators
-            By operator uid the backends of its subtasks, in the order of their key groups.
-        operator_states
-            By operator uid the operator state of its subtasks. An operator may have keyed state, operator state, or
-            both for equally many subtasks.
-        properties
-            JSON values of the caller, such as source offsets.
-        watermark
-            Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
-        format
-            The format of new run files: `arrow` (mapped by readers), `parquet`, or `lance` (needs the extra
-            `arrowstate[lance]`).
-        allow_dropped_state
-            Whether operators, states and rows of the checkpoint before may be left out.
-
-        Returns
-        -------
-        LogEntryDocument
-            The committed entry.
-
-        Raises
-        ------
-        FencedError
-            If a newer writer has opened the store; nothing was committed.
-        InvalidInputError
-            If subtasks do not cover each key group once, differ in key, states or max parallelism, an operator
-            or its operator state is missing, or a keyed state and an operator state share a name.
-        StorageFullError, StorageError
-            If a file cannot be written; nothing was committed, and what was written is deleted.
-        CollectedError
-            If files that it would refer to were collected; nothing was committed, and the next attempt writes them.
-        CommitUnknownError
-            If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
-            committed the number after it.
-
-        Warns
-        -----
-        RuntimeWarning
-            If backends that were never restored take the place of an operator that has more rows in the checkpoint
-            before, and `allow_dropped_state` is false.
-        """
+        """Freeze the backends, write what the store lacks, and commit."""
         with recorded("checkpoint", self._storage.url, self.clock_ms(), listener=self._on_checkpoint) as recording:
             attempt = self.freeze(
                 operators,
@@ -215,17 +169,7 @@ class CheckpointWriter(Committer):
         format: RunFormat = "arrow",
         cancelled: Callable[[], bool] = lambda: False,
     ) -> WrittenPart:
-        """Write one part of a checkpoint, except for what the store has.
-
-        Raises
-        ------
-        CheckpointCancelledError
-            When `cancelled` returned true, which is asked before each file; what was written is deleted.
-        InvalidInputError
-            If the subtasks differ in their operator states.
-        StorageFullError, StorageError
-            If a file cannot be written; what was written before is deleted.
-        """
+        """Write one part of a checkpoint, except for what the store has."""
         began = time.perf_counter_ns()
         before = attempt.before.whole(part.operator)
         if part.subtask is None:
@@ -303,15 +247,6 @@ class CheckpointWriter(Committer):
 
         The files stay whatever happens: after `FencedError`, `InvalidInputError`, `StorageError` and
         `StorageFullError` they can be discarded, since nothing refers to them and will.
-
-        Parameters
-        ----------
-        attempt, written
-            What was frozen, and its parts in the order of `attempt.frozen.parts`.
-        properties, watermark
-            As for `checkpoint`.
-        checkpoint_id
-            The id, which must be above those of all checkpoints; by default the one after the newest.
         """
         watermark = check_integer("watermark", watermark, optional=True)
         frozen = attempt.frozen

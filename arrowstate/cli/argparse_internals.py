@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-__all__ = ["Commands", "arguments_of"]
-
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[Any]
 else:

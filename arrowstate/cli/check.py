@@ -25,8 +25,6 @@ from arrowstate.schema.layout import StateLayout, descriptor_of
 from arrowstate.store import Snapshot
 from arrowstate_formats.documents import OperatorDocument
 
-__all__ = ["restore_check"]
-
 
 @dataclass(slots=True)
 class _Restored:

@@ -11,8 +11,6 @@ from arrowstate.cli.output import bytes_text, print_json, print_table, say
 from arrowstate.files.storage_use import StorageUse
 from arrowstate.store import open_store
 
-__all__ = ["compact"]
-
 
 def compact(options: argparse.Namespace) -> int:
     """Print the plan of a compaction, and apply it if asked to."""

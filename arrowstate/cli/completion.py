@@ -10,8 +10,6 @@ from arrowstate.cli.argparse_internals import arguments_of
 from arrowstate.cli.output import print_json
 from arrowstate.cli.parser import Parser, make_parser
 
-__all__ = ["print_script"]
-
 _FOLDERS = ("STORE", "SAVEPOINT", "PLACE", "NAME_OR_PATH")
 _FILES = ("FILE", "SCRIPT")
 """What stands for a place in the help."""

@@ -11,8 +11,6 @@ from arrowstate.query.difference import StateDifference
 from arrowstate.shown import shown
 from arrowstate.store import open_store
 
-__all__ = ["compare"]
-
 _MOST_ROWS = 1000
 """A table for people to read is cut here."""
 

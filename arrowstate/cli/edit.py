@@ -19,8 +19,6 @@ from arrowstate.schema.layout import key_schema_of
 from arrowstate.shown import shown
 from arrowstate.store import Edit, Snapshot, open_store
 
-__all__ = ["edit"]
-
 
 def edit(options: argparse.Namespace) -> int:
     """Run a script over a checkpoint; print what it would change, or what was committed."""

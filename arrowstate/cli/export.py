@@ -23,8 +23,6 @@ from arrowstate.query.duckdb.preparing import expressions
 from arrowstate.query.state import StateReader
 from arrowstate.store import Snapshot
 
-__all__ = ["export"]
-
 _BATCH_ROWS = 65_536
 
 

@@ -14,8 +14,6 @@ from arrowstate.cli.sql import show as show_result
 from arrowstate.foreign.flink import FlinkSavepoint, import_flink_savepoint, open_flink_savepoint
 from arrowstate.store import open_store
 
-__all__ = ["import_", "show", "sql"]
-
 
 def _opened(options: argparse.Namespace) -> FlinkSavepoint:
     return open_flink_savepoint(options.savepoint, hints=hints_of(options.hints))

@@ -13,8 +13,6 @@ from arrowstate.foreign.flink.imported_rows import KeyedRows
 from arrowstate.foreign.flink.states import FlinkState
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
 
-__all__ = ["hints_of", "pair_of", "states_of"]
-
 
 def pair_of(option: str, form: str, text: str) -> tuple[str, str]:
     """Return what stands before and behind the last `=` of an option."""
@@ -45,15 +43,7 @@ def _hint(text: str) -> Hint:
 
 
 def states_of(savepoint: FlinkSavepoint, texts: Sequence[str] | None) -> dict[str, StateDescriptor | None]:
-    """Return what becomes of each state, None for those that are not named; nothing if no state is named.
-
-    Raises
-    ------
-    StateNotFoundError
-        If the savepoint has not what is named.
-    InvalidInputError
-        If a state cannot become what is asked for.
-    """
+    """Return what becomes of each state, None for those that are not named; nothing if no state is named."""
     if not texts:
         return {}
     found: dict[str, StateDescriptor | None] = dict.fromkeys(savepoint.states)

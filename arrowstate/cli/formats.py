@@ -7,8 +7,6 @@ from typing import Literal, TypeAlias, get_args
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["FORMATS", "Format", "format_of"]
-
 Format: TypeAlias = Literal["csv", "json", "jsonl", "markdown", "parquet", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 """Those of a file, of which the last two are no text."""
@@ -26,13 +24,7 @@ _BY_EXTENSION: dict[str, Format] = {
 
 
 def format_of(path: str, given: Format | None) -> Format:
-    """Return the format of a file: the one given, or the one that its extension says.
-
-    Raises
-    ------
-    InvalidInputError
-        If neither says one.
-    """
+    """Return the format of a file: the one given, or the one that its extension says."""
     extension = Path(path).suffix.lower()
     if given is None and extension not in _BY_EXTENSION:
         raise InvalidInputError(

@@ -12,8 +12,6 @@ from arrowstate.upkeep.collection import CollectionReport
 from arrowstate.upkeep.planned import CollectionPlan
 from arrowstate.upkeep.retention import RetentionPolicy
 
-__all__ = ["collect"]
-
 _SHOWN = 20
 
 

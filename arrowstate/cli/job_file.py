@@ -16,8 +16,6 @@ from arrowstate.errors import InvalidInputError
 if TYPE_CHECKING:
     from arrowstate.runtime.job import Job
 
-__all__ = ["load_job"]
-
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -26,11 +24,6 @@ def load_job(path: str, name: str | None) -> Job:
 
     A function is one without parameters that says `-> Job`, or that is called `job`. The file is not run as a script:
     its `__name__` is that of the file, and the folder that it is in comes first in `sys.path`.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is no such file, it raises, or it has no job of this name, or none or several.
     """
     module = _run(Path(path).absolute(), path)
     if name is not None:

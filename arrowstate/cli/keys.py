@@ -17,8 +17,6 @@ from arrowstate.query.state import StateReader
 from arrowstate.shown import shown
 from arrowstate.store import Snapshot
 
-__all__ = ["history", "keys_of", "look_up"]
-
 
 def look_up(options: argparse.Namespace) -> int:
     """Print the rows of some keys."""

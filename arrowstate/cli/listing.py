@@ -28,8 +28,6 @@ from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 from arrowstate_formats.schema_documents import StateDocument
 
-__all__ = ["list_checkpoints", "open_checkpoint", "show_checkpoint"]
-
 
 def open_checkpoint(options: argparse.Namespace, validate: Validation = "checksums") -> Snapshot:
     """Return the checkpoint that the options name."""

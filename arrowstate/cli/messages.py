@@ -10,8 +10,6 @@ import json
 import re
 import sys
 
-__all__ = ["in_own_terms", "tell_error", "tell_warning"]
-
 _OWN_TERMS = tuple(
     (re.compile(theirs), ours)
     for theirs, ours in (

@@ -20,20 +20,6 @@ from arrowstate.shown import shown
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = [
-    "Bar",
-    "bytes_text",
-    "print_json",
-    "print_json_line",
-    "print_narrow_table",
-    "print_table",
-    "problems_text",
-    "progress_bar",
-    "say",
-    "say_field",
-    "time_text",
-]
-
 _NARROW = 100
 """The columns of a text to be read, where there is no terminal to say how many there are."""
 _WINDOWLESS = 80

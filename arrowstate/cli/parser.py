@@ -14,8 +14,6 @@ from arrowstate.files.validation import Validation
 from arrowstate.upkeep.planned import DEFAULT_GRACE_MS
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["make_parser"]
-
 _EXPIRED = "show rows that have expired, too, and when each does"
 _FLINK_SAVEPOINT = "the folder or URL with _metadata, or of the checkpoints of a job: then its newest"
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

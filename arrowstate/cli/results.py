@@ -21,8 +21,6 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.row_text import csv_cell, rows_of, write_csv
 from arrowstate.shown import shown
 
-__all__ = ["as_text", "new_file", "write_binary", "write_text"]
-
 _GROUP_ROWS = 122_880
 _GROUP_BYTES = 32 << 20
 """How much of a binary file is written at a time, and is in memory."""
@@ -30,13 +28,7 @@ _GROUP_BYTES = 32 << 20
 
 @contextmanager
 def new_file(path: str) -> Iterator[IO[bytes]]:
-    """Give a file to write, which replaces what is at the path when the block ends well, and else is gone.
-
-    Raises
-    ------
-    InvalidInputError
-        If it cannot be written.
-    """
+    """Give a file to write, which replaces what is at the path when the block ends well, and else is gone."""
     final = Path(path)
     beside = final.with_name(f".{final.name}.{new_id()}.part")
     try:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from arrowstate.runtime.job import Job
     from arrowstate.runtime.running import RunningJob
 
-__all__ = ["run_job"]
-
 _LOOK_S = 0.25
 _CLOSE_S = 3.0
 

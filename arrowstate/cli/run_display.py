@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from arrowstate.runtime.running import RunningJob
     from arrowstate.runtime.status import JobStatus, TaskStatus
 
-__all__ = ["Display", "display_of"]
-
 
 class Display(Protocol):
     """What shows how a job is."""

@@ -17,8 +17,6 @@ from arrowstate.query.duckdb.selecting import told_of_connection
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["interruptible"]
-
 Result = TypeVar("Result")
 
 _LOOK_S = 0.05

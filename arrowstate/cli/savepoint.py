@@ -13,8 +13,6 @@ from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import whole_operators
 from arrowstate.store import Snapshot, open_store
 
-__all__ = ["bring_in", "delete", "write"]
-
 _FORMAT_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "lance": "Lance"}
 
 

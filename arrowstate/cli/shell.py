@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-__all__ = ["history_path", "is_complete", "run"]
-
 _HELP = (
     (".tables", "the states and other tables that a query may read"),
     (".schema [TABLE]", "the columns of a table, or of all states"),

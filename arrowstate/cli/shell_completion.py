@@ -12,23 +12,13 @@ from arrowstate.cli.formats import FORMATS
 from arrowstate.cli.shell_names import FUNCTION_NAMES, Names, keywords
 from arrowstate.log.choosing import tags_of
 
-__all__ = ["ShellCompleter"]
-
 _PIECES = re.compile(r"""'(?:[^']|'')*'?|(?:"(?:[^"]|"")*"?|[\w.])+|.""", re.DOTALL)
 """Texts, names with what stands between their dots, and whatever else."""
 _TABLE_FOLLOWS = ("from", "join", "describe")
 
 
 class ShellCompleter(Completer):
-    """Completes what stands before the cursor.
-
-    Parameters
-    ----------
-    names
-        Returns those of the checkpoint that the shell is on.
-    commands
-        The commands, with their dots.
-    """
+    """Completes what stands before the cursor."""
 
     def __init__(self, names: Callable[[], Names], commands: Sequence[str]) -> None:
         self._names = names

@@ -11,8 +11,6 @@ from arrowstate.query.duckdb.about import ABOUT_TABLES
 from arrowstate.query.duckdb.preparing import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.store import Snapshot
 
-__all__ = ["FUNCTION_NAMES", "Names", "keywords"]
-
 FUNCTION_NAMES = tuple(f"{ABOUT_SCHEMA}.{name}(" for name in FUNCTIONS)
 """The functions, as a query begins to call them."""
 _MOST_ASKED = 50
@@ -57,13 +55,7 @@ class Names:
         return [*HISTORY_NAMES, *(f"{ABOUT_SCHEMA}.{name}" for name in ABOUT_TABLES)]
 
     def columns(self, table: str) -> list[tuple[str, str]]:
-        """Return the columns of a table with their types in SQL.
-
-        Raises
-        ------
-        StateNotFoundError, InvalidInputError
-            If there is no such table.
-        """
+        """Return the columns of a table with their types in SQL."""
         if table not in self._columns:
             relation = self.snapshot.sql(f"select * from {table} limit 0")  # noqa: S608 (what the user asks for)
             self._columns[table] = [

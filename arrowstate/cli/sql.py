@@ -22,8 +22,6 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.row_text import rows_of
 from arrowstate.store import Snapshot, open_store
 
-__all__ = ["Queried", "format_asked", "opened", "queries_of", "run", "show", "statements_of"]
-
 _MOST_ROWS = 1000
 """A table for people to read is cut here."""
 

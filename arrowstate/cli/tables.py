@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 
-__all__ = ["table_text"]
-
 _LEAST_TEXT = 16
 """A column of texts is not made narrower than this, or its longest word."""
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
@@ -30,21 +28,7 @@ def table_text(
     split: int | None = None,
     ascii_only: bool = False,
 ) -> str:
-    """Return rows under columns; numbers stand on the right.
-
-    Parameters
-    ----------
-    columns, rows, texts
-        The rows as values and as they are written.
-    width
-        How many columns of text there are.
-    drop
-        Columns to be left out where there is too little room, the first of them first.
-    split
-        After how many columns a table that is too wide becomes two, of which the second begins with the first column.
-    ascii_only
-        Whether lines are drawn with the characters that every terminal has.
-    """
+    """Return rows under columns; numbers stand on the right."""
     found = _tables([_Column.of(number, name, rows, texts) for number, name in enumerate(columns)], width, drop, split)
     text = "\n".join(line for table in found for line in table)
     return text.translate(_BORDERS) if ascii_only else text

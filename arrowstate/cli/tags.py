@@ -7,8 +7,6 @@ import argparse
 from arrowstate.cli.output import print_json, print_table, say
 from arrowstate.store import open_store
 
-__all__ = ["list_tags", "roll_back", "tag", "untag"]
-
 
 def tag(options: argparse.Namespace) -> int:
     """Tag a checkpoint and say which."""

@@ -13,8 +13,6 @@ from arrowstate.cli.output import print_json_line, say
 from arrowstate.store import open_store
 from arrowstate.ui.serving import LOOPBACK, Page, open_page
 
-__all__ = ["show"]
-
 
 def show(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""

@@ -9,8 +9,6 @@ from arrowstate.cli.output import bytes_text, print_json, print_table, problems_
 from arrowstate.store import open_store
 from arrowstate.upkeep.recovery import StoreVerification, proposals
 
-__all__ = ["diagnose", "verify"]
-
 
 def verify(options: argparse.Namespace) -> int:
     """Look at the log and the checkpoints of a store and print what was found; 1 if there is a problem."""

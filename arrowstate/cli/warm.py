@@ -17,8 +17,6 @@ from arrowstate.errors import StorageError
 from arrowstate_formats import kernel_cache
 from arrowstate_formats.compiled import KERNELS
 
-__all__ = ["KERNEL_MODULES", "warm"]
-
 KERNEL_MODULES = (
     "arrowstate_formats._roaring",
     "arrowstate_formats._xxh64",

@@ -28,8 +28,6 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import Table, gather
 
-__all__ = ["Rule", "put_rows", "remove_rows"]
-
 _PLACES = 1 << 62
 """Elements of a list have places below it, so that others find room behind them."""
 
@@ -39,24 +37,7 @@ Rule = Literal["update", "insert", "upsert"]
 
 
 def put_rows(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | None) -> None:
-    """Write rows, each of which replaces the one with its key and entry.
-
-    Parameters
-    ----------
-    state
-        Where to; nothing reads it but a checkpoint.
-    rows
-        Rows of its subtask.
-    rule
-        What is refused.
-    now_ms
-        The time of update of rows that have none; None if it is not known.
-
-    Raises
-    ------
-    InvalidInputError
-        If two rows are of the same key and entry, the rule refuses one, or the time of one is not known.
-    """
+    """Write rows, each of which replaces the one with its key and entry."""
     if not len(rows):
         return
     if state.layout.is_list:

@@ -33,8 +33,6 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["EditCommit", "new_files", "new_inline_bytes"]
-
 _PIECE = 1 << 20
 _NOT_COMMITTED = (FencedError, CollectedError, InvalidInputError, StorageFullError, StorageError)
 """What a commit raises that was not made."""
@@ -64,34 +62,7 @@ class EditCommit:
         audit: dict[str, Any],
         started_at_ms: int,
     ) -> LogEntryDocument:
-        """Commit a checkpoint that was made of `base`.
-
-        Parameters
-        ----------
-        overlay
-            Where its new files are.
-        base
-            The checkpoint it was made of.
-        content
-            The number of the entry that the store held when the edit began.
-        entry
-            The checkpoint.
-        tag
-            The name under which `base` is kept; None for none.
-        audit
-            What the fence says of the edit.
-        started_at_ms
-            When it began.
-
-        Raises
-        ------
-        EditConflictError
-            If the store holds another checkpoint by now, or another writer opened it; nothing was committed.
-        CollectedError, StorageError, StorageFullError
-            If a collection came in between, or the storage failed; nothing was committed.
-        CommitUnknownError
-            If it cannot be told whether it was committed.
-        """
+        """Commit a checkpoint that was made of `base`."""
         log = CommitLog(self.storage, on_loss=refuse_loss)
         self._check_content(log, base, content)
         operators = whole_operators(overlay, entry.operators)

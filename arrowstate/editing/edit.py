@@ -35,8 +35,6 @@ from arrowstate_formats.documents import LogEntryDocument, encode
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["Beginning", "Edit", "EditSide"]
-
 S = TypeVar("S")
 _TEXT_CHARACTERS = 2_000
 """How much of a statement the log keeps."""

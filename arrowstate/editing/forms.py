@@ -20,8 +20,6 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.types import CONVERSION_ERRORS
 from arrowstate.table.columns import canonical_floats
 
-__all__ = ["SEQUENCE", "UPDATED_AT", "Rows", "RowsForm", "assigned", "from_sql"]
-
 SEQUENCE = "_seq"
 UPDATED_AT = "_updated_at"
 
@@ -63,15 +61,7 @@ class Rows:
 
 
 class RowsForm:
-    """The columns of a state, by what they are for.
-
-    Parameters
-    ----------
-    name
-        `<operator uid>.<state>`, for messages.
-    layout
-        The columns.
-    """
+    """The columns of a state, by what they are for."""
 
     def __init__(self, name: str, layout: StateLayout) -> None:
         self.name = name
@@ -118,11 +108,6 @@ class RowsForm:
         """Return rows that were given as a table of some columns, checked and in the stored types.
 
         Of rows that are to be removed it is enough to know which they are.
-
-        Raises
-        ------
-        NullKeyError, ValueTypeError, InvalidInputError
-            If a value does not fit its column, or is null where none may be.
         """
         kept = kept or {}
         names = self.identity if identity_only else self.columns
@@ -158,16 +143,6 @@ def assigned(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     """Return values of any type as a column of this type takes them, by the rule of an UPDATE in DuckDB.
 
     The statements of a script are under this rule, so what verbs are given is converted by DuckDB too.
-
-    Raises
-    ------
-    ValueTypeError
-        If a value does not fit; `name` says of which column.
-
-    Examples
-    --------
-    >>> assigned(pa.array([1.255, 2.0]), pa.decimal128(18, 2), "shop.spent").to_pylist()
-    [Decimal('1.26'), Decimal('2.00')]
     """
     import duckdb
 
@@ -202,18 +177,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def from_sql(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values of the types that SQL shows in the type that is stored, each the same value.
-
-    Raises
-    ------
-    pa.ArrowException
-        If a value does not fit, or would be rounded.
-
-    Examples
-    --------
-    >>> from_sql(pa.array([1.5], pa.float32()), pa.float16()).to_pylist()
-    [1.5]
-    """
+    """Return values of the types that SQL shows in the type that is stored, each the same value."""
     if array.type == kind:
         return array
     if pa.types.is_dictionary(array.type):

@@ -25,25 +25,13 @@ from arrowstate.table import kernels
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["PLACE", "SUBTASK", "OperatorRows", "with_other_names"]
-
 SUBTASK = "_subtask"
 PLACE = "_place"
 """Where an element is in the list of its subtask."""
 
 
 class OperatorRows:
-    """The elements of an operator state as a table that statements change.
-
-    Parameters
-    ----------
-    storage
-        Where its parts are.
-    operator
-        The operator.
-    name
-        The state.
-    """
+    """The elements of an operator state as a table that statements change."""
 
     def __init__(self, storage: Storage, operator: OperatorDocument, name: str) -> None:
         self._storage = storage
@@ -104,11 +92,6 @@ class OperatorRows:
 
         Rows without a subtask are those of the last one; rows of a subtask are in the order of their place, and those
         without one behind them.
-
-        Raises
-        ------
-        InvalidInputError
-            If a subtask is not there, or two rows of a map have one key.
         """
         count = len(self._document.parts)
         subtasks = pc.fill_null(rows.column(SUBTASK), count - 1).to_numpy()
@@ -166,13 +149,7 @@ def with_other_names(
     *,
     new_id: Callable[[], str],
 ) -> OperatorDocument:
-    """Return an operator without some operator states, or with other names for them.
-
-    Raises
-    ------
-    InvalidInputError
-        If none would be left of the operator.
-    """
+    """Return an operator without some operator states, or with other names for them."""
     kept = [state for state in operator.operator_states if state.name not in drop]
     if not kept and not operator.key:
         raise InvalidInputError(f"operator {operator.uid!r} has no other state; drop_operator drops it")

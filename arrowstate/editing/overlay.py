@@ -18,19 +18,9 @@ from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.local import LocalStorage
 from arrowstate.storage.posix import storage_errors
 
-__all__ = ["Overlay"]
-
 
 class Overlay:
-    """Reads what was written here, and below it a store; writes to a temporary folder of its own.
-
-    Parameters
-    ----------
-    base
-        The store.
-    folder
-        Where the temporary folder is made, the system's place for them by default.
-    """
+    """Reads what was written here, and below it a store; writes to a temporary folder of its own."""
 
     def __init__(self, base: Storage, folder: str | Path | None = None) -> None:
         with storage_errors(f"a temporary folder in {folder or tempfile.gettempdir()}"):

@@ -11,8 +11,6 @@ import pyarrow as pa
 from arrowstate.html import table_html
 from arrowstate.query.difference import Difference, StateDifference
 
-__all__ = ["EditPlan", "Statement"]
-
 
 @dataclass(frozen=True, slots=True)
 class Statement:

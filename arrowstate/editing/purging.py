@@ -27,8 +27,6 @@ from arrowstate.storage.base import Storage
 from arrowstate.table.run import Run
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument, RunDocument
 
-__all__ = ["Collected", "Holder", "PurgeReport", "check_tables", "holders", "notes", "rewrite_dead_rows", "tables_left"]
-
 _DEAD_LETTERS = "_dead_letters"
 _EMITTED = (STATE, "pending")
 """The operator states with rows that were emitted: output tables and dead letters, and what sinks have not had yet."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from arrowstate.editing.verbs import Verbs
 
-__all__ = ["run_script"]
-
 _SHOWN_CHARACTERS = 200
 _VIEW = "base table"
 """What DuckDB says can be changed, where a script has another name for a state and finds its view."""

@@ -31,8 +31,6 @@ from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.names import check_operator_uid, check_state_name
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["Staging"]
-
 Change = Callable[[KeyedStateBackend, int], None]
 """Changes the state of a subtask of this number."""
 
@@ -67,23 +65,7 @@ class _Layout:
 
 
 class Staging:
-    """The checkpoint that statements have made so far.
-
-    Parameters
-    ----------
-    overlay
-        The store, and over it what is written.
-    store_id
-        The identity of the store.
-    base
-        The checkpoint that is edited.
-    newest
-        The newest entry of the store.
-    format
-        The format of new run files.
-    clock_ms, new_id
-        Where times and names come from.
-    """
+    """The checkpoint that statements have made so far."""
 
     def __init__(
         self,

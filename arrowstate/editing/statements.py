@@ -25,8 +25,6 @@ from arrowstate.schema.row_streams import lasting_tables, read_rows
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Statements", "changed_names"]
-
 
 class Statements:
     """Takes statements, each of which sees what those before it did; one that raises has done nothing.

@@ -27,8 +27,6 @@ from arrowstate.schema.descriptors import AggregatingStateDescriptor
 from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
 from arrowstate.table.columns import columns_equal
 
-__all__ = ["Given", "Params", "Verbs"]
-
 Params: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 Given: TypeAlias = Any
 """A query, or rows: what `read_rows` takes, or a table of Arrow."""
@@ -37,15 +35,7 @@ _ROWS = "_rows"
 
 
 class Verbs:
-    """What changes rows of a checkpoint that is being made.
-
-    Parameters
-    ----------
-    staging
-        The checkpoint.
-    snapshot
-        The same, to be read.
-    """
+    """What changes rows of a checkpoint that is being made."""
 
     def __init__(self, staging: Staging, snapshot: SnapshotReader) -> None:
         self.staging = staging

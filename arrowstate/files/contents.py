@@ -9,30 +9,11 @@ import xxhash
 from arrowstate.errors import CorruptDataError, MissingFileError
 from arrowstate.storage.base import Storage
 
-__all__ = ["checked_pieces"]
-
 _PIECE_BYTES = 8 << 20
 
 
 def checked_pieces(storage: Storage, path: str, size: int, xxh3_128: str) -> Iterator[bytes]:
-    """Yield the bytes of a file as the storage itself has them; whether they are right is known only at the end.
-
-    Parameters
-    ----------
-    storage, path
-        The file.
-    size
-        How many bytes it must have, at least 0.
-    xxh3_128
-        Its checksum.
-
-    Raises
-    ------
-    CorruptDataError
-        If the file is missing, or has another size or another checksum.
-    StorageError
-        If it cannot be read.
-    """
+    """Yield the bytes of a file as the storage itself has them; whether they are right is known only at the end."""
     found = xxhash.xxh3_128()
     for start in range(0, max(size, 1), _PIECE_BYTES):
         expected = min(size - start, _PIECE_BYTES)

@@ -21,8 +21,6 @@ from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Storage, many_deletions
 from arrowstate.storage.registry import open_storage
 
-__all__ = ["dispose", "dispose_savepoint", "files_to_dispose"]
-
 _SHOWN = 5
 
 

@@ -34,9 +34,6 @@ from arrowstate_formats.run_reading import read_arrow_schema, read_run
 from arrowstate_formats.run_writing import times_and_seq
 from arrowstate_formats.state_columns import HASH_COLUMN
 
-__all__ = ["OpenFile", "check_bounds", "forget_open_files", "open_file", "read"]
-
-
 Identity: TypeAlias = tuple[int, int, int, int]
 
 _CACHED_FILES = 4096
@@ -44,13 +41,7 @@ _CACHED_BYTES = 256 << 20
 
 
 def open_file(storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
-    """Open a run file, or return it if this process has it open.
-
-    Raises
-    ------
-    CorruptDataError
-        If the file is missing, truncated, or altered outside of its batches.
-    """
+    """Open a run file, or return it if this process has it open."""
     return _FILES.get(storage, document, schema)
 
 
@@ -62,12 +53,9 @@ def read(storage: Storage, path: str) -> bytes:
 
 
 def check_bounds(batch: pa.RecordBatch, document: BatchDocument, time: str | None, path: str) -> None:
-    """Compare the hashes, times and sequence numbers of a batch with what its document says, by which rows are found.
+    """Compare a batch with what its document says of its hashes, times and sequence numbers.
 
-    Raises
-    ------
-    CorruptDataError
-        If they differ.
+    Rows are found by these bounds.
     """
     hashes = batch.column(HASH_COLUMN)
     ends = hashes[0].as_py(), hashes[-1].as_py()
@@ -165,17 +153,7 @@ class OpenFile:
         )
 
     def read(self, numbers: Sequence[int], columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
-        """Return record batches with some of their columns; a checksum is compared at the first use of its batch.
-
-        Raises
-        ------
-        CorruptDataError
-            If the bytes are damaged, or the columns are not those of the schema.
-        MissingDependencyError
-            If it is a Lance file and the package pylance is not installed.
-        StorageFullError, StorageError
-            If a local file that a Lance file is read from cannot be written or read.
-        """
+        """Return record batches with some of their columns; a checksum is compared at the first use of its batch."""
         if self.document.format != "lance":
             return self._decoded(numbers, columns, None)
         with self.lock:

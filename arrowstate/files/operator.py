@@ -32,15 +32,6 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
-__all__ = [
-    "FrozenOperatorState",
-    "find_operator_state",
-    "operator_state_table",
-    "read_part",
-    "write_operator_states",
-    "write_part",
-]
-
 _SUBTASK_COLUMN = "_subtask"
 
 
@@ -66,15 +57,6 @@ def write_operator_states(
 
     A part equal to one written before, by another subtask or for the operator in the entry before (`previous`), is
     referred to again. `cancelled` is asked before each part and before a file is made durable.
-
-    Raises
-    ------
-    InvalidInputError
-        If the subtasks differ in their states.
-    CheckpointCancelledError
-        If `cancelled` returned true; what was written before is deleted.
-    StorageFullError, StorageError
-        If a file cannot be written; what was written before is deleted.
     """
     declared = [state.descriptor for state in subtasks[0]]
     for number, subtask in enumerate(subtasks):
@@ -155,13 +137,7 @@ def write_part(
 
 
 def read_part(storage: Storage, document: OperatorStateDocument, number: int) -> pa.RecordBatch:
-    """Return what a subtask had of an operator state.
-
-    Raises
-    ------
-    CorruptDataError
-        If its bytes are missing, truncated, altered, or not what the document says.
-    """
+    """Return what a subtask had of an operator state."""
     part = document.parts[number]
     schema = operator_state_schema(operator_descriptor_of(document))
     if not part.rows:
@@ -194,20 +170,7 @@ def _bytes_of(storage: Storage, part: OperatorPartDocument, path: str) -> bytes:
 
 
 def operator_state_table(storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> pa.Table:
-    """Return an operator state of all subtasks.
-
-    Returns
-    -------
-    pa.Table
-        `_subtask` int32, not null; for a broadcast state `<state>_key`, not null; and `<state>`.
-
-    Raises
-    ------
-    OperatorNotFoundError, StateNotFoundError
-        If there is no such state; the message lists what there is.
-    CorruptDataError
-        If a file is missing, truncated or altered.
-    """
+    """Return an operator state of all subtasks."""
     document = find_operator_state(storage, entry, uid, name)
     subtask = pa.field(_SUBTASK_COLUMN, pa.int32(), nullable=False)
     schema = pa.schema([subtask, *operator_state_schema(operator_descriptor_of(document))])

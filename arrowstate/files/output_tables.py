@@ -21,18 +21,6 @@ from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorPartDocument, OperatorStateDocument
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
-__all__ = [
-    "BATCH_SUFFIX",
-    "STATE",
-    "OutputTable",
-    "appended",
-    "find_output",
-    "merged_parts",
-    "output_rows",
-    "rows_state",
-    "write_output",
-]
-
 STATE = "rows"
 """The name of the list state that holds the rows of an output."""
 
@@ -75,15 +63,7 @@ class OutputTable:
         )
 
     def parts_before(self, storage: Storage, operators: Iterable[OperatorDocument]) -> list[OperatorPartDocument]:
-        """Return the parts that stay from the entry before.
-
-        Raises
-        ------
-        IncompatibleStateError
-            If the table has other columns.
-        InvalidInputError
-            If the name is that of an operator with state.
-        """
+        """Return the parts that stay from the entry before."""
         operators = list(operators)
         if self.is_kept and any(operator.uid == self.uid and operator.key for operator in operators):
             raise InvalidInputError(f"{self.uid!r} is an operator with keyed state in the store; name another output")
@@ -110,13 +90,7 @@ def rows_state(storage: Storage, operators: Iterable[OperatorDocument], uid: str
 
 
 def find_output(storage: Storage, entry: LogEntryDocument, uid: str) -> OperatorStateDocument:
-    """Return the rows of an output table that is kept.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none of this name; the message lists those there are.
-    """
+    """Return the rows of an output table that is kept."""
     # What is kept for one commit has no numbers of rows that last.
     outputs = {
         operator.uid: state
@@ -152,13 +126,7 @@ def write_output(
 def output_rows(
     storage: Storage, document: OperatorStateDocument, first: int, last: int, *, columns: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of an output from number `first` to before `last`.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file is missing, truncated or altered.
-    """
+    """Yield the rows of an output from number `first` to before `last`."""
     start = 0
     for number, part in enumerate(document.parts):
         low, high = max(first, start), min(last, start + part.rows)

@@ -30,18 +30,6 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.schema_documents import StateDocument
 
-__all__ = [
-    "OpenState",
-    "find_operator",
-    "find_state",
-    "open_run",
-    "open_state",
-    "states_of",
-    "store_key",
-    "subtask_runs",
-    "whole_state_rows",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class OpenState:
@@ -77,24 +65,7 @@ def open_state(
     *,
     hash_bounds: tuple[int, int] | None = None,
 ) -> OpenState:
-    """Open the runs of a state, all of them or those rows whose hash is in a range.
-
-    Parameters
-    ----------
-    storage, store_id
-        Where the store is, and its identity.
-    operator
-        The operator in a checkpoint.
-    schemas
-        The state, in the schema that the rows are to have.
-    hash_bounds
-        Lowest and highest hash, both inclusive.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file is missing, truncated or altered.
-    """
+    """Open the runs of a state, all of them or those rows whose hash is in a range."""
     subtasks = subtasks_of(storage, operator, hash_bounds)
     manifests = in_parallel(storage, partial(subtask_runs, storage, operator), subtasks, name="manifests")
     documents = [run for manifest in manifests for run in manifest.get(schemas.document.name, [])]
@@ -120,18 +91,7 @@ def open_run(
     *,
     hash_bounds: tuple[int, int] | None = None,
 ) -> tuple[Run, int] | None:
-    """Open a run, or the part of it whose hashes are in a range; None if no row is.
-
-    Returns
-    -------
-    tuple of Run and int
-        The run, and how many bytes of record batches were opened for it.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file is missing, truncated or altered.
-    """
+    """Open a run, or the part of it whose hashes are in a range; None if no row is."""
     stored = StoredRun(storage, document, schemas)
     file = stored.file
     segments, size = stored.segments_within(file, hash_bounds)

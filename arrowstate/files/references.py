@@ -26,8 +26,6 @@ from arrowstate_formats.documents import (
     SubtaskFileDocument,
 )
 
-__all__ = ["ReferenceReader", "manifest_files", "operator_state_files", "run_files"]
-
 
 def manifest_files(states: Iterable[StateRunsDocument]) -> dict[str, int]:
     """Return the files that a manifest with these states refers to, with their sizes in bytes."""
@@ -68,23 +66,7 @@ class ReferenceReader:
             self._known.clear()
 
     def files(self, operators: Iterable[OperatorDocument], unreadable: list[Exception] | None = None) -> dict[str, int]:
-        """Return every file that these operators need, manifests too, with their sizes in bytes.
-
-        Parameters
-        ----------
-        operators
-            Of one log entry.
-        unreadable
-            If given, takes the errors of manifests that are missing or damaged; their files are left out. For entries
-            that are no roots any more.
-
-        Raises
-        ------
-        CorruptDataError
-            If a manifest is missing or damaged, and `unreadable` is not given.
-        FormatVersionError
-            If a manifest is of a newer version.
-        """
+        """Return every file that these operators need, manifests too, with their sizes in bytes."""
         files: dict[str, int] = {}
         operators = [*operators]
         self.read_ahead(operators)

@@ -40,8 +40,6 @@ from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 from arrowstate_formats.state_columns import fields_of_run, time_column
 
-__all__ = ["write_frozen_savepoint", "write_savepoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Subtask:
@@ -81,27 +79,7 @@ def write_savepoint(
     progress: Callable[[int, int], None] | None = None,
     wrote: Callable[[PartRecord], object] = lambda _: None,
 ) -> LogEntryDocument:
-    """Write a checkpoint as a self-contained store.
-
-    Parameters
-    ----------
-    storage, store_id, entry
-        The store and the checkpoint to write.
-    target, format, new_id, clock_ms, cancelled, progress, wrote
-        As in `write_frozen_savepoint`.
-
-    Returns
-    -------
-    LogEntryDocument
-        The only entry of the savepoint; its checkpoint id is that of the checkpoint.
-
-    Raises
-    ------
-    CorruptDataError
-        If the checkpoint cannot be read; nothing is left at the target.
-    InvalidInputError, CheckpointCancelledError, StorageFullError, StorageError
-        As in `write_frozen_savepoint`.
-    """
+    """Write a checkpoint as a self-contained store."""
     assert entry.checkpoint_id is not None, "a fence is no checkpoint"
     storage = validated_savepoint(storage, entry)
     return _write(
@@ -139,46 +117,6 @@ def write_frozen_savepoint(
     Each state of a subtask becomes one file of its live rows, sorted by `_key_hash`; a state without rows has one file
     without rows. Rows that have expired by the clock, or by the watermark, are left out. The folder may be moved or
     copied as a whole.
-
-    Parameters
-    ----------
-    target
-        An empty place.
-    operators
-        By operator uid the frozen subtasks, in the order of their key groups.
-    operator_states
-        By operator uid the frozen operator state of its subtasks.
-    checkpoint_id
-        The id that the savepoint gets, at least 0.
-    properties, watermark
-        Kept in the entry; the watermark in milliseconds since 1970.
-    format
-        The format of the run files.
-    new_id, clock_ms
-        Where names and times come from.
-    cancelled
-        Asked before each file; once it returns true the savepoint is given up.
-    progress
-        Called with (states of subtasks written, states of subtasks to write) after each of them.
-    wrote
-        Called with what each subtask took, and the operator state of each operator, once its files are written.
-
-    Returns
-    -------
-    LogEntryDocument
-        The only entry of the savepoint.
-
-    Raises
-    ------
-    InvalidInputError
-        If the target holds files, another savepoint is written there at the same time, or there is no such format;
-        what others wrote is left alone.
-    CheckpointCancelledError
-        If it was cancelled; nothing is left at the target.
-    StorageFullError, StorageError
-        If the target cannot be written; nothing is left there.
-    CommitUnknownError
-        If it cannot be told whether the last file was written. What can be taken away is gone.
     """
     return _write(
         target,

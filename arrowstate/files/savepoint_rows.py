@@ -10,8 +10,6 @@ from arrowstate.table.run import Run
 from arrowstate.table.spill import sink_of
 from arrowstate_formats.schema_documents import TimeToLiveDocument
 
-__all__ = ["cutoff_of", "drop_expired", "merged_rows"]
-
 
 def cutoff_of(ttl: TimeToLiveDocument | None, now_ms: int, watermark: int | None) -> int | None:
     """Return the last time of update that has expired, None if nothing can have."""

@@ -16,17 +16,6 @@ from arrowstate.files.subtasks import list_files, subtasks_of, whole_operators
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument, pack
 
-__all__ = [
-    "SMALL_FILE_BYTES",
-    "RunFile",
-    "RunSlice",
-    "StorageUse",
-    "files_of",
-    "slices_by_state",
-    "storage_use",
-    "stored_slice",
-]
-
 SMALL_FILE_BYTES = 1 << 20
 """A run file below this size costs more to open than to read."""
 
@@ -35,13 +24,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class StorageUse:
-    """What a checkpoint refers to, and how much of it is live.
-
-    Examples
-    --------
-    >>> StorageUse(files=3, bytes=3_000_000, live_bytes=2_000_000, small_files=1).space_amplification
-    1.5
-    """
+    """What a checkpoint refers to, and how much of it is live."""
 
     files: int
     "Files that it refers to: runs, deletion vectors, directories, manifests, operator state; each counted once."
@@ -144,13 +127,7 @@ def files_of(slices: Iterable[RunSlice[Item]]) -> list[RunFile[Item]]:
 
 
 def slices_by_state(storage: Storage, operator: OperatorDocument) -> dict[str, list[RunSlice[RunDocument]]]:
-    """Return what the subtasks of an operator have of run files, by the name of the state.
-
-    Raises
-    ------
-    CorruptDataError
-        If a manifest is missing or damaged.
-    """
+    """Return what the subtasks of an operator have of run files, by the name of the state."""
     found: dict[str, list[RunSlice[RunDocument]]] = {state.name: [] for state in operator.states}
     for number, subtask in enumerate(subtasks_of(storage, operator)):
         for name, runs in subtask_runs(storage, operator, subtask).items():

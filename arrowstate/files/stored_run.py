@@ -23,8 +23,6 @@ from arrowstate_formats.documents import DeletionVectorDocument, RunDocument, de
 from arrowstate_formats.run_files import checksum
 from arrowstate_formats.state_columns import time_column
 
-__all__ = ["Piece", "StoredRun", "clear_dead"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -84,13 +82,7 @@ class StoredRun:
         return self.live_rows(self.document.first_row, self.document.last_row)[0]
 
     def live_rows(self, first_row: int, end_row: int) -> tuple[Bits, int]:
-        """Return the live bits of some rows, and how many of them are set.
-
-        Raises
-        ------
-        CorruptDataError
-            If the deletion vector is missing or altered.
-        """
+        """Return the live bits of some rows, and how many of them are set."""
         rows = end_row - first_row
         bits, vector = all_live(rows), self.document.deletion_vector
         return bits, rows if vector is None else rows - clear_dead(self._storage, vector, bits, rows, first_row)
@@ -162,11 +154,6 @@ def clear_dead(storage: Storage, document: DeletionVectorDocument, live: Bits, r
     """Clear the live bits of the rows in a deletion vector; return how many of them were set.
 
     Bit i of `live`, which has `rows` bits, stands for the row first_row + i of the file; other rows are ignored.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are missing or altered.
     """
     if document.inline is not None:
         path, data = "an inline deletion vector", decode_inline(document.inline)

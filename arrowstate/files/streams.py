@@ -20,8 +20,6 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import encode_inline
 from arrowstate_formats.run_files import INLINE_BYTES
 
-__all__ = ["CheckpointOutputStream", "CheckpointStreamFactory", "StreamStateHandle", "never"]
-
 
 def never() -> bool:
     """The answer of a checkpoint that nobody cancels."""
@@ -49,24 +47,7 @@ class StreamStateHandle:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStreamFactory:
-    """Makes the streams that a snapshot is written through.
-
-    Examples
-    --------
-    >>> from arrowstate.storage import open_storage
-    >>> storage = open_storage("memory://streams-example", create=True)
-    >>> streams = CheckpointStreamFactory(storage, inline_bytes=4, new_id=lambda: "7b1e")
-    >>> with streams.create("data/counter/clicks", "bin") as stream:
-    ...     _ = stream.write(b"abc")
-    ...     stream.close_and_get_handle().data
-    b'abc'
-    >>> with streams.create("data/counter/clicks", "bin") as stream:
-    ...     _ = stream.write(b"abcd")
-    ...     stream.close_and_get_handle().path
-    'data/counter/clicks/7b1e.bin'
-    >>> streams.paths == storage.list("")
-    True
-    """
+    """Makes the streams that a snapshot is written through."""
 
     storage: Storage
     _: KW_ONLY
@@ -82,25 +63,7 @@ class CheckpointStreamFactory:
     def create(
         self, folder: str, suffix: str, *, id: str | None = None, hashing: bool = True
     ) -> CheckpointOutputStream:
-        """Return a new stream.
-
-        Parameters
-        ----------
-        folder
-            Where a file would be, relative to the storage.
-        suffix
-            What its name would end in, without the dot.
-        id
-            The rest of its name, which no file in the folder with this suffix ever had; by default a new one.
-        hashing
-            Whether the stream computes the checksum of what it is given. A caller that computes it anyway passes false,
-            and the checksum when it closes the stream.
-
-        Raises
-        ------
-        CheckpointCancelledError
-            If the checkpoint was cancelled.
-        """
+        """Return a new stream."""
         if self.cancelled():
             raise CheckpointCancelledError
         return CheckpointOutputStream(self, folder, suffix, id, hashing)
@@ -108,24 +71,7 @@ class CheckpointStreamFactory:
     def put(
         self, folder: str, suffix: str, data: Any, *, id: str | None = None, xxh3_128: str | None = None
     ) -> StreamStateHandle:
-        """Write bytes that are at hand, at least one, and return their handle; see `create`.
-
-        Parameters
-        ----------
-        folder, suffix, id
-            See `create`.
-        data
-            The bytes, a buffer of any kind.
-        xxh3_128
-            Their checksum, if it is known.
-
-        Raises
-        ------
-        CheckpointCancelledError
-            If the checkpoint was cancelled.
-        StorageFullError, StorageError
-            If the file cannot be written; nothing is left of it.
-        """
+        """Write bytes that are at hand, at least one, and return their handle; see `create`."""
         with self.create(folder, suffix, id=id, hashing=xxh3_128 is None) as stream:
             stream.write(data)
             handle = stream.close_and_get_handle(xxh3_128)
@@ -140,13 +86,6 @@ class CheckpointOutputStream(io.BufferedIOBase, BinaryIO):
     `close` or by the end of a `with` block, is given up: there is no file under its name, and no unfinished one.
     Folders stay. An error gives the stream up too, and is what it raises from then on: an encoder that writes a footer
     when it is closed must not hide why.
-
-    Parameters
-    ----------
-    factory
-        The storage, the threshold, and who may cancel.
-    folder, suffix, id, hashing
-        See `CheckpointStreamFactory.create`.
     """
 
     def __init__(
@@ -174,17 +113,7 @@ class CheckpointOutputStream(io.BufferedIOBase, BinaryIO):
         return self._position
 
     def write(self, data: Any, /) -> int:
-        """Write all of the bytes, a buffer of any kind, and return how many they are.
-
-        Raises
-        ------
-        CheckpointCancelledError
-            If the checkpoint was cancelled.
-        StorageFullError, StorageError
-            If the storage takes no more.
-        InvalidInputError
-            If the stream is closed.
-        """
+        """Write all of the bytes, a buffer of any kind, and return how many they are."""
         self._check_open()
         rest = memoryview(data).cast("B")
         size = len(rest)
@@ -217,23 +146,7 @@ class CheckpointOutputStream(io.BufferedIOBase, BinaryIO):
             raise
 
     def close_and_get_handle(self, xxh3_128: str | None = None) -> StreamStateHandle | None:
-        """Make the bytes durable and return where they are, or None if there are none; the stream is closed then.
-
-        Parameters
-        ----------
-        xxh3_128
-            The checksum of the bytes, of a stream that does not compute it.
-
-        Raises
-        ------
-        CheckpointCancelledError
-            If the checkpoint was cancelled; nothing is left.
-        StorageFullError, StorageError
-            If the file cannot be made durable; it is deleted.
-        InvalidInputError
-            If the stream is closed: given up, or asked for its handle before. Or if the checksum is given to a stream
-            that computes it, or not given to one that does not.
-        """
+        """Make the bytes durable and return where they are, or None if there are none; the stream is closed then."""
         self._check_open()
         if not self._position:
             super().close()

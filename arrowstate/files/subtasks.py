@@ -41,25 +41,6 @@ from arrowstate_formats.manifest_text import RunsOfState, decode_manifest
 from arrowstate_formats.run_files import checksum
 from arrowstate_formats.schema_documents import SchemaDocument, StateDocument
 
-__all__ = [
-    "Content",
-    "fitted",
-    "list_files",
-    "parts_in",
-    "parts_of",
-    "read_states",
-    "restored_watermark",
-    "runs_of_state",
-    "subtask_of",
-    "subtasks_in",
-    "subtasks_of",
-    "whole_operator",
-    "whole_operators",
-    "whole_state",
-    "with_manifests",
-    "without_unused_schemas",
-]
-
 _ENTRY_BYTES = 256 << 10
 """From about this size on an entry is not read quickly enough by many subtasks at once."""
 
@@ -89,13 +70,7 @@ def _read(
 
 
 def read_states(storage: Storage, handle: ManifestHandle, uid: str) -> list[StateRunsDocument]:
-    """Return the runs of each state of a subtask, from its manifest.
-
-    Raises
-    ------
-    CorruptDataError
-        If the manifest is missing, damaged, or of another operator.
-    """
+    """Return the runs of each state of a subtask, from its manifest."""
     if handle.inline is not None:
         return handle.inline
     assert handle.path is not None
@@ -117,13 +92,7 @@ def runs_of_state(
 def subtasks_of(
     storage: Storage, operator: OperatorDocument, hash_bounds: tuple[int, int] | None = None
 ) -> list[SubtaskDocument]:
-    """Return the subtasks of an operator, all of them or those whose hashes meet a range with both ends inclusive.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file is missing or damaged, or holds other subtasks than the log entry says.
-    """
+    """Return the subtasks of an operator, all of them or those whose hashes meet a range with both ends inclusive."""
 
     def meets(item: SubtaskDocument | SubtaskFileDocument) -> bool:
         if hash_bounds is None:
@@ -213,17 +182,7 @@ def restored_watermark(entry: LogEntryDocument, subtasks: Iterable[SubtaskDocume
 
 
 class Content:
-    """The operators of a log entry; their lists are read from files when an operator is first asked for.
-
-    Parameters
-    ----------
-    storage
-        Where the files are.
-    operators
-        As the log entry has them.
-    whole
-        The same with all that they have, where that is known.
-    """
+    """The operators of a log entry; their lists are read from files when an operator is first asked for."""
 
     def __init__(
         self, storage: Storage, operators: Sequence[OperatorDocument], whole: Iterable[OperatorDocument] = ()
@@ -266,28 +225,7 @@ def fitted(
     new_id: Callable[[], str],
     paths: list[str],
 ) -> list[OperatorDocument]:
-    """Return operators as a log entry takes them: without versions that no run has, and long lists in files.
-
-    Parameters
-    ----------
-    storage
-        Where files are written to.
-    operators
-        With all that they have.
-    before
-        The operators of the entry before, whose files are referred to again where nothing in them changed.
-    condemned
-        Files of these that must not be referred to again.
-    new_id
-        Returns a fresh, unique name at each call.
-    paths
-        Takes the files that are written.
-
-    Raises
-    ------
-    StorageFullError, StorageError
-        If a file cannot be written; those before it are in `paths`.
-    """
+    """Return operators as a log entry takes them: without versions that no run has, and long lists in files."""
     kept = [without_unused_schemas(operator) for operator in operators]
     sizes = [_size(operator) for operator in kept]
     gone = set(condemned)

@@ -12,8 +12,6 @@ from arrowstate_formats.documents import (
     LogEntryDocument,
 )
 
-__all__ = ["Validation", "check_validation", "is_validated", "readable", "validated", "validated_savepoint"]
-
 
 class _Validated:
     """A storage whose files somebody else may have written: what is read from them is validated in full."""
@@ -36,26 +34,13 @@ def check_validation(validate: str) -> None:
 
 
 def readable(storage: Storage, validate: Validation) -> Storage:
-    """Return the storage to read from at this degree of trust.
-
-    Raises
-    ------
-    InvalidInputError
-        If the degree is none.
-    """
+    """Return the storage to read from at this degree of trust."""
     check_validation(validate)
     return validated(storage) if validate == "full" else storage
 
 
 def validated(storage: Storage) -> Storage:
-    """Return the storage, from which the functions of this module take nothing on trust; see `read_run`.
-
-    Examples
-    --------
-    >>> from arrowstate.storage import open_storage
-    >>> validated(open_storage("memory://validated-example", create=True)).url
-    'memory://validated-example'
-    """
+    """Return the storage, from which the functions of this module take nothing on trust; see `read_run`."""
     return storage if isinstance(storage, _Validated) else cast("Storage", _Validated(storage))
 
 

@@ -43,8 +43,6 @@ from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, Run
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["LogCheck", "Verification", "first_key_column", "noting", "verify_checkpoint", "verify_log"]
-
 _PINS_AND_STATEMENTS = (BOUNDARY_FOLDER, LEASE_FOLDER, TAG_FOLDER)
 
 
@@ -200,17 +198,7 @@ def verify_checkpoint(
     deep: bool,
     advance: Callable[[], None] = lambda: None,
 ) -> Verification:
-    """Look at the files of a checkpoint.
-
-    Parameters
-    ----------
-    storage, store_id, entry
-        The store and the checkpoint.
-    deep
-        Read every file, compare its checksum, and its rows with what the manifest says of them.
-    advance
-        Called after each run.
-    """
+    """Look at the files of a checkpoint."""
     found = Verification(deep)
     if deep:
         # A deep look takes nothing on trust.

@@ -48,18 +48,6 @@ from arrowstate_formats.splitting import TARGET_ROWS, split_at_key_groups
 from arrowstate_formats.state_columns import fields_of_run, time_column
 from arrowstate_formats.statistics import column_statistics
 
-__all__ = [
-    "FrozenState",
-    "FrozenSubtask",
-    "RunWriter",
-    "WrittenSubtask",
-    "operator_document",
-    "schema_versions",
-    "subtask_bytes",
-    "write_manifest",
-    "write_subtask",
-]
-
 _DIRECTORY_ROWS = 65_536
 """A run with fewer rows is faster to pass over once than its directory is to open."""
 
@@ -286,33 +274,7 @@ def write_subtask(
     previous: SubtaskDocument | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> WrittenSubtask:
-    """Write what the store lacks of a subtask's state, and its manifest.
-
-    Parameters
-    ----------
-    storage, store_id
-        Where to, and the identity of the store there.
-    uid, subtask
-        The operator and the number of the subtask.
-    frozen
-        What to write.
-    format
-        The format of new run files.
-    new_id
-        Returns a fresh, unique name at each call.
-    previous
-        The subtask in the entry before; its manifest is used again if nothing changed.
-    cancelled
-        Asked before each file, between the record batches of a run and before a file is made durable; from several
-        threads where the storage takes several files at a time.
-
-    Raises
-    ------
-    CheckpointCancelledError
-        If `cancelled` returned true; what was written before is deleted.
-    StorageFullError, StorageError
-        If a file cannot be written; what was written before is deleted.
-    """
+    """Write what the store lacks of a subtask's state, and its manifest."""
     paths: list[str] = []
     states = []
     changed_runs: list[tuple[Run, RunDocument, int]] = []

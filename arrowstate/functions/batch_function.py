@@ -22,8 +22,6 @@ from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["BatchContext", "BatchFunction", "BatchRunner", "Output"]
-
 Output: TypeAlias = pa.RecordBatch | pa.Table | None
 """What a batch function emits: rows, or none."""
 

@@ -23,28 +23,12 @@ from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = [
-    "DeadLetters",
-    "cause_of",
-    "dead_letter_table",
-    "dead_letters_name",
-    "is_dead_letters",
-    "is_of_function",
-    "tried",
-]
-
 _FIRST = (pa.field("reason", pa.string()), pa.field("error", pa.string()), pa.field("batch_id", pa.int64()))
 _NAMES = [*(field.name for field in _FIRST), "key", "row"]
 
 
 def dead_letters_name(uid: str, on_error: str, name: str | None) -> str | None:
-    """Return the name of the output table for dead letters, None if a row that does not fit fails the query.
-
-    Raises
-    ------
-    InvalidInputError
-        If `on_error` is neither `fail` nor `dead_letter`, or there is a name and nothing to go there.
-    """
+    """Return the name of the output table for dead letters, None if a row that does not fit fails the query."""
     if on_error not in ("fail", "dead_letter"):
         raise InvalidInputError(f"on_error must be 'fail' or 'dead_letter', got {on_error!r}")
     if on_error == "fail":
@@ -73,15 +57,7 @@ def is_dead_letters(operator: OperatorDocument) -> bool:
 
 
 class DeadLetters:
-    """The rows that a task has set aside.
-
-    Parameters
-    ----------
-    table
-        Where they go.
-    batch_id
-        The micro-batch, or the checkpoint that is to come.
-    """
+    """The rows that a task has set aside."""
 
     def __init__(self, table: OutputTable, batch_id: int) -> None:
         self._table = table
@@ -136,20 +112,7 @@ class DeadLetters:
 def tried(
     count: int, attempt: Callable[[int, int], None], is_of_rows: Callable[[Exception], bool], *, by_row: bool = False
 ) -> dict[int, Exception]:
-    """Attempt all of so many things, in their order and in as large parts as go; return those that fail alone.
-
-    Parameters
-    ----------
-    count
-        They are numbered from 0.
-    attempt
-        Does those from one number to before another. If it raises it has done nothing.
-    is_of_rows
-        Whether what it raised says that one of them does not fit; anything else is raised.
-    by_row
-        Whether a `ProcessElementError` names the one that failed, counted from the first that was attempted; those
-        before it had gone well.
-    """
+    """Attempt all of so many things, in their order and in as large parts as go; return those that fail alone."""
     failed: dict[int, Exception] = {}
     waiting: list[tuple[int, int, int | None]] = [(0, count, None)] if count else []
     "The third is how many had failed when a part failed that this one is the second half of."

@@ -17,8 +17,6 @@ import pyarrow as pa
 
 from arrowstate.errors import ProcessElementError, UserFunctionError
 
-__all__ = ["explained"]
-
 _OURS = str(Path(__file__).parents[1])
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 200
@@ -36,24 +34,6 @@ def explained(
     """Raise what a function of the user's raised as an error whose text tells all of it.
 
     Errors that have nothing to do with the user's code pass through.
-
-    Parameters
-    ----------
-    uid
-        The operator.
-    doing
-        What the function was called for.
-    key
-        The key columns.
-    rows
-        The rows that it went through one by one, None where it took them as a batch.
-    unit
-        What the function is called in, and what is undone.
-
-    Raises
-    ------
-    UserFunctionError
-        If the function failed, or a value that it wrote does not fit.
     """
     try:
         yield

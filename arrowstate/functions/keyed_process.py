@@ -21,8 +21,6 @@ from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["KeyedProcessRunner"]
-
 
 class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
     """Runs a process function over Arrow batches.

@@ -16,9 +16,6 @@ from arrowstate.state.per_record.places import ElementState
 from arrowstate.state.per_record.rows import ElementAggregating, ElementReducing, ElementValue
 from arrowstate.state.per_record.timers import ElementTimers
 
-__all__ = ["Collector", "KeyedProcessFunction", "ProcessContext"]
-
-
 _VIEWS: dict[str, Any] = {
     "value": ElementValue,
     "reducing": ElementReducing,

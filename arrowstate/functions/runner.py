@@ -14,8 +14,6 @@ from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.state.shown import Shown
 
-__all__ = ["Context", "Runner", "batches_of", "key_columns_of"]
-
 
 class Context(Shown):
     """What a function knows besides what it is given."""
@@ -114,13 +112,7 @@ class Runner(Generic[F, C]):
 
 
 def key_columns_of(key: pa.Schema, batch: pa.RecordBatch) -> Any:
-    """Return the key columns of a batch, in the form that the verbs of states take.
-
-    Raises
-    ------
-    InvalidInputError
-        If the batch lacks one.
-    """
+    """Return the key columns of a batch, in the form that the verbs of states take."""
     names = key.names
     if not set(names) <= set(batch.schema.names):
         raise InvalidInputError(

@@ -12,8 +12,6 @@ from arrowstate.functions.dead_letters import DeadLetters, cause_of, is_of_funct
 from arrowstate.functions.runner import batches_of
 from arrowstate.table.key_batch import KeyBatch
 
-__all__ = ["process_apart", "reason_of"]
-
 
 def process_apart(
     process: Callable[[pa.RecordBatch], None],
@@ -25,25 +23,7 @@ def process_apart(
     names_rows: bool,
     group_keys: Callable[[pa.RecordBatch], KeyBatch] | None = None,
 ) -> None:
-    """Process the rows that do not fail, in their order; the others go to `dead`.
-
-    Parameters
-    ----------
-    process
-        Processes rows and gives on what was emitted for them. If it raises it has done nothing.
-    table
-        The rows.
-    dead
-        Takes those that fail.
-    key
-        The key columns.
-    timestamp
-        The column with the event time, if there is one.
-    names_rows
-        Whether a `ProcessElementError` of `process` names the row that failed.
-    group_keys
-        Finds the keys of rows, where all rows of a key that fails are set aside together.
-    """
+    """Process the rows that do not fail, in their order; the others go to `dead`."""
     fit = np.ones(table.num_rows, dtype=np.bool_)
     for name in [*key, *([] if timestamp is None else [timestamp])]:
         absent = table.column(name).is_null().to_numpy() & fit

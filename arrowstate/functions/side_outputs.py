@@ -17,8 +17,6 @@ from arrowstate.errors import InvalidInputError, ProcessElementError
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = ["BatchSides", "ElementSides", "OutputTag", "Sides", "element_array", "fitted", "nullable"]
-
 
 @dataclass(frozen=True, slots=True)
 class OutputTag:
@@ -162,13 +160,7 @@ class ElementSides(Sides[tuple[list[Any], list[int]]]):
 def element_array(
     values: list[Any], kind: pa.DataType, told: Callable[[Any], str], row_of: Callable[[int], int]
 ) -> pa.Array:
-    """Return what a process function gave out as an array.
-
-    Raises
-    ------
-    ProcessElementError
-        If a value does not fit; `told` says so of it, and `row_of` finds the row by the number of the value.
-    """
+    """Return what a process function gave out as an array."""
     try:
         return python_array(values, kind)
     except CONVERSION_ERRORS as error:

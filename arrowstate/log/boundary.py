@@ -18,22 +18,6 @@ from arrowstate.errors import CorruptDataError, MissingFileError, StorageError
 from arrowstate.storage.base import Outcome, Storage, listed_pages
 from arrowstate_formats.documents import BoundaryDocument, decode, encode
 
-__all__ = [
-    "BOUNDARY_FOLDER",
-    "Boundary",
-    "NewReferences",
-    "boundaries",
-    "boundaries_in",
-    "condemned_paths",
-    "highest_boundary",
-    "missing_paths",
-    "number_of",
-    "path_of",
-    "put_boundary",
-    "read_boundaries",
-    "read_boundary",
-]
-
 BOUNDARY_FOLDER = "gc/"
 _MOST_LOOKS = 32
 """Beyond so many files a listing is cheaper than a look at each."""
@@ -97,13 +81,7 @@ def highest_boundary(found: Iterable[Boundary]) -> int:
 
 
 def read_boundary(storage: Storage, boundary: Boundary) -> BoundaryDocument | None:
-    """Return a document of `gc/`, None if it has gone meanwhile because its collection is done.
-
-    Raises
-    ------
-    CorruptDataError
-        If it cannot be read, or is not what its name says.
-    """
+    """Return a document of `gc/`, None if it has gone meanwhile because its collection is done."""
     try:
         data = storage.read(boundary.path)
     except MissingFileError:
@@ -118,11 +96,6 @@ def read_boundaries(storage: Storage, *, without: Collection[Boundary] = ()) -> 
     """Return every document of `gc/` but those `without`, ascending, as they were at one moment.
 
     One that goes in the middle of it said something that the document in its place, which the listing lacks, says now.
-
-    Raises
-    ------
-    CorruptDataError
-        If one cannot be read, or is not what its name says.
     """
     listed = None
     while True:

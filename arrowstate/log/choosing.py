@@ -14,15 +14,6 @@ from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = [
-    "CheckpointReference",
-    "checkpoint_at",
-    "choose_checkpoint",
-    "milliseconds_of",
-    "named_checkpoint",
-    "tags_of",
-]
-
 CheckpointReference: TypeAlias = int | str | datetime.datetime
 """A checkpoint: its id; a tag; or a time, as of which it is the newest. Seen from another, -1 is the one before it.
 
@@ -41,28 +32,7 @@ def choose_checkpoint(
     log: CommitLog | None = None,
     seen_from: int | None = None,
 ) -> LogEntryDocument:
-    """Return the checkpoint that is meant.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    reference
-        What names it, see `CheckpointReference`.
-    log
-        The log of the store, where there is one at hand.
-    seen_from
-        The id of the checkpoint from which a number below 0 counts back; by default there is none with such a number.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is none with this id, or none yet; the message lists the ids there are.
-    NotFoundError
-        If there is no such tag, or none was committed at that time or before.
-    InvalidInputError
-        If it is none of all these, such as a fraction.
-    """
+    """Return the checkpoint that is meant."""
     log = CommitLog(storage) if log is None else log
     if isinstance(reference, datetime.datetime):
         return checkpoint_at(log, _since_epoch(reference), reference.isoformat())
@@ -74,13 +44,7 @@ def choose_checkpoint(
 
 
 def named_checkpoint(storage: Storage, log: CommitLog, name: str) -> LogEntryDocument | None:
-    """Return the checkpoint with an id or a tag, None if the name is neither.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If it is a whole number, no tag, and no id.
-    """
+    """Return the checkpoint with an id or a tag, None if the name is neither."""
     try:
         if name.isdecimal():
             return log.checkpoint(int(name))
@@ -102,11 +66,6 @@ def checkpoint_at(log: CommitLog, time_ms: int, text: str) -> LogEntryDocument:
     """Return the newest checkpoint that was committed at a time or before, in milliseconds since 1970.
 
     Of n entries about log2 n are read. Times must rise with the entries, as they do where the clocks of writers agree.
-
-    Raises
-    ------
-    NotFoundError
-        If none was; the message says when the oldest was. `CheckpointNotFoundError` if there is none at all.
     """
     for committed in log.history().up_to(lambda entry: entry.document.committed_at_ms > time_ms):
         if committed.document.committed_at_ms <= time_ms:
@@ -125,11 +84,6 @@ def milliseconds_of(text: str) -> int | None:
     """Return a time as milliseconds since 1970: such a number, or ISO 8601, in UTC unless it has an offset.
 
     None for a text that is no time.
-
-    Examples
-    --------
-    >>> milliseconds_of("1970-01-01T00:00:01Z"), milliseconds_of("1970-01-01 01:00:01+01:00"), milliseconds_of("gold")
-    (1000, 1000, None)
     """
     if text.isdecimal():
         return int(text)

@@ -17,8 +17,6 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["advise", "reading_checkpoint", "taken_by_a_collection"]
-
 _ADVICE = "`arrowstate diagnose STORE` says what is whole and what helps; store.latest_whole() is what can be restored"
 
 

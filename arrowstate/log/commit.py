@@ -38,21 +38,7 @@ class FilesOfCommit:
 
 @contextmanager
 def written_for_commit(storage: Storage, paths: Iterable[str] = ()) -> Iterator[FilesOfCommit]:
-    """Delete the files of a commit that fails; who tries to append the entry sets `is_tried` before.
-
-    Examples
-    --------
-    >>> from arrowstate.storage import open_storage
-    >>> storage = open_storage("memory://written-for-commit-example", create=True)
-    >>> try:
-    ...     with written_for_commit(storage) as files:
-    ...         _ = storage.put_if_absent("data/1", b"rows of commit 1", "1")
-    ...         files.paths.append("data/1")
-    ...         raise ValueError("before the entry was tried")
-    ... except ValueError:
-    ...     storage.exists("data/1")
-    False
-    """
+    """Delete the files of a commit that fails; who tries to append the entry sets `is_tried` before."""
     files = FilesOfCommit(list(paths))
     try:
         yield files

@@ -42,25 +42,11 @@ class CommitLog(LogEntries):
     """Reads and appends the log of a store; parameters as for `LogEntries`."""
 
     def latest(self) -> CommittedEntry | None:
-        """Return the newest entry, None if there is none yet.
-
-        Raises
-        ------
-        CorruptDataError
-            If the entry at the boundary is lost, and every entry after it.
-        """
+        """Return the newest entry, None if there is none yet."""
         return self.history().newest
 
     def latest_with_checkpoint(self) -> tuple[CommittedEntry, LogEntryDocument]:
-        """Return the newest entry, and the checkpoint whose content it has: itself, or the one that a fence names.
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            If there is no checkpoint yet.
-        CorruptDataError
-            If an entry is missing, or not the one its successor was written after.
-        """
+        """Return the newest entry, and the checkpoint whose content it has: itself, or the one that a fence names."""
         while True:
             newest = self.latest()
             checkpoint = None if newest is None else self.content(newest, missing_ok=True)
@@ -77,11 +63,6 @@ class CommitLog(LogEntries):
         """Return the entry whose operators the newest one stands for: itself, or for a fence the one that it names.
 
         None if there is no checkpoint yet; with `missing_ok` also if the entry is not there.
-
-        Raises
-        ------
-        CorruptDataError
-            If the entry is missing, or is not the one that the fence was written after.
         """
         entry = newest
         while entry.document.kind == "fence":
@@ -107,15 +88,7 @@ class CommitLog(LogEntries):
         return (entry.document for entry in self.history().checkpoints())
 
     def checkpoint(self, checkpoint_id: int) -> LogEntryDocument:
-        """Return the entry of a checkpoint.
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            If there is none with this id.
-        CorruptDataError
-            If the entry is not the one its successor was written after.
-        """
+        """Return the entry of a checkpoint."""
         return self.committed_checkpoint(checkpoint_id).document
 
     def committed_checkpoint(self, checkpoint_id: int) -> CommittedEntry:
@@ -209,28 +182,7 @@ class CommitLog(LogEntries):
         *,
         said: Sequence[Boundary] | None = None,
     ) -> CommittedEntry | None:
-        """Commit an entry; None if another writer took its number first.
-
-        Parameters
-        ----------
-        document
-            The entry; its number is the one after its parent's.
-        references
-            The files that it refers to and its parent does not, which a collection may have taken for garbage; None
-            for an entry that refers to nothing else, such as a fence.
-        said
-            What the names in `gc/` say, where they have just been read; they are read by default.
-
-        Raises
-        ------
-        CommitUnknownError
-            If it cannot be told whether it was committed, a collection that runs may be deleting its files, or the log
-            was collected past it before that could be found out.
-        CollectedError
-            If files that it refers to have been collected, or are being; it was not committed.
-        StorageFullError, StorageError
-            If it was not committed.
-        """
+        """Commit an entry; None if another writer took its number first."""
         path = path_of(document.number)
         if references is not None:
             lost = references.lost(self._storage, boundaries(self._storage) if said is None else said)

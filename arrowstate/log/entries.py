@@ -52,13 +52,7 @@ FIRST = 1
 
 
 def create_store(storage: Storage, store_id: str, created_at_ms: int) -> StoreDocument:
-    """Make the storage a store, or return the store that is there already.
-
-    Raises
-    ------
-    InvalidInputError
-        If the place holds other files; they are left alone.
-    """
+    """Make the storage a store, or return the store that is there already."""
     try:
         return open_store_document(storage)
     except StoreNotFoundError:
@@ -82,17 +76,7 @@ def put_store_document(storage: Storage, store_id: str, created_at_ms: int) -> N
 
 
 def open_store_document(storage: Storage) -> StoreDocument:
-    """Return the identity of a store.
-
-    Raises
-    ------
-    StoreNotFoundError
-        If there is no store here.
-    FormatVersionError
-        If a newer version of arrowstate wrote it.
-    CorruptDataError
-        If the document cannot be read.
-    """
+    """Return the identity of a store."""
     try:
         data = storage.read(STORE_PATH)
     except MissingFileError:
@@ -172,11 +156,6 @@ def next_checkpoint(
     """Return the checkpoint that the writer of the newest entry commits after it.
 
     Its id is the one given, or the one after that of the newest checkpoint; the first of a store is 1.
-
-    Raises
-    ------
-    InvalidInputError
-        If the id given is not above that of the newest checkpoint.
     """
     before = newest_id(newest)
     if checkpoint_id is None:

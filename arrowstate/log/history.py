@@ -32,8 +32,6 @@ from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate_formats.documents import LogEntryDocument, StoreDocument, decode
 from arrowstate_formats.run_files import checksum
 
-__all__ = ["History", "LogEntries", "check_parent", "ranges_of", "refuse_loss", "warn_of_loss"]
-
 _WINDOW = 512
 _WINDOW_BYTES = 4 << 20
 """How many entries, and about how many bytes of them, are read at a time."""
@@ -74,13 +72,7 @@ class History:
         return next((entry.document for entry in self.checkpoints()), None)
 
     def entries(self) -> Iterator[CommittedEntry]:
-        """Yield the entries of the log itself, newest first, down to where it was collected.
-
-        Raises
-        ------
-        CorruptDataError
-            If an entry is missing, or not the one its successor was written after.
-        """
+        """Yield the entries of the log itself, newest first, down to where it was collected."""
         boundary, entry = self.boundary, self.newest
         while entry is not None:
             yield entry
@@ -98,11 +90,6 @@ class History:
 
         Last come those that only a tag, a lease or being a savepoint has kept. Where the log was collected before there
         was one to yield, they are those of the log as it is then.
-
-        Raises
-        ------
-        CorruptDataError
-            If an entry is missing, or not the one its successor was written after.
         """
         is_empty, last = True, None
         for last in self.entries():
@@ -162,16 +149,7 @@ class History:
 
 
 class LogEntries:
-    """Reads the log of a store; it remembers the newest entry, which no later one changes.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    on_loss
-        Called when the hint names an entry above the newest one, which is then lost: `warn_of_loss` by default. Whoever
-        adds entries, or deletes files, takes `refuse_loss`.
-    """
+    """Reads the log of a store; it remembers the newest entry, which no later one changes."""
 
     def __init__(self, storage: Storage, *, on_loss: Callable[[CorruptDataError], None] = warn_of_loss) -> None:
         self._storage = storage
@@ -322,13 +300,7 @@ class LogEntries:
 
 
 def ranges_of(numbers: Iterable[int]) -> list[range]:
-    """Return the stretches without a gap that numbers form.
-
-    Examples
-    --------
-    >>> ranges_of([7, 1, 2, 3])
-    [range(1, 4), range(7, 8)]
-    """
+    """Return the stretches without a gap that numbers form."""
     ascending = np.unique(np.fromiter(numbers, np.int64))
     ends = np.flatnonzero(np.diff(ascending) > 1)
     if not ascending.size:

@@ -29,8 +29,6 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import LARGEST_EXACT, check_integer
 
-__all__ = ["DEFAULT_LEASE_MS", "CheckpointLease", "held_while_read"]
-
 LONGEST_LEASE_MS = 1 << 52
 """So that its end, which is a date for people, is exact in every reader of JSON."""
 
@@ -52,25 +50,6 @@ def held_while_read(
 
     A savepoint needs no lease: it is kept until it is disposed of. A store that can be read and not written to is read
     without one, and warned about.
-
-    Parameters
-    ----------
-    storage, entry
-        The store and the checkpoint.
-    holder
-        Who reads, for those who look at the store.
-    clock_ms, new_id
-        Where times and names come from.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If the checkpoint has been collected, or is being.
-
-    Warns
-    -----
-    RuntimeWarning
-        If no lease could be taken, renewed or released.
     """
     if entry.kind == "savepoint":
         yield

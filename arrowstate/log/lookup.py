@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 
 from arrowstate.log.entries import CommittedEntry, newest_id
 
-__all__ = ["last_up_to"]
-
 
 def last_up_to(
     numbers: Sequence[int], checkpoint_id: int, read: Callable[[int], CommittedEntry | None]
@@ -21,15 +19,6 @@ def last_up_to(
 
     Begins at the newest one. Each second step goes as far as the ids differ, which is right where nothing lies between;
     the others halve what is left, so that it takes at most about 2 log2 of the entries.
-
-    Parameters
-    ----------
-    numbers
-        Of the entries, ascending.
-    checkpoint_id
-        The id.
-    read
-        Returns the entry with a number; None for one that is missing or damaged, which is passed over.
     """
     left = list(numbers)
     low, high, place = 0, len(left), len(left) - 1

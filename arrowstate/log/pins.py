@@ -38,17 +38,6 @@ from arrowstate_formats.documents import LeaseDocument, ParentDocument, TagDocum
 from arrowstate_formats.names import check_tag_name
 from arrowstate_formats.run_files import checksum
 
-__all__ = [
-    "LEASE_FOLDER",
-    "TAG_FOLDER",
-    "Pin",
-    "delete_tag",
-    "put_lease",
-    "put_retention_lease",
-    "put_tag",
-    "read_pins",
-]
-
 TAG_FOLDER = "tags/"
 LEASE_FOLDER = "leases/"
 _OF_RETENTION = "retention-"
@@ -98,26 +87,7 @@ def read_pins(
     strict: bool = False,
     on_damage: Callable[[CorruptDataError | FormatVersionError], None] | None = None,
 ) -> list[Pin]:
-    """Return all tags and leases, the expired ones too, sorted by path.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    strict
-        Whether to refuse files of other names among them, which may keep something in a way that this version does not
-        know: for whoever deletes. They are passed over by default.
-    on_damage
-        Called with what is wrong with one that cannot be read, which is left out: for whoever only shows them. An error
-        is raised by default.
-
-    Raises
-    ------
-    CorruptDataError
-        If one is damaged: it may be what keeps a checkpoint.
-    FormatVersionError
-        If one is of a newer version.
-    """
+    """Return all tags and leases, the expired ones too, sorted by path."""
     listed: list[str] = []
     damages: list[CorruptDataError | FormatVersionError] = []
 
@@ -189,16 +159,7 @@ def put_tag(
     tag_id: str,
     now_ms: int,
 ) -> bool:
-    """Tag a checkpoint that needs these files; False if it is being collected or has been, and then there is no tag.
-
-    Raises
-    ------
-    InvalidInputError
-        If the name cannot name a tag, or there is a tag of this name.
-    CorruptDataError
-        If files of the checkpoint are missing, or may be going as its commit was not acknowledged; then there is no
-        tag.
-    """
+    """Tag a checkpoint that needs these files; False if it is being collected or has been, and then there is no tag."""
     path = f"{TAG_FOLDER}{check_tag_name(name)}.json"
     document = TagDocument(name=name, tag_id=tag_id, checkpoint_id=checkpoint_id, entry=entry, created_at_ms=now_ms)
     if storage.put_if_absent(path, encode(document), tag_id) is Outcome.LOST:
@@ -217,13 +178,7 @@ def put_tag(
 
 
 def delete_tag(storage: Storage, name: str) -> None:
-    """Remove a tag; what it kept is dropped by the next collection that does not keep it for another reason.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none of this name; the message lists those there are.
-    """
+    """Remove a tag; what it kept is dropped by the next collection that does not keep it for another reason."""
     path = f"{TAG_FOLDER}{check_tag_name(name)}.json"
     if not storage.exists(path):
         there = [match[1] for match in map(_TAG.fullmatch, storage.list(TAG_FOLDER)) if match]

@@ -13,8 +13,6 @@ from arrowstate.errors import CheckpointNotFoundError, CheckpointsCollectedError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Step", "newest_checkpoint_id", "oldest_checkpoint_id", "oldest_followed_id", "steps_between"]
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -50,28 +48,7 @@ def oldest_followed_id(log: CommitLog) -> int | None:
 def steps_between(
     log: CommitLog, after: int | None, until: int | None, *, snapshot: int | None = None, gaps: bool = False
 ) -> list[Step]:
-    """Return the steps between consecutive checkpoints, oldest first.
-
-    Parameters
-    ----------
-    log
-        The log of the store.
-    after
-        The id of the checkpoint from which the first step goes; None for a store without rows.
-    until
-        The id of the checkpoint where the last step ends; the newest by default.
-    snapshot
-        Where `after` is None, the checkpoint where the first step ends, which has all its rows; `until` by default.
-    gaps
-        Whether a step may go over checkpoints that were collected.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no checkpoint `until`.
-    CheckpointsCollectedError
-        If there is no checkpoint `after` or `snapshot`, or one in between was collected and `gaps` is false.
-    """
+    """Return the steps between consecutive checkpoints, oldest first."""
     start = after if after is not None else snapshot
     entries: list[LogEntryDocument] = []
     seen: list[int] = []

@@ -22,8 +22,6 @@ from arrowstate.storage.base import Storage
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["select_beside"]
-
 
 class _TableSource:
     """A table for SQL."""

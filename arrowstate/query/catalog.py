@@ -16,21 +16,12 @@ from arrowstate.files.reading import states_of
 from arrowstate.query.duckdb.sql_types import distinct_names
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["HISTORY_NAMES", "SqlName", "history_names", "named", "quoted", "resolve", "sql_names"]
-
 
 def resolve(entry: LogEntryDocument, reference: str | tuple[str, str]) -> tuple[str, str]:
     """Return (operator uid, state name) of a reference such as `counter.clicks`.
 
     Both parts may hold dots: the reference is split where an operator and a state come out. A tuple of both is
     taken as it is.
-
-    Raises
-    ------
-    OperatorNotFoundError, StateNotFoundError
-        If the checkpoint has no such state; the message lists what there is.
-    InvalidInputError
-        If the reference fits several states, or is no text.
     """
     states = list(states_of(entry))
     names = [".".join(state) for state in states]

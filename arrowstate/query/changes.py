@@ -35,18 +35,6 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.segment import HASH_COLUMN
 from arrowstate_formats.documents import LogEntryDocument, RunDocument
 
-__all__ = [
-    "ALL_HASHES",
-    "CHANGE_TYPES",
-    "CHANGE_TYPE_COLUMN",
-    "UPDATED_COLUMN",
-    "StateChanges",
-    "change_columns",
-    "changed_rows",
-    "columns_to_compare",
-    "reader_between",
-]
-
 UPDATED_COLUMN = "_updated_at"
 CHANGE_TYPE_COLUMN = "_change_type"
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
@@ -62,27 +50,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class StateChanges:
-    """The changes of one state between two checkpoints.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    state
-        The state, in the schema that the rows are to have.
-    before
-        The earlier checkpoint; None for one in which nothing is stored. So it is for one without the state.
-    after
-        The later one.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If values of one of the checkpoints cannot be values of the schema given; or the checkpoint is newer than that
-        of the schema, and has columns that are new; see `stored_schemas`.
-    CorruptDataError
-        If a manifest is missing or damaged.
-    """
+    """The changes of one state between two checkpoints."""
 
     def __init__(
         self, storage: Storage, state: StateReader, before: LogEntryDocument | None, after: LogEntryDocument
@@ -104,27 +72,7 @@ class StateChanges:
         self._come = _Side(state, come, sides[1].read_as)
 
     def batches(self, columns: Sequence[str], hash_bounds: HashBounds) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of the keys whose hash is in a range.
-
-        Parameters
-        ----------
-        columns
-            Columns of the state, without `_checkpoint_id`.
-        hash_bounds
-            Lowest and highest hash, both inclusive.
-
-        Yields
-        ------
-        pa.RecordBatch
-            The columns, and `_change_type` string, not null, one of `CHANGE_TYPES`: `update_preimage` is followed by
-            its `update_postimage`. A row of which only columns changed that are neither value nor asked for, such as
-            `_updated_at`, did not change.
-
-        Raises
-        ------
-        CorruptDataError
-            If a file is missing or damaged.
-        """
+        """Yield the changes of the keys whose hash is in a range."""
         read = columns_to_compare(self._state, columns)
         sides = [side.within(read, hash_bounds) for side in (self._gone, self._come)]
         for bounds in _steps(hash_bounds, sum(rows.count for rows in sides)):
@@ -134,13 +82,7 @@ class StateChanges:
                 yield changes
 
     def counts(self, *, times: bool = False) -> tuple[int, int, int]:
-        """Return how many rows came, got another value, and went; with `times` another time of update counts too.
-
-        Raises
-        ------
-        CorruptDataError
-            If a file is missing or damaged.
-        """
+        """Return how many rows came, got another value, and went; with `times` another time of update counts too."""
         found = np.zeros(len(CHANGE_TYPES), dtype=np.int64)
         columns = [name for name in self._state.columns if name != self._state.layout.second]
         if times and self._state.layout.has_ttl:
@@ -352,11 +294,6 @@ def reader_between(
     """Return the reader whose columns the changes of a state have: of the newer of its two schemas.
 
     That is the schema of the later checkpoint, unless the store went back to an earlier one in between.
-
-    Raises
-    ------
-    OperatorNotFoundError, StateNotFoundError
-        If neither of them has such a state.
     """
     found: list[StateReader] = []
     missing: list[Exception] = []

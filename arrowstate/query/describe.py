@@ -16,8 +16,6 @@ from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, RunDocument
 from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
-__all__ = ["bytes_of", "columns_of", "live_rows", "overview", "runs_of", "state_overview"]
-
 
 def overview(storage: Storage, entry: LogEntryDocument) -> dict[str, Any]:
     """Return a checkpoint as plain values: what `StateStore.show` documents."""

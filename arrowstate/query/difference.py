@@ -23,8 +23,6 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.schema_documents import StateDocument
 
-__all__ = ["Difference", "StateDifference", "difference", "rows_between"]
-
 _COUNTS = pa.schema(
     [
         pa.field("operator", pa.string(), nullable=False),
@@ -73,42 +71,14 @@ class Difference:
     "Whether rows differ that were updated at another time."
 
     def to_arrow(self) -> pa.Table:
-        """Return the counts: operator, state, inserted, updated, deleted, schema_change.
-
-        Returns
-        -------
-        pa.Table
-            A row per state.
-        """
+        """Return the counts: operator, state, inserted, updated, deleted, schema_change."""
         rows = [{name: getattr(item, name) for name in _COUNTS.names} for item in self.states]
         return pa.Table.from_pylist(rows, schema=_COUNTS)
 
     def rows(
         self, state: str | tuple[str, str], *, columns: Sequence[str] | None = None, limit: int | None = None
     ) -> pa.Table:
-        """Return the rows of a state that changed; those that were updated as they were, then as they are.
-
-        Parameters
-        ----------
-        state
-            `<operator uid>.<state>`, or a tuple of both.
-        columns
-            Which columns, those of key, namespace, user key and value by default.
-        limit
-            At most so many rows, and no more files are read than they need; all by default.
-
-        Returns
-        -------
-        pa.Table
-            The columns, and `_change_type`: `insert`, `update_preimage`, `update_postimage` or `delete`.
-
-        Raises
-        ------
-        OperatorNotFoundError, StateNotFoundError
-            If neither checkpoint has such a state.
-        IncompatibleStateError
-            If its rows cannot be compared, because the key or the type is another one.
-        """
+        """Return the rows of a state that changed; those that were updated as they were, then as they are."""
         return rows_between(self._storage, *self._entries, state, columns, limit=limit, times=self._times)
 
     def _repr_html_(self) -> str:
@@ -132,11 +102,6 @@ def difference(
 
     Of a state that only one of them has, no row is read. With `times`, a row of a state with a time to live is another
     one if it was updated at another time.
-
-    Raises
-    ------
-    CorruptDataError, CollectedError
-        If a file is missing or damaged, or was collected meanwhile.
     """
     names = dict.fromkeys((*states_of(after), *(() if before is None else states_of(before))))
     found = tuple(_state_difference(storage, before, after, uid, name, times=times) for uid, name in names)

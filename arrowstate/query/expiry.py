@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["EXPIRES_COLUMN", "EXPIRES_FIELD", "UPDATED_COLUMN", "Seen", "expiry_times", "time_or_null"]
-
 UPDATED_COLUMN = "_updated_at"
 EXPIRES_COLUMN = "_expires_at"
 EXPIRES_FIELD = pa.field(EXPIRES_COLUMN, pa.timestamp("ms"))
@@ -32,13 +30,7 @@ class Seen:
 
 
 def expiry_times(updated: pa.Array, ttl_ms: int) -> pa.Array:
-    """Return when rows expire, by the times of their last update; null for what outlives the year 9999.
-
-    Examples
-    --------
-    >>> expiry_times(pa.array([0, 2**63 - 1]), 1_000).to_pylist()
-    [datetime.datetime(1970, 1, 1, 0, 0, 1), None]
-    """
+    """Return when rows expire, by the times of their last update; null for what outlives the year 9999."""
     times = updated.to_numpy()
     never = times > _LAST - ttl_ms
     expires = np.maximum(np.where(never, 0, times + np.where(never, 0, ttl_ms)), _FIRST)

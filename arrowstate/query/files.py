@@ -23,8 +23,6 @@ from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
 from arrowstate.table.segments import Segments
 from arrowstate_formats.documents import ColumnStatistics
 
-__all__ = ["Bits", "Part", "QueriedRun", "live_bits_in_file", "live_in_file"]
-
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 

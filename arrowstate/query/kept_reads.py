@@ -12,8 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Recent", "forget_checkpoints"]
-
 Value = TypeVar("Value")
 _ALL: weakref.WeakSet[Recent[Any]] = weakref.WeakSet()
 
@@ -25,14 +23,7 @@ def forget_checkpoints() -> None:
 
 
 class Recent(Generic[Value]):
-    """Keeps the values used last; safe to use from several threads and in a forked process.
-
-    Examples
-    --------
-    >>> squares = Recent[int](2)
-    >>> squares.get(3, lambda: 9), squares.get(3, lambda: 0)
-    (9, 9)
-    """
+    """Keeps the values used last; safe to use from several threads and in a forked process."""
 
     def __init__(self, most: int) -> None:
         self._most = most

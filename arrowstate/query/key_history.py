@@ -36,8 +36,6 @@ from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.manifest_text import RunsOfState
 from arrowstate_formats.schema_documents import StateDocument
 
-__all__ = ["COMMITTED_COLUMN", "KeyHistory"]
-
 COMMITTED_COLUMN = "_committed_at"
 _WINDOW = 64
 """How many manifests are read at a time where that is faster than one after the other."""
@@ -90,22 +88,7 @@ _Runs = tuple[_Asked, list[RunDocument]]
 
 
 class KeyHistory:
-    """The changes of some keys of a state from checkpoint to checkpoint.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    state
-        The state, in the schema that the rows are to have.
-    keys
-        As `StateReader.lookup` takes them.
-
-    Raises
-    ------
-    KeyTypeError, NullKeyError
-        If the keys do not fit the key schema.
-    """
+    """The changes of some keys of a state from checkpoint to checkpoint."""
 
     def __init__(self, storage: Storage, state: StateReader, keys: object) -> None:
         self._storage = storage
@@ -141,16 +124,7 @@ class KeyHistory:
         )
 
     def batches(self, entries: Iterable[LogEntryDocument]) -> Iterator[pa.RecordBatch]:
-        """Yield what changed in each of the checkpoints, which come oldest first; what the first has is inserted.
-
-        Raises
-        ------
-        IncompatibleStateError
-            If values of one of them cannot be values of the schema given, see `stored_schemas`; or a column of the key
-        came or went.
-        CorruptDataError, CollectedError
-            If a file is missing or damaged, or was collected meanwhile.
-        """
+        """Yield what changed in each of the checkpoints, which come oldest first; what the first has is inserted."""
         left = iter(entries)
         seen: list[tuple[str, list[int]]] = []
         rows = self._rows_of([])

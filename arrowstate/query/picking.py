@@ -19,8 +19,6 @@ import pyarrow.compute as pc
 from arrowstate.table import kernels
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["Picked", "count_rows", "gather"]
-
 _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _GATHERED_ROWS = 65_536
 _FEW = 16

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["map_ahead"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -24,11 +22,6 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iter
     """Yield the function's result for each item in order, a few items ahead of what was asked for.
 
     An error is raised in its turn. Where nobody asks on, what was begun ends and nothing else is begun.
-
-    Examples
-    --------
-    >>> list(map_ahead(str.upper, ["a", "b"]))
-    ['A', 'B']
     """
     pool, threads = _workers.get()
     begun: deque[Future[Result]] = deque()

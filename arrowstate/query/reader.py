@@ -31,33 +31,12 @@ if TYPE_CHECKING:
     from arrowstate.query.duckdb.engine import Database
     from arrowstate.query.duckdb.travel import OtherTables
 
-__all__ = ["SnapshotReader"]
-
 
 class SnapshotReader(TableReader):
     """Reads one checkpoint or savepoint, and compares it with others of its store; safe to use from several threads."""
 
     def __getitem__(self, state: str | tuple[str, str]) -> StateTable:
-        """Return one state as a table: of which rows are read, or which is handed to another library.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://getitem-example", create=True)
-        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
-        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
-        >>> clicks.add_batch(["ann", "bob"], [3, 4])
-        >>> with store.writer() as writer:
-        ...     snapshot = writer.checkpoint({"counter": [backend]})
-        >>> table = snapshot["counter.clicks"]
-        >>> table.num_rows, table.schema.names
-        (2, ['user', 'clicks'])
-        >>> pa.table(table).sort_by("user").to_pylist()
-        [{'user': 'ann', 'clicks': 3}, {'user': 'bob', 'clicks': 4}]
-        >>> import polars as pl
-        >>> table.lazy().filter(pl.col("user") == "ann").select("clicks").collect().rows()
-        [(3,)]
-        """
+        """Return one state as a table: of which rows are read, or which is handed to another library."""
         return StateTable(self, self._state(state), self._scans.append, self._seen(expired=False))
 
     def sql(
@@ -159,7 +138,13 @@ class SnapshotReader(TableReader):
     def other_tables(
         self, connection: DuckDBPyConnection, on_scan: Callable[[ScanStatistics], None], *, seen: Seen | None = None
     ) -> OtherTables:
-        """Return what registers tables of other checkpoints, and of functions, with a connection."""
+        """Return what registers tables of other checkpoints, and of functions, with a connection.
+
+        Returns
+        -------
+        OtherTables
+            Asked for each table that a query names with `at` or by a function.
+        """
         from arrowstate.query.duckdb.travel import OtherTables
 
         seen = self._seen(expired=False) if seen is None else seen
@@ -307,7 +292,13 @@ class SnapshotReader(TableReader):
         return self.connected(self._scans.append, expired=expired)
 
     def connected(self, on_scan: Callable[[ScanStatistics], None], *, expired: bool = False) -> DuckDBPyConnection:
-        """Return what `duckdb` returns, of which `on_scan` is told each scan."""
+        """Return what `duckdb` returns; `on_scan` is told of each scan.
+
+        Returns
+        -------
+        duckdb.DuckDBPyConnection
+            To be closed by the caller.
+        """
         return self._database(expired=expired).connect(on_scan, self._seen(expired=expired))
 
     @property

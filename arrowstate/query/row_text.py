@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from arrowstate.query.duckdb.sql_types import recast
 from arrowstate.shown import shown
 
-__all__ = ["csv_cell", "rows_of", "values_of", "write_csv"]
-
 _Convert = Callable[[pa.Array], pa.Array]
 
 

@@ -43,8 +43,6 @@ from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.statistics import bound_of
 
-__all__ = ["CHECKPOINT_COLUMN", "KEY_GROUP_COLUMN", "Condition", "StateReader"]
-
 KEY_GROUP_COLUMN = "_key_group"
 CHECKPOINT_COLUMN = "_checkpoint_id"
 
@@ -213,23 +211,7 @@ class StateReader:
         condition: Condition | None = None,
         expired_up_to: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the live rows of the parts, without empty batches.
-
-        Parameters
-        ----------
-        parts
-            Some of `self.parts`.
-        columns
-            Names from `self.schema`, in the order wanted.
-        key_groups
-            Only rows of these key groups.
-        hash_bounds
-            Only rows whose hash is in this range, both ends inclusive; in the place of `key_groups`.
-        condition
-            Only rows that pass it.
-        expired_up_to
-            Only rows that were last updated after this time.
-        """
+        """Yield the live rows of the parts, without empty batches."""
         if key_groups is not None:
             hash_bounds = key_groups.hash_bounds(self.max_parallelism)
         schema = pa.schema([self.schema.field(name) for name in columns])
@@ -316,26 +298,9 @@ class StateReader:
     def lookup(
         self, keys: object, columns: Sequence[str] | None = None, *, expired_up_to: int | None = None
     ) -> tuple[pa.Table, int, int]:
-        """Return the rows of the keys that exist, in the order given; many rows of one key by their second sort column.
+        """Return the rows of the keys that exist, in the order given.
 
-        Parameters
-        ----------
-        keys
-            As `key_columns` takes them.
-        columns
-            Names from `self.schema`; all of them by default.
-        expired_up_to
-            Only rows that were last updated after this time.
-
-        Returns
-        -------
-        tuple of pa.Table, int, int
-            The rows; and how many parts with how many rows were opened to find them.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError
-            If the keys do not fit the key schema.
+        Rows of one key come by their second sort column.
         """
         with reading_checkpoint(self._storage, self._entry):
             return self._lookup(keys, self.schema.names if columns is None else columns, expired_up_to)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from arrowstate.query.duckdb.dataset import ScanStatistics
 
-__all__ = ["StateTable"]
-
 _SHOWN_ROWS = 10
 """In a notebook."""
 
@@ -47,19 +45,6 @@ class StateTable:
     It has Arrow's PyCapsule protocol, so `pyarrow.table(table)`, `polars.DataFrame(table)`, and DuckDB's
     `from_arrow(table)` take it as it is. It pickles, if its storage is one that other processes reach. Of a state with
     a time to live it has the rows that had not expired when it was made; `with_expired()` those that had, too.
-
-    Parameters
-    ----------
-    snapshot
-        The checkpoint.
-    reader
-        The state.
-    on_scan
-        Called with the statistics of each scan of a dataset.
-    seen
-        Which rows of a state with a time to live it has.
-    key_groups
-        Only the rows of these key groups; all by default.
     """
 
     def __init__(
@@ -108,43 +93,20 @@ class StateTable:
         return sum(batch.num_rows for batch in self.to_batches(columns=["_checkpoint_id"]))
 
     def to_batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as they are read, so that no more of them is in memory than is worked on.
-
-        Parameters
-        ----------
-        columns
-            As for `Snapshot.to_arrow`.
-
-        Yields
-        ------
-        pa.RecordBatch
-            The columns asked for; no batch is empty.
-        """
+        """Yield the rows as they are read, so that no more of them is in memory than is worked on."""
         reader = self._reader
         names = reader.check_columns(columns, expired=self._seen.expired)
         parts, hidden = reader.in_key_groups(self.key_groups), reader.expired_up_to(self._seen)
         yield from reader.batches(parts, names, key_groups=self.key_groups, expired_up_to=hidden)
 
     def to_arrow(self, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows as an Arrow table; see `Snapshot.to_arrow`.
-
-        Returns
-        -------
-        pa.Table
-            The columns asked for, in no particular order of rows.
-        """
+        """Return the rows as an Arrow table; see `Snapshot.to_arrow`."""
         reader = self._reader
         names = reader.check_columns(columns, expired=self._seen.expired)
         return reader.table(names, self.key_groups, reader.expired_up_to(self._seen))
 
     def to_polars(self, *, columns: Sequence[str] | None = None) -> polars.DataFrame:
-        """Return the rows as a Polars data frame.
-
-        Returns
-        -------
-        polars.DataFrame
-            The columns of `to_arrow`.
-        """
+        """Return the rows as a Polars data frame."""
         import polars
 
         frame = polars.from_arrow(self.to_arrow(columns=columns))
@@ -152,24 +114,13 @@ class StateTable:
         return frame
 
     def to_pandas(self, *, columns: Sequence[str] | None = None) -> pandas.DataFrame:
-        """Return the rows as a pandas data frame.
-
-        Returns
-        -------
-        pandas.DataFrame
-            The columns of `to_arrow`.
-        """
+        """Return the rows as a pandas data frame."""
         return self.to_arrow(columns=columns).to_pandas()
 
     def dataset(self) -> ds.Dataset:
         """Return the rows as a pyarrow dataset, as far as one is read: scanner, to_table, to_batches, head, count_rows.
 
         A filter that limits all key columns to some values looks these keys up; others leave out what they exclude.
-
-        Returns
-        -------
-        pyarrow.dataset.Dataset
-            The columns of `to_arrow`, and `_key_group`.
         """
         from arrowstate.query.duckdb.dataset import Narrowed, ScannedDataset, StateSource
 
@@ -180,38 +131,13 @@ class StateTable:
         return ScannedDataset(Narrowed(source, source.shown), self._on_scan)
 
     def lazy(self) -> polars.LazyFrame:
-        """Return the rows as a lazy frame of Polars, whose filters and columns are pushed down as for `dataset`.
-
-        Returns
-        -------
-        polars.LazyFrame
-            The columns of `to_arrow`, and `_key_group`.
-        """
+        """Return the rows as a lazy frame of Polars, whose filters and columns are pushed down as for `dataset`."""
         import polars
 
         return polars.scan_pyarrow_dataset(self.dataset())
 
     def with_expired(self) -> StateTable:
-        """Return a table that has the rows that had expired, too, and `_expires_at`, when each does.
-
-        Returns
-        -------
-        StateTable
-            Of the same state and key groups; the column is timestamp("ms"), null after the year 9999.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://with-expired-example", create=True)
-        >>> key = pa.schema([("user", pa.string())])
-        >>> backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128, clock_ms=lambda: 0)
-        >>> city = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeToLive(3_600_000))
-        >>> backend.state(city).update_batch(["ann"], ["Rome"])
-        >>> with store.writer() as writer:
-        ...     table = writer.checkpoint({"people": [backend]})["people.city"]
-        >>> table.num_rows, table.with_expired().to_arrow().to_pylist()
-        (0, [{'user': 'ann', 'city': 'Rome', '_expires_at': datetime.datetime(1970, 1, 1, 1, 0)}])
-        """
+        """Return a table that has the rows that had expired, too, and `_expires_at`, when each does."""
         return self.read_as(Seen(self._seen.now_ms, expired=True), self.key_groups)
 
     def partitions(self, count: int) -> list[StateTable]:
@@ -219,28 +145,6 @@ class StateTable:
 
         Each is pickled with the checkpoint's log entry, and reads its files itself: Ray, Dask and `multiprocessing`
         need nothing else. Expired rows are those of the time at which this table was made, wherever they are read.
-
-        Parameters
-        ----------
-        count
-            At least 1; there are fewer tables than that where there are fewer key groups, or rows in few of them.
-
-        Returns
-        -------
-        list[StateTable]
-            Together they have all rows, each row in one of them.
-
-        Examples
-        --------
-        >>> import arrowstate, pyarrow as pa
-        >>> store = arrowstate.open_store("memory://partitions-example", create=True)
-        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
-        >>> backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(range(1000), range(1000))
-        >>> with store.writer() as writer:
-        ...     table = writer.checkpoint({"op": [backend]})["op.v"]
-        >>> parts = table.partitions(4)
-        >>> len(parts), sum(part.to_arrow().num_rows for part in parts)
-        (4, 1000)
         """
         check_integer("count", count, 1)
         reader = self._reader
@@ -261,23 +165,11 @@ class StateTable:
         ]
 
     def changes(self, since: Any = None, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows that changed since another checkpoint; see `Snapshot.changes`.
-
-        Returns
-        -------
-        pa.Table
-            The columns, and `_change_type`.
-        """
+        """Return the rows that changed since another checkpoint; see `Snapshot.changes`."""
         return self._snapshot.changes(self._name, since, columns=columns)
 
     def history(self, keys: Any) -> pa.Table:
-        """Return what some keys were, in each checkpoint that changed them; see `Snapshot.history`.
-
-        Returns
-        -------
-        pa.Table
-            `_checkpoint_id`, `_committed_at`, `_change_type`, and the columns.
-        """
+        """Return what some keys were, in each checkpoint that changed them; see `Snapshot.history`."""
         return self._snapshot.history(self._name, keys)
 
     def __arrow_c_schema__(self) -> object:
@@ -308,23 +200,11 @@ class StateTable:
         return self._snapshot.entry.checkpoint_id
 
     def in_key_groups(self, key_groups: KeyGroupRange | None) -> StateTable:
-        """Return a table of the rows of some key groups, None for all.
-
-        Returns
-        -------
-        StateTable
-            Of the same state.
-        """
+        """Return a table of the rows of some key groups, None for all."""
         return self.read_as(self._seen, key_groups)
 
     def read_as(self, seen: Seen, key_groups: KeyGroupRange | None) -> StateTable:
-        """Return a table of the rows that a reader at this time sees, of some key groups or of all (None).
-
-        Returns
-        -------
-        StateTable
-            Of the same state.
-        """
+        """Return a table of the rows that a reader at this time sees, of some key groups or of all (None)."""
         return StateTable(self._snapshot, self._reader, self._on_scan, seen, key_groups)
 
 

@@ -29,8 +29,6 @@ from arrowstate_formats.key_groups import key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, SchemaDocument, StateDocument
 
-__all__ = ["StoredSchemas", "rehashed", "stored_schemas"]
-
 _ELSEWHERE = 1 << 40
 """What ids of fields are moved by that the other schema does not have."""
 _ANEW = "read the changes on each side of that checkpoint apart, a stream by starting it anew"
@@ -60,11 +58,6 @@ class StoredSchemas:
         """Return which of the given keys the runs can have at all, and the hashes that these have there.
 
         `columns` are keys in the other schema.
-
-        Raises
-        ------
-        IncompatibleStateError
-            If a column of the key came or went in between.
         """
         document = self.runs.document
         given = dict(zip((item.id for item in self.wanted_key), columns, strict=True))
@@ -96,14 +89,7 @@ def rehashed(state: StateReader, batch: pa.RecordBatch) -> pa.RecordBatch:
 def stored_schemas(
     state: StateReader, entry: LogEntryDocument, operator: OperatorDocument, stored: StateDocument
 ) -> StoredSchemas:
-    """Return how the rows of a state in a checkpoint are read in the schema of a reader of it.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If values cannot follow; or if the checkpoint is newer than that of the reader, and has a schema that the reader
-        does not know, for what is new in it would be lost.
-    """
+    """Return how the rows of a state in a checkpoint are read in the schema of a reader of it."""
     wanted, key = state.document, state.operator.key
     has_times = stored.time_to_live is not None
     if stored.kind != wanted.kind:

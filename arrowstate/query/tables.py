@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from arrowstate.query.duckdb.dataset import ScanStatistics
 
-__all__ = ["TableReader"]
-
 _KEPT_SCANS = 64
 _STATES: Recent[StateReader] = Recent(64)
 

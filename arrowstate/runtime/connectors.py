@@ -15,19 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = [
-    "Batch",
-    "DirectSink",
-    "EndOfSplit",
-    "PreparingSink",
-    "Reader",
-    "Sink",
-    "SinkWriter",
-    "Source",
-    "Split",
-    "Token",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Split:

@@ -19,20 +19,6 @@ from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import CONVERSION_ERRORS, check_type, type_parts
 from arrowstate.state.backend.keyed import KeyedStateBackend
 
-__all__ = [
-    "AsKey",
-    "check_broadcast",
-    "check_exchanged",
-    "check_keys",
-    "check_late",
-    "check_side_names",
-    "check_stored",
-    "check_timestamps",
-    "no_rows",
-    "output_schema",
-    "row_columns",
-]
-
 
 def check_stored(of: str, schema: pa.Schema) -> None:
     """Refuse columns that a store cannot have: those of an output table, of dead letters, or kept for a sink."""

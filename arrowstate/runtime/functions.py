@@ -9,8 +9,6 @@ import pyarrow as pa
 from arrowstate.functions.batch_function import BatchContext, BatchFunction, Output
 from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
 
-__all__ = ["CoBatchFunction", "KeyedCoProcessFunction", "OneOfTwo"]
-
 
 class CoBatchFunction(BatchFunction):
     """A batch function over two streams that are keyed alike. Derive from it.

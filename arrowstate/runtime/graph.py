@@ -27,23 +27,6 @@ from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = [
-    "Consumer",
-    "Declared",
-    "Edge",
-    "Graph",
-    "MapNode",
-    "Mode",
-    "Node",
-    "RelayNode",
-    "Rule",
-    "SideNode",
-    "SinkNode",
-    "SourceNode",
-    "StatefulNode",
-    "TaskNode",
-]
-
 Mode: TypeAlias = Literal["processes", "threads", "inline"]
 Rule: TypeAlias = Literal["keyed", "rebalance", "global", "broadcast"]
 

@@ -25,8 +25,6 @@ from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM, check_max_parallelism
 
-__all__ = ["Job"]
-
 
 class Job:
     """A job on one machine: what it reads, what it does with it, and what becomes of the results.

@@ -20,8 +20,6 @@ from arrowstate.errors import (
 )
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["Restart", "RestartState", "is_unrecoverable"]
-
 _UNRECOVERABLE = (
     CorruptDataError,
     FencedError,

@@ -38,8 +38,6 @@ from arrowstate_formats.key_groups import check_max_parallelism, default_max_par
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
 
-__all__ = ["RunningJob", "start"]
-
 
 class Driver(Protocol):
     """What runs the slots and the coordinator."""

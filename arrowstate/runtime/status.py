@@ -12,8 +12,6 @@ from arrowstate.runtime.core.messages import SlotFigures, TaskFigures
 from arrowstate.runtime.core.reading import MAX_WATERMARK
 from arrowstate.runtime.graph import Graph
 
-__all__ = ["ChannelStatus", "JobStatus", "TaskStatus", "status_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:

@@ -44,9 +44,6 @@ from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 
-__all__ = ["ConnectedStreams", "Stream"]
-
-
 OnError = Literal["fail", "dead_letter"]
 
 Branch = tuple[TaskNode, Node]

@@ -11,8 +11,6 @@ from arrowstate.checkpoints.coordination import CheckpointRecord
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.status import ChannelStatus, JobStatus, TaskStatus
 
-__all__ = ["status_tables"]
-
 _COUNT = pa.int64()
 _RATE = pa.float64()
 _TIME = pa.timestamp("ms")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from arrowstate.errors import InvalidInputError
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["Watermarks"]
-
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:

@@ -16,18 +16,6 @@ from arrowstate.errors import InvalidInputError
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_hash import check_key_type
 
-__all__ = [
-    "BUILT_IN",
-    "Aggregate",
-    "BuiltIn",
-    "CountDistinct",
-    "Mean",
-    "Quantiles",
-    "StoredAggregate",
-    "TopK",
-    "Variance",
-]
-
 
 @runtime_checkable
 class Aggregate(Protocol):

@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 
 from arrowstate.schema.fields import Field
 
-__all__ = ["Conversion", "converter", "with_elements", "with_entries"]
-
 Converter = Callable[[pa.Array], pa.Array]
 
 

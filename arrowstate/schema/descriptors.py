@@ -16,19 +16,6 @@ from arrowstate.schema.types import CONVERSION_ERRORS, check_type, python_scalar
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.names import check_column_name, check_state_name
 
-__all__ = [
-    "REDUCERS",
-    "AggregatingStateDescriptor",
-    "ListStateDescriptor",
-    "MapStateDescriptor",
-    "ReducingStateDescriptor",
-    "StateDescriptor",
-    "StoredCallable",
-    "TimeToLive",
-    "TimerStateDescriptor",
-    "ValueStateDescriptor",
-]
-
 REDUCERS = ("sum", "product", "min", "max", "count", "first", "last", "any", "all", "bit_and", "bit_or")
 
 

@@ -19,8 +19,6 @@ from arrowstate.schema.conversion import converter
 from arrowstate.schema.fields import Field, fresh_field, inner_fields
 from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 
-__all__ = ["SchemaEvolution", "continues", "evolve", "names_fields", "widens"]
-
 
 @dataclass(frozen=True, slots=True)
 class SchemaEvolution:
@@ -89,28 +87,7 @@ class SchemaEvolution:
 
 
 def evolve(stored: Field, declared: pa.DataType, evolution: SchemaEvolution, ids: Iterator[int], *, what: str) -> Field:
-    """Return the declared type as a field that continues the stored one.
-
-    Parameters
-    ----------
-    stored
-        What there is; a struct stands for several columns.
-    declared
-        The type it is to have.
-    evolution
-        What the new type means.
-    ids
-        Ids that no field has had.
-    what
-        The state, for messages.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If stored rows cannot follow; the state is named with the path of the field.
-    InvalidInputError
-        If there is a default for a field that is not declared, or of another type.
-    """
+    """Return the declared type as a field that continues the stored one."""
     change = _Change(evolution, ids, what)
     result = change.field(stored, pa.field(stored.name, declared, stored.nullable), "", "")
     known = change.declared - {""}

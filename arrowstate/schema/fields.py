@@ -13,8 +13,6 @@ from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.defaults import decode_default, encode_default
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument
 
-__all__ = ["Field", "documents_of", "fields_of", "fresh_field", "inner_fields", "unused_ids"]
-
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -46,13 +44,7 @@ def fresh_field(declared: pa.Field, ids: Iterator[int]) -> Field:
 
 
 def fields_of(documents: Iterable[FieldDocument], ids: Iterator[int]) -> tuple[Field, ...]:
-    """Return the fields that documents describe; a field inside a column that has no id yet is given one.
-
-    Raises
-    ------
-    CorruptDataError
-        If a document does not fit its type.
-    """
+    """Return the fields that documents describe; a field inside a column that has no id yet is given one."""
     return tuple(
         _field(item, pa.field(item.name, type_from_json(item.type), item.nullable), item.name, ids)
         for item in documents

@@ -23,8 +23,6 @@ from arrowstate.schema.types import (
 from arrowstate_formats.key_hash import check_key_type
 from arrowstate_formats.names import check_column_name
 
-__all__ = ["check_key_schema", "described", "key_columns", "to_type", "value_array"]
-
 _WITH_A_LENGTH = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table, np.ndarray, list, tuple)
 
 
@@ -44,15 +42,7 @@ def check_key_schema(key: pa.Schema) -> pa.Schema:
 
 
 def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
-    """Return the key columns of a batch, each of the type the key schema asks for and without nulls.
-
-    Raises
-    ------
-    KeyTypeError
-        If the number, the names or the types of the columns do not fit the key schema.
-    NullKeyError
-        If a key is null; the message names the first such row.
-    """
+    """Return the key columns of a batch, each of the type the key schema asks for and without nulls."""
     columns = _columns(keys, key)
     out = []
     for field, column in zip(key, columns, strict=True):
@@ -162,15 +152,7 @@ def _family(kind: pa.DataType) -> str | None:
 
 
 def value_array(values: Any, kind: pa.DataType, rows: int, name: str) -> pa.Array:
-    """Return the values of a batch verb as an array of the state's type, one entry a row.
-
-    Raises
-    ------
-    ValueTypeError
-        If a value does not fit, naming its row; or if all are of another type.
-    InvalidInputError
-        If their number is another.
-    """
+    """Return the values of a batch verb as an array of the state's type, one entry a row."""
     values = as_arrow(values)
     if isinstance(values, (pa.RecordBatch, pa.Table)):
         values = values.to_struct_array()

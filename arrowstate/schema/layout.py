@@ -30,16 +30,6 @@ from arrowstate.schema.made_once import made_once
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.schema_documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
-__all__ = [
-    "StateLayout",
-    "check_same_state",
-    "described",
-    "descriptor_of",
-    "key_documents",
-    "key_schema_of",
-    "state_document",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
@@ -263,13 +253,7 @@ def _stored_aggregate(document: AggregateDocument) -> BuiltIn | StoredAggregate:
 
 
 def check_same_state(have: StateDescriptor, given: StateDescriptor) -> None:
-    """Refuse a descriptor that differs from the one the state was made with, in more than its default.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If the kind, the type or the reducer differ.
-    """
+    """Refuse a descriptor that differs from the one the state was made with, in more than its default."""
     if described(have) != described(given):
         raise IncompatibleStateError(
             have.name, described(have), described(given), "declare it as it is stored, or use another state name"

@@ -8,8 +8,6 @@ from typing import ParamSpec, TypeVar, cast
 
 from arrowstate_formats.document_text import pack
 
-__all__ = ["made_once"]
-
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -34,18 +32,7 @@ class _Documents:
 
 
 def made_once(make: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Return a function that makes one result of equal documents; nobody may change it. Errors are raised each time.
-
-    Examples
-    --------
-    >>> @made_once
-    ... def length(names: list[str]) -> int:
-    ...     print("counting")
-    ...     return len(names)
-    >>> length(["a", "b"]), length(["a", "b"])
-    counting
-    (2, 2)
-    """
+    """Return a function that makes one result of equal documents; nobody may change it. Errors are raised each time."""
 
     @lru_cache(_MOST)
     def kept(documents: _Documents) -> Result:

@@ -23,16 +23,6 @@ from arrowstate_formats.arrow_types import TypeJson, type_from_json
 from arrowstate_formats.documents import OperatorStateDocument
 from arrowstate_formats.names import check_state_name
 
-__all__ = [
-    "BroadcastStateDescriptor",
-    "OperatorListStateDescriptor",
-    "OperatorStateDescriptor",
-    "check_same_operator_state",
-    "converted",
-    "operator_descriptor_of",
-    "operator_state_schema",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorListStateDescriptor:
@@ -120,13 +110,7 @@ def operator_state_schema(descriptor: OperatorStateDescriptor) -> pa.Schema:
 
 
 def operator_descriptor_of(document: OperatorStateDocument) -> OperatorStateDescriptor:
-    """Return the descriptor that a document was made from.
-
-    Raises
-    ------
-    CorruptDataError
-        If its types are none that a descriptor may have.
-    """
+    """Return the descriptor that a document was made from."""
     return _operator_descriptor(document.name, document.kind, document.value_type, document.key_type)
 
 
@@ -145,13 +129,7 @@ def _operator_descriptor(
 
 
 def check_same_operator_state(have: OperatorStateDescriptor, given: OperatorStateDescriptor) -> None:
-    """Refuse a descriptor that differs from the one the state was made with.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If the kind, the mode or a type differ.
-    """
+    """Refuse a descriptor that differs from the one the state was made with."""
     if have != given:
         raise IncompatibleStateError(
             have.name, _described(have), _described(given), "declare it as it is stored, or use another state name"
@@ -159,15 +137,7 @@ def check_same_operator_state(have: OperatorStateDescriptor, given: OperatorStat
 
 
 def converted(stored: OperatorStateDescriptor, given: OperatorStateDescriptor, part: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what was stored under one descriptor as another one has it.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If the kind, the mode or the key type differ, or stored values cannot follow the type.
-    InvalidInputError
-        If the evolution does not fit the type.
-    """
+    """Return what was stored under one descriptor as another one has it."""
     if _described(stored, types=False) != _described(given, types=False):
         check_same_operator_state(stored, given)
     if given.evolution is not None and given.evolution.merge:

@@ -17,17 +17,9 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.types import CONVERSION_ERRORS, leaves, python_scalar, shown_misfit, type_parts
 
-__all__ = ["column_of", "fitting", "integer_bounds", "plain_value", "plain_values", "rounding"]
-
 
 def plain_values(values: pa.Array, what: str) -> list[Any]:
-    """Return all values of an array as plain ones; `what` begins the message of an error.
-
-    Raises
-    ------
-    InvalidInputError
-        If one has no counterpart in Python.
-    """
+    """Return all values of an array as plain ones; `what` begins the message of an error."""
     try:
         if _has_nanosecond_times(values.type):
             _check_times(values)

@@ -15,9 +15,6 @@ import pyarrow as pa
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
 
-__all__ = ["RowStream", "lasting_tables", "open_stream", "read_rows"]
-
-
 _INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls an index without a name."""
 
@@ -35,11 +32,6 @@ def open_stream(table: Any) -> RowStream:
     """Return the rows of a table, a frame, a stream, a dataset, a query, or of an iterator of any of them.
 
     Of an iterator the first item is taken, which tells the columns; the others must have the same.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is nothing of the kind, or an iterator without an item.
     """
     if isinstance(table, pa.RecordBatch):
         return RowStream(table.schema, lambda _: iter([table]))
@@ -71,13 +63,7 @@ def open_stream(table: Any) -> RowStream:
 
 
 def lasting_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables that can be read any number of times; what can be read once only is read into memory.
-
-    Raises
-    ------
-    InvalidInputError
-        If one is no table, or fails while it is read.
-    """
+    """Return tables that can be read any number of times; what can be read once only is read into memory."""
     found = {}
     for name, table in tables.items():
         # DuckDB reads these as often as a query asks, with the columns and rows that it needs.
@@ -89,13 +75,7 @@ def lasting_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(table: Any, what: str = "the rows") -> pa.Table:
-    """Return all rows of what `open_stream` takes; `what` names them in messages.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is nothing of the kind, or fails while it is read.
-    """
+    """Return all rows of what `open_stream` takes; `what` names them in messages."""
     try:
         stream = open_stream(table)
         return pa.Table.from_batches(stream.batches(stream.schema.names), stream.schema)

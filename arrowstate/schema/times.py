@@ -11,30 +11,16 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow
 
-__all__ = ["expired_up_to", "saturated", "timestamp_array"]
-
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 def expired_up_to(ttl_ms: int, now_ms: int | None) -> int | None:
-    """Return the last time of update that has expired by now, None if nothing can have.
-
-    Examples
-    --------
-    >>> expired_up_to(60_000, 100_000), expired_up_to(60_000, None)
-    (40000, None)
-    """
+    """Return the last time of update that has expired by now, None if nothing can have."""
     return None if now_ms is None or now_ms - ttl_ms < _LOWEST else now_ms - ttl_ms
 
 
 def saturated(timestamp: Any) -> int:
-    """Return a timestamp in milliseconds; one that 64 bits cannot hold becomes the lowest or highest they can.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is no whole number.
-    """
+    """Return a timestamp in milliseconds; one that 64 bits cannot hold becomes the lowest or highest they can."""
     if isinstance(timestamp, (bool, np.bool_)) or not isinstance(timestamp, (int, np.integer)):
         raise InvalidInputError(f"a timestamp is a whole number of milliseconds, got {timestamp!r}")
     return min(max(int(timestamp), _LOWEST), _HIGHEST)
@@ -45,11 +31,6 @@ def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, sat
 
     Arrow timestamps between two milliseconds are refused, or rounded down. Without `saturate`, what does not fit is
     refused.
-
-    Raises
-    ------
-    ValueTypeError, InvalidInputError
-        If they are no timestamps in milliseconds, or one is null; `name` is the state's, for the message.
     """
     try:
         timestamps = as_arrow(timestamps)

@@ -22,19 +22,6 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError
 from arrowstate_formats.arrow_types import type_to_json
 
-__all__ = [
-    "CONVERSION_ERRORS",
-    "as_arrow",
-    "check_type",
-    "check_values",
-    "leaves",
-    "python_array",
-    "python_scalar",
-    "safe_cast",
-    "shown_misfit",
-    "type_parts",
-]
-
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What a conversion raises that does not go."""
 
@@ -42,14 +29,7 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000}
 
 
 def check_type(kind: Any, what: str) -> None:
-    """Refuse a type that no run can hold, at any depth; `what` begins the message.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is no Arrow type, or one that is a matter of layout only (dictionary, views) or cannot be stored, in
-        Arrow and in Parquet.
-    """
+    """Refuse a type that no run can hold, at any depth; `what` begins the message."""
     if not isinstance(kind, pa.DataType):
         raise InvalidInputError(f"{what} needs an Arrow type, got {kind!r}; pass for example pa.int64()")
     try:
@@ -218,13 +198,7 @@ def python_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def shown_misfit(value: Any, kind: pa.DataType, where: str = "") -> str:
-    """Return a value that does not fit a type for a message, and where it is; of a nested one the part at fault.
-
-    Examples
-    --------
-    >>> shown_misfit({"ports": [80, "http"]}, pa.struct({"ports": pa.list_(pa.int32())}), " in row 3")
-    "{'ports': [80, 'http']} in row 3; ports[1] is 'http', not int32"
-    """
+    """Return a value that does not fit a type for a message, and where it is; of a nested one the part at fault."""
     if isinstance(value, pa.Scalar):
         try:
             value = value.as_py()

@@ -25,19 +25,9 @@ from arrowstate.schema.made_once import made_once
 from arrowstate_formats.names import check_state_name
 from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
-__all__ = ["RunSchemas", "check_drop_and_rename", "evolve_key", "evolve_state", "with_key", "with_name"]
-
 
 class RunSchemas:
-    """What the runs of a state look like, by schema version.
-
-    Parameters
-    ----------
-    key
-        The documents of the key columns.
-    document
-        The state.
-    """
+    """What the runs of a state look like, by schema version."""
 
     def __init__(self, key: Sequence[FieldDocument], document: StateDocument) -> None:
         self.document = document
@@ -47,13 +37,7 @@ class RunSchemas:
         self._earlier: dict[int, tuple[pa.Schema, Conversion]] = {}
 
     def of_version(self, version: int) -> tuple[pa.Schema, Conversion | None]:
-        """Return the columns of run files of a version, and how they become those of the current one.
-
-        Raises
-        ------
-        CorruptDataError
-            If the state has no such version.
-        """
+        """Return the columns of run files of a version, and how they become those of the current one."""
         if version == self.document.schema_version:
             return self.schema, None
         if version not in self._earlier:
@@ -101,15 +85,7 @@ def _layout_of(key: Sequence[FieldDocument], document: StateDocument) -> tuple[S
 
 
 def evolve_state(stored: StateDocument, key: Sequence[FieldDocument], descriptor: StateDescriptor) -> StateDocument:
-    """Return the state that a stored one becomes under a descriptor; the stored one itself if its columns stay.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If stored rows cannot follow.
-    InvalidInputError
-        If the descriptor's evolution does not fit it.
-    """
+    """Return the state that a stored one becomes under a descriptor; the stored one itself if its columns stay."""
     evolution = descriptor.evolution or SchemaEvolution()
     if evolution.merge:
         raise InvalidInputError(
@@ -139,13 +115,6 @@ def evolve_key(
     """Return the stored key of an operator, with ids inside its columns, and what it becomes.
 
     Both are the stored documents if nothing changes.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If stored keys cannot follow.
-    InvalidInputError
-        If the declared key is none, or the evolution does not fit it.
     """
     declared = check_key_schema(declared)
     states = list(states)
@@ -194,13 +163,7 @@ def with_name(stored: StateDocument, name: str, key: Sequence[FieldDocument]) ->
 def check_drop_and_rename(
     uid: str, states: Sequence[StateDocument], drop: Collection[str], rename: Mapping[str, str]
 ) -> None:
-    """Refuse to drop or rename states that are not there, or to a name that is taken or none.
-
-    Raises
-    ------
-    StateNotFoundError, InvalidInputError
-        If it does not go.
-    """
+    """Refuse to drop or rename states that are not there, or to a name that is taken or none."""
     if isinstance(drop, str):
         raise InvalidInputError(f"drop is a collection of names of states, got the text {drop!r}")
     have = [state.name for state in states]

@@ -31,9 +31,6 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import Found, FrozenTable, Table, gather
 
-__all__ = ["KeyedState"]
-
-
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=StateDescriptor)
 

@@ -24,8 +24,6 @@ from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["CurrentKey", "KeyContext", "hashable", "identities_of", "identity_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class CurrentKey:
@@ -42,19 +40,7 @@ class CurrentKey:
 
 
 class KeyContext:
-    """Checks keys and knows which of them belong to this subtask.
-
-    Parameters
-    ----------
-    key
-        The schema of the key columns.
-    max_parallelism
-        1 to 32768.
-    key_groups
-        The key groups of the subtask, both ends inclusive.
-    clock_ms
-        Returns the processing time in milliseconds since 1970.
-    """
+    """Checks keys and knows which of them belong to this subtask."""
 
     def __init__(
         self, key: pa.Schema, max_parallelism: int, key_groups: KeyGroupRange, clock_ms: Callable[[], int]
@@ -87,23 +73,11 @@ class KeyContext:
         self.watermark, self.timestamp, self._current = mark
 
     def columns(self, keys: Any) -> list[pa.Array]:
-        """Return the key columns of a batch, checked and with canonical floats.
-
-        Raises
-        ------
-        KeyTypeError, NullKeyError
-            If a key does not fit the key schema.
-        """
+        """Return the key columns of a batch, checked and with canonical floats."""
         return [canonical_floats(column) for column in key_columns(keys, self.key)]
 
     def group(self, columns: Sequence[pa.Array], entry: Sequence[pa.Array] = ()) -> KeyBatch:
-        """Hash, sort and group keys, and `entry`: what else tells rows apart, where there is anything.
-
-        Raises
-        ------
-        KeyOutOfRangeError
-            If a key belongs to a key group of another subtask.
-        """
+        """Hash, sort and group keys, and `entry`: what else tells rows apart, where there is anything."""
         return self._group(self.hashes(columns), columns, entry)
 
     def current_keys(self, entry: Sequence[pa.Array] = ()) -> KeyBatch:
@@ -122,13 +96,7 @@ class KeyContext:
         return KeyBatch.of(hashes, [*columns, *entry], seconds=seconds, one_to_one=one_to_one, schema=self.key)
 
     def check_grouped(self, keys: KeyBatch) -> None:
-        """Refuse keys that a backend of another key, or of other key groups, has grouped.
-
-        Raises
-        ------
-        KeyTypeError, KeyOutOfRangeError
-            If a key would not be one of this subtask.
-        """
+        """Refuse keys that a backend of another key, or of other key groups, has grouped."""
         if keys.schema is not self.key and keys.schema != self.key:
             raise KeyTypeError(described(self.key), described(keys.schema or pa.schema([])))
         if len(keys):
@@ -162,13 +130,7 @@ class KeyContext:
         return self.watermark if self.timestamp is None else self.timestamp
 
     def time_of_update(self, clock: str, state: str) -> int:
-        """Return the time that rows written now carry.
-
-        Raises
-        ------
-        InvalidInputError
-            If it is event time and none is known.
-        """
+        """Return the time that rows written now carry."""
         time = self.known_time(clock)
         if time is not None:
             return time
@@ -179,13 +141,7 @@ class KeyContext:
 
     @property
     def current(self) -> CurrentKey:
-        """The current key.
-
-        Raises
-        ------
-        InvalidInputError
-            If none is set.
-        """
+        """The current key."""
         if self._current is None:
             raise InvalidInputError("no current key is set; set backend.current_key before a scalar verb")
         thread = self._current.thread

@@ -22,22 +22,12 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import Found, FrozenTable, Table, gather
 
-__all__ = ["Expiry", "runs_with_times"]
-
 Ints = npt.NDArray[np.int64]
 Rows = list[tuple[Run, Ints, Ints]]
 
 
 class Expiry:
-    """The time to live of a state.
-
-    Parameters
-    ----------
-    descriptor, layout, table
-        The state.
-    context
-        Knows the time.
-    """
+    """The time to live of a state."""
 
     def __init__(self, descriptor: StateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         self.descriptor = descriptor

@@ -20,8 +20,6 @@ from arrowstate.table.table import gather
 from arrowstate_formats.key_groups import key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["distinct_keys", "distinct_keys_and_namespaces", "largest_keys", "namespaces_of", "sizes_by_key_group"]
-
 Ints = npt.NDArray[np.int64]
 
 

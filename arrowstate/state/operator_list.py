@@ -30,8 +30,6 @@ from arrowstate.table.table import FrozenTable, Table
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["BroadcastState", "OperatorListState", "ReadOnlyBroadcastState", "find_broadcast"]
-
 _ONE_KEY = pa.schema([pa.field("subtask", pa.int32(), nullable=False)])
 
 
@@ -297,13 +295,7 @@ def _same_key(keys: Any) -> pa.Array:
 
 
 def find_broadcast(broadcasts: Mapping[str, ReadOnlyBroadcastState], name: str) -> ReadOnlyBroadcastState:
-    """Return the broadcast state of a name.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is none; the message lists those there are.
-    """
+    """Return the broadcast state of a name."""
     if name not in broadcasts:
         have = ", ".join(broadcasts) or "none"
         raise InvalidInputError(f"no broadcast state named {name!r}; this operator has {have}")

@@ -14,8 +14,6 @@ import pyarrow as pa
 
 from arrowstate.table.journal import Journal
 
-__all__ = ["Pending", "Write", "together"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -41,13 +39,7 @@ def together(parts: Iterable[Sequence[pa.Array]]) -> list[pa.Array]:
 
 
 class Pending(dict[K, V], Generic[K, V]):
-    """Writes by what they write to, the last of each; changes can be taken back.
-
-    Parameters
-    ----------
-    rows_of
-        Returns how many rows a write becomes; one by default.
-    """
+    """Writes by what they write to, the last of each; changes can be taken back."""
 
     def __init__(self, rows_of: Callable[[V], int] = lambda _: 1) -> None:
         super().__init__()

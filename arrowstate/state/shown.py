@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-__all__ = ["Shown"]
-
 
 class Shown:
     """Leaves out of `dir()` what a class, or one that it derives from, names in `_plumbing`."""

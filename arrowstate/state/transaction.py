@@ -18,8 +18,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from arrowstate.errors import ConcurrentUseError
 
-__all__ = ["Participant", "Transactions", "atomic", "one_owner", "own_verbs"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -97,13 +95,7 @@ class Transactions:
         self._owner = threading.RLock()
 
     def own(self) -> threading.RLock:
-        """Take the backend for this thread, which may have it already; the caller releases what is returned.
-
-        Raises
-        ------
-        ConcurrentUseError
-            If another thread is using it.
-        """
+        """Take the backend for this thread, which may have it already; the caller releases what is returned."""
         owner = self._owner
         if not owner.acquire(False):
             raise ConcurrentUseError("a verb of another thread is running")

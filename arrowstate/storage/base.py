@@ -18,18 +18,6 @@ import pyarrow as pa
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate_formats.names import check_relative_path
 
-__all__ = [
-    "Outcome",
-    "Storage",
-    "check_commit",
-    "check_path",
-    "check_prefix",
-    "check_range",
-    "is_ours",
-    "listed_pages",
-    "many_deletions",
-]
-
 
 class Outcome(enum.Enum):
     """How a `put_if_absent` ended. A third possibility, that nobody can tell, is an error and not a value."""
@@ -60,15 +48,7 @@ class Storage(Protocol):
         ...
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return the bytes of a file from `start`, to its end or at most `length`; fewer where the file ends.
-
-        Raises
-        ------
-        MissingFileError
-            If there is no file.
-        InvalidInputError
-            If start or length is negative.
-        """
+        """Return the bytes of a file from `start`, to its end or at most `length`; fewer where the file ends."""
         ...
 
     def open_buffer(self, path: str) -> pa.Buffer:
@@ -76,11 +56,6 @@ class Storage(Protocol):
 
         A remote storage maps a local copy of the version it has now. To find out whether what it keeps is
         intact, `read` it. The buffer stays valid as long as it is referenced, even if the file is deleted meanwhile.
-
-        Raises
-        ------
-        MissingFileError
-            If there is no file.
         """
         ...
 
@@ -89,21 +64,6 @@ class Storage(Protocol):
 
         `commit_id` is unique to this call and stands in `data`. It tells whose file is there when an
         answer was lost: an error of the storage does not mean that the file was not created.
-
-        Returns
-        -------
-        Outcome
-            WON if the file is ours, LOST if another one was first. Retrying the same call after any
-            error is safe.
-
-        Raises
-        ------
-        CommitUnknownError
-            If it cannot be told whether the file was created.
-        StorageFullError
-            If there is no room; the file was not created.
-        InvalidInputError
-            If `commit_id` is empty or does not stand in `data`.
         """
         ...
 
@@ -111,25 +71,11 @@ class Storage(Protocol):
         """Write a new file: it appears under `path`, durable and whole, when the block ends without an exception.
 
         On an exception, or if the process dies, there is never a file under `path`.
-
-        Raises
-        ------
-        StorageFullError
-            If there is no room, raised by a write of the file or by the end of the block.
-        NameTakenError
-            At the end of the block, if there is a file under this name already; it is left as it was. A storage
-            that is reached over a network may take a file with the same content for the one it wrote.
         """
         ...
 
     def put_hint(self, path: str, data: bytes) -> None:
-        """Create or replace a small file: readers see the old or the new content, after a power cut perhaps neither.
-
-        Raises
-        ------
-        StorageFullError
-            If there is no room; the old content stays.
-        """
+        """Create or replace a small file: readers see the old or the new content, after a power cut perhaps neither."""
         ...
 
     def list_unfinished(self) -> list[str]:
@@ -144,11 +90,6 @@ class Storage(Protocol):
         """Delete what `list_unfinished` named; nothing happens where it is gone.
 
         A writer that is still at it creates nothing: its write fails with `StorageError`, or it begins again.
-
-        Raises
-        ------
-        CorruptDataError
-            If this storage gives no such names.
         """
         ...
 

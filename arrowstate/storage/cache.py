@@ -30,8 +30,6 @@ import xxhash
 from arrowstate.errors import InvalidInputError, StorageError
 from arrowstate.storage.posix import WRITE_BUFFER_BYTES, CheckedFile, storage_errors
 
-__all__ = ["CacheUse", "FileCache", "LocalFile", "cache_use", "default_cache_folder"]
-
 _CHECKSUM_BYTES = 16
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
@@ -116,34 +114,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class FileCache:
-    """Local copies of remote files, bounded in bytes and shared by processes.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the copies are; made at the first use, readable by this user only. It may be deleted at any time.
-    limit_bytes : int
-        How many bytes are kept at most, at least 0. A larger file is mapped without being kept. Files that are
-        being downloaded or uploaded come on top.
-
-    Raises
-    ------
-    InvalidInputError
-        If `limit_bytes` is negative.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> cache = FileCache(Path(tempfile.mkdtemp()), limit_bytes=1 << 20)
-    >>> def fetch(file: LocalFile) -> None:
-    ...     print("fetched")
-    ...     _ = file.sink.write(b"abc")
-    >>> cache.open("s3://bucket/a version 1", 3, fetch).to_pybytes()
-    fetched
-    b'abc'
-    >>> cache.open("s3://bucket/a version 1", 3, fetch).to_pybytes()
-    b'abc'
-    """
+    """Local copies of remote files, bounded in bytes and shared by processes."""
 
     folder: Path
     limit_bytes: int = _DEFAULT_BYTES
@@ -153,26 +124,7 @@ class FileCache:
             raise InvalidInputError(f"the size of a cache must be at least 0 bytes, got {self.limit_bytes}")
 
     def open(self, identity: str, size: int, fetch: Callable[[LocalFile], None], *, version: str = "") -> pa.Buffer:
-        """Return a file as a memory map, from a copy or by fetching it.
-
-        Parameters
-        ----------
-        identity
-            What it is a copy of: the storage and the path.
-        size
-            How many bytes the file has.
-        fetch
-            Writes the content into a local file.
-        version
-            Whatever changes the content must change this text.
-
-        Raises
-        ------
-        StorageFullError
-            If there is no room for the copy on the local disk.
-        StorageError
-            If the folder cannot be used, or `fetch` wrote another number of bytes.
-        """
+        """Return a file as a memory map, from a copy or by fetching it."""
         location = self.folder / _name(identity)
         found = self._mapped(location, size, version)
         _counter.add(hit=found is not None)
@@ -195,13 +147,7 @@ class FileCache:
                 self._keep(file, _map(file.location), self.folder / _name(identity), version)
 
     def forget(self, identities: Iterable[str]) -> None:
-        """Remove the copies of files that are deleted; whoever has mapped one keeps it until it is let go.
-
-        Raises
-        ------
-        StorageError
-            If a copy cannot be removed.
-        """
+        """Remove the copies of files that are deleted; whoever has mapped one keeps it until it is let go."""
         for identity in identities:
             location = self.folder / _name(identity)
             with storage_errors(str(location)):

@@ -18,18 +18,6 @@ from typing import Any
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.storage.fsspec_internals import asks_azure_once, asks_google_once, asks_s3_once
 
-__all__ = [
-    "PART_BYTES",
-    "UPLOADS_AT_ONCE",
-    "Failure",
-    "classify",
-    "describe",
-    "end_upload",
-    "make_client",
-    "unfinished_uploads",
-    "upload_options",
-]
-
 PART_BYTES = 8 << 20
 """How much of a large file one request carries."""
 
@@ -55,15 +43,7 @@ class Failure(enum.Enum):
 
 
 def make_client(protocol: str, url: str, options: Mapping[str, Any]) -> Any:
-    """Return the fsspec filesystem for a protocol: `s3`, `gs` or `abfs`.
-
-    Raises
-    ------
-    MissingDependencyError
-        If its package is not installed.
-    InvalidInputError
-        If the options are not those of the filesystem.
-    """
+    """Return the fsspec filesystem for a protocol: `s3`, `gs` or `abfs`."""
     given = {**options, "use_listings_cache": False, "skip_instance_cache": True}
     try:
         if protocol == "s3":
@@ -174,14 +154,7 @@ _UNSENT_ERRORS = frozenset(
 
 
 def classify(error: BaseException) -> Failure:
-    """Return what an error of a client means; by the answer of the service if there was one, else by its class.
-
-    Examples
-    --------
-    >>> classify(FileExistsError()), classify(ConnectionResetError()), classify(ZeroDivisionError())
-    (<Failure.EXISTS: 'the file is there already'>, <Failure.TRANSIENT: 'it may work in a moment; the request may \
-have had its effect'>, <Failure.UNKNOWN: 'anything else; the request may have had its effect'>)
-    """
+    """Return what an error of a client means; by the answer of the service if there was one, else by its class."""
     for cause in _causes(error):
         status, code = _answer(cause)
         if status is not None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["asks_azure_once", "asks_google_once", "asks_s3_once"]
-
 
 def asks_s3_once(client: Any) -> Any:
     """Return a client of s3fs that repeats no request; botocore, below it, is told so by its settings."""

@@ -43,8 +43,6 @@ from arrowstate.storage.posix import (
     translate,
 )
 
-__all__ = ["LocalStorage"]
-
 _REFUSED = NO_ROOM | NO_LINKS | {errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 """Errors of a link that say for sure that nothing was done."""
 
@@ -59,29 +57,6 @@ class LocalStorage:
 
     The file system must have hard links, as every common file system of Linux and macOS has. Links
     and locks over NFS are as good as its server.
-
-    Parameters
-    ----------
-    root : Path
-        The folder; kept as an absolute path.
-    create : bool, default False
-        Make the folder, with its parents, where there is none.
-
-    Raises
-    ------
-    StoreNotFoundError
-        If there is no such folder and `create` is false.
-    StorageError
-        If the path is a file, or the folder cannot be made.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> storage = LocalStorage(Path(tempfile.mkdtemp()) / "store", create=True)
-    >>> with storage.write_file("data/1.bin") as file:
-    ...     _ = file.write(b"abc")
-    >>> storage.open_buffer("data/1.bin").to_pybytes()
-    b'abc'
     """
 
     writes_at_once = 4
@@ -127,13 +102,7 @@ class LocalStorage:
             return mapped.read_buffer()
 
     def local_path(self, path: str) -> Path:
-        """Return where a file lies, or would lie, for a library that takes paths only.
-
-        Raises
-        ------
-        CorruptDataError
-            If the path is none that `Storage` takes.
-        """
+        """Return where a file lies, or would lie, for a library that takes paths only."""
         return self._existing(path)
 
     def identity(self, path: str) -> tuple[int, int, int, int] | None:
@@ -269,13 +238,7 @@ class LocalStorage:
 
     @contextmanager
     def many_deletions(self) -> Iterator[None]:
-        """Make what this thread deletes in the block durable when it ends: once for each folder, not for each file.
-
-        Raises
-        ------
-        StorageError
-            At the end of the block, if a folder cannot be made durable; the files are deleted.
-        """
+        """Make what this thread deletes in the block durable when it ends: once for each folder, not for each file."""
         if getattr(self._deferred, "folders", None) is not None:
             yield
             return

@@ -8,8 +8,6 @@ from typing import Any
 
 from arrowstate.errors import MissingFileError, StorageError
 
-__all__ = ["DELETED_TOGETHER", "delete_together", "listed_keys"]
-
 DELETED_TOGETHER = 1000
 """So many objects one request deletes at most."""
 

@@ -26,8 +26,6 @@ from arrowstate.errors import (
 )
 from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
 
-__all__ = ["MAX_FILE_BYTES", "MemoryStorage", "clear_memory_storage"]
-
 MAX_FILE_BYTES = 5_242_880
 """The largest file by default: 5 MiB."""
 
@@ -37,33 +35,7 @@ _FOLDERS: set[str] = set()
 
 
 class MemoryStorage:
-    """Files under a `memory://` URL; see `Storage` for what each method promises.
-
-    Parameters
-    ----------
-    url : str
-        `memory://` and a path of any depth; slashes at the end do not count.
-    create : bool, default False
-        Take a folder that does not exist for an empty one.
-    max_file_bytes : int or None, default 5,242,880
-        The size of the largest file that `write_file` takes, at least 1; None is no limit. It is a setting of this
-        object: another one of the same URL reads what this one wrote, and has a limit of its own.
-
-    Raises
-    ------
-    StoreNotFoundError
-        If nothing was ever made under the URL in this process and `create` is false.
-    InvalidInputError
-        If `max_file_bytes` is no number of bytes.
-
-    Examples
-    --------
-    >>> storage = MemoryStorage("memory://example", create=True)
-    >>> storage.put_if_absent("log/1.json", b'{"commit_id": "a"}', "a")
-    <Outcome.WON: 'won'>
-    >>> storage.put_if_absent("log/1.json", b'{"commit_id": "b"}', "b")
-    <Outcome.LOST: 'lost'>
-    """
+    """Files under a `memory://` URL; see `Storage` for what each method promises."""
 
     def __init__(self, url: str, *, create: bool = False, max_file_bytes: int | None = MAX_FILE_BYTES) -> None:
         if max_file_bytes is not None and (type(max_file_bytes) is not int or max_file_bytes < 1):
@@ -113,13 +85,7 @@ class MemoryStorage:
 
     @contextmanager
     def write_file(self, path: str) -> Iterator[BinaryIO]:
-        """See `Storage.write_file`.
-
-        Raises
-        ------
-        FileTooLargeError
-            At the end of the block, if the file is larger than a file may be.
-        """
+        """See `Storage.write_file`."""
         key = self._key(path)
         file = _KeptOpen(self._max_file_bytes)
         yield file
@@ -205,16 +171,7 @@ class _KeptOpen(io.RawIOBase, BinaryIO):
 
 
 def clear_memory_storage(url: str = "memory://") -> None:
-    """Forget the files under a URL, all by default, as the end of the process would.
-
-    Examples
-    --------
-    >>> storage = MemoryStorage("memory://example/cleared", create=True)
-    >>> storage.put_hint("_latest", b"1")
-    >>> clear_memory_storage("memory://example/cleared")
-    >>> storage.list("")
-    []
-    """
+    """Forget the files under a URL, all by default, as the end of the process would."""
     folder = _folder(url)
     with _LOCK:
         for path in [path for path in _FILES if path.startswith(folder)]:

@@ -48,8 +48,6 @@ from arrowstate.storage.many_objects import DELETED_TOGETHER, delete_together, l
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.retries import Retries, RetryBudget, RetryClock
 
-__all__ = ["ObjectStorage"]
-
 _SINGLE_REQUEST_BYTES = 2 * PART_BYTES
 _NOT_IN_KEYS = frozenset("?#")
 """Clients take what follows for a version of the object."""
@@ -68,27 +66,6 @@ class ObjectStorage:
     can still arrive after its call has failed. For a commit that is `CommitUnknownError`; of `write_file` a
     file can appear later that nothing refers to. A file that is in the way of `write_file` with the very same
     content is taken for its own, whose answer was lost.
-
-    Parameters
-    ----------
-    url : str
-        `s3://bucket/prefix`, `gs://bucket/prefix` or `abfs://container/prefix`, without slashes at its end.
-    options : mapping, optional
-        Arguments of the fsspec filesystem: `s3fs.S3FileSystem`, `gcsfs.GCSFileSystem` or
-        `adlfs.AzureBlobFileSystem`. They are pickled with the storage and shown nowhere.
-    retries : RetryBudget, optional
-        How often and how long requests are repeated that fail for a moment.
-    cache : FileCache, optional
-        Where `open_buffer` keeps local copies, and where files are filled before their upload.
-    clock : RetryClock, optional
-        Time and chance of the retries. It is not pickled.
-
-    Raises
-    ------
-    MissingDependencyError
-        If the package of the filesystem is not installed.
-    InvalidInputError
-        If the URL has no bucket, or the options do not fit.
     """
 
     files_at_once = 4
@@ -164,15 +141,7 @@ class ObjectStorage:
             )
 
     def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
-        """See `Storage.put_if_absent`. Before the first one it is tried out whether the service keeps the condition.
-
-        Raises
-        ------
-        UnsupportedStorageError
-            If it does not, as some services do; nothing was committed.
-        StorageError
-            If it cannot be tried, for instance without the permission to write; nothing was committed.
-        """
+        """See `Storage.put_if_absent`. Before the first one it is tried out whether the service keeps the condition."""
         check_commit(data, commit_id)
         key = self._key(path)
         self._check_creates()

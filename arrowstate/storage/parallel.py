@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from arrowstate.storage.base import Storage, many_deletions
 
-__all__ = ["delete_all", "in_parallel", "overlaps"]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -29,33 +27,6 @@ def in_parallel(
     take, by `writes_at_once` how many of them if they write, and by `requests_at_once` how many of them if each is one
     request for next to nothing, such as a document or a deletion; one without it gets them one after another in this
     thread. A local disk has the second alone: what it maps it need not wait for, but for each file to be durable.
-
-    Parameters
-    ----------
-    storage
-        Where the files are.
-    call
-        Reads or writes; from several threads.
-    items
-        What to call it with.
-    name
-        What the threads are called.
-    writes
-        Whether each call writes files.
-    small
-        Whether each call is one request that takes next to no memory.
-
-    Raises
-    ------
-    BaseException
-        What the first call that failed raised, in the order of the items. No call is running then, and those that had
-        not begun are left out.
-
-    Examples
-    --------
-    >>> from arrowstate.storage import open_storage
-    >>> in_parallel(open_storage("memory://parallel", create=True), str.upper, ["a", "b"])
-    ['A', 'B']
     """
     at_once = min(_at_once(storage, writes=writes, small=small), len(items))
     if at_once < 2:
@@ -79,11 +50,6 @@ def delete_all(storage: Storage, paths: Sequence[str]) -> None:
 
     They go in no order, so none of them may have to go before another. A storage that deletes many with one request has
     a method `delete_many`.
-
-    Raises
-    ------
-    StorageError
-        If one cannot be deleted; others are.
     """
     together = getattr(storage, "delete_many", None)
     if together is not None:

@@ -12,22 +12,15 @@ from typing import Any
 
 from arrowstate.errors import ArrowStateError, StorageError, StorageFullError
 
-__all__ = ["NO_LINKS", "NO_ROOM", "WRITE_BUFFER_BYTES", "CheckedFile", "storage_errors", "translate"]
-
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 WRITE_BUFFER_BYTES = 1 << 20
 
 
 class CheckedFile(io.FileIO):
-    """A file whose writes raise the errors of this project, at the call that failed; closing it leaves the descriptor.
+    """A file whose writes raise the errors of this project, at the call that failed.
 
-    Parameters
-    ----------
-    descriptor : int
-        Open for writing.
-    path, url : str
-        What the errors name.
+    Closing it leaves the descriptor.
     """
 
     def __init__(self, descriptor: int, path: str, url: str = "") -> None:

@@ -21,8 +21,6 @@ from arrowstate.storage.memory import MemoryStorage
 from arrowstate.storage.objects import ObjectStorage
 from arrowstate.storage.retries import RetryBudget
 
-__all__ = ["SUPPORTED", "open_storage", "options_beside"]
-
 SUPPORTED = (
     "a local path",
     "file:///path",
@@ -58,47 +56,7 @@ def open_storage(
     create: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Storage:
-    """Open the storage at a path or URL.
-
-    Parameters
-    ----------
-    url_or_path : str or PathLike
-        A local path (absolute, relative to the working folder, or from `~`), a `file:` URL,
-        `s3://bucket/prefix` (also `s3a`), `gs://bucket/prefix` (also `gcs`), `abfs://container/prefix` or
-        `abfs://container@account.dfs.core.windows.net/prefix` (also `abfss`, `az`), or
-        `memory://name` for one in the memory of this process. Every `memory://` URL of one name
-        means the same files until the process ends.
-    create : bool, default False
-        Make the folder, with its parents, where there is none. A bucket is not made, and needs no folders.
-    storage_options : mapping, optional
-        For `memory://`: `max_file_bytes`, the size of the largest file that is written, at least 1 (default
-        5,242,880); None is no limit. For object storages: what their fsspec filesystem takes, for instance
-        `key`, `secret` and `endpoint_url` for S3. What is not given comes from the environment, as for every
-        tool of the service. Four more are for arrowstate: `retry_attempts` (at least 1, default 8) and `retry_seconds`
-        (default 60) bound how often and how long a request is repeated; `cache_dir` (default: the user's
-        cache folder) is where files are kept that were read, at most `cache_bytes` of them (default 10 GiB).
-
-    Raises
-    ------
-    StoreNotFoundError
-        If there is no such folder and `create` is false.
-    UnsupportedStorageError
-        If the URL names another storage; the message lists what is supported.
-    MissingDependencyError
-        If the package of the object storage is not installed.
-    InvalidInputError
-        If the path is empty, the URL holds a password or a query, or the options do not fit.
-    StorageError
-        If the path is a file, or the folder cannot be made.
-
-    Examples
-    --------
-    >>> storage = open_storage("memory://jobs/clicks", create=True)
-    >>> with storage.write_file("data/1.bin") as file:
-    ...     _ = file.write(b"abc")
-    >>> storage.list(""), storage.read("data/1.bin")
-    (['data/1.bin'], b'abc')
-    """
+    """Open the storage at a path or URL."""
     given = os.fspath(url_or_path)
     if not given or "\0" in given:
         raise InvalidInputError(f"the path of a store must be a non-empty text without NUL, got {given!r}")
@@ -123,15 +81,9 @@ def open_storage(
 
 
 def options_beside(storage: Storage, url_or_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the options of a storage for another one of its kind, such as a savepoint's; None where they do not fit.
+    """Return the options of a storage for another one of its kind, such as a savepoint's.
 
-    Examples
-    --------
-    >>> storage = open_storage("memory://jobs/clicks", create=True)
-    >>> options_beside(storage, "/data/savepoint") is None
-    True
-    >>> options_beside(storage, "memory://jobs/savepoint")
-    {'max_file_bytes': 5242880}
+    None where they do not fit.
     """
     if not isinstance(storage, ObjectStorage | MemoryStorage) or not isinstance(url_or_path, str):
         return None

@@ -15,26 +15,12 @@ from dataclasses import dataclass
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["Retries", "RetryBudget", "RetryClock"]
-
-
 _logger = logging.getLogger("arrowstate.storage")
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """What one call to a storage may spend on requests that fail for a moment.
-
-    Raises
-    ------
-    InvalidInputError
-        If a number is out of its range.
-
-    Examples
-    --------
-    >>> RetryBudget(attempts=3, seconds=10).attempts
-    3
-    """
+    """What one call to a storage may spend on requests that fail for a moment."""
 
     attempts: int = 8
     "How often a request is made at most, the first time included; at least 1."
@@ -63,16 +49,7 @@ class RetryClock:
 
 
 class Retries:
-    """The attempts of one call.
-
-    Examples
-    --------
-    >>> waited = []
-    >>> clock = RetryClock(now=lambda: 0.0, sleep=waited.append, chance=lambda: 0.5)
-    >>> retries = Retries(RetryBudget(attempts=4), clock)
-    >>> [retries.again() for _ in range(4)], waited
-    ([True, True, True, False], [0.05, 0.1, 0.2])
-    """
+    """The attempts of one call."""
 
     def __init__(self, budget: RetryBudget, clock: RetryClock) -> None:
         self._budget = budget

@@ -27,8 +27,6 @@ from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["EditableStore"]
-
 
 class EditableStore(KeptStore):
     """A store whose checkpoints are edited, gone back to, and written as savepoints."""

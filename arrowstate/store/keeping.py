@@ -18,8 +18,6 @@ from arrowstate.upkeep.compaction import (
 from arrowstate.upkeep.planned import DEFAULT_GRACE_MS
 from arrowstate.upkeep.retention import RetentionPolicy
 
-__all__ = ["KeptStore"]
-
 
 class KeptStore(ReadableStore):
     """A store whose checkpoints are held, collected and compacted."""

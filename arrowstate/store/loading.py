@@ -17,8 +17,6 @@ from arrowstate.store.snapshot import Snapshot
 from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["FilledStore"]
-
 
 class FilledStore(EditableStore):
     """A store that takes tables for state."""

@@ -12,8 +12,6 @@ from arrowstate.upkeep.collection import CollectionReport, apply_collection
 from arrowstate.upkeep.compaction import StoreCompactionPlan, apply_store_compaction
 from arrowstate.upkeep.planned import CollectionPlan
 
-__all__ = ["Collection", "Compaction", "Lease"]
-
 _SHOWN_FILES = 20
 """In a notebook."""
 

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     import duckdb
 
 
-__all__ = ["ReadableStore"]
-
-
 class Page(Protocol):
     """A page that is served; `arrowstate.ui.serving.Page`."""
 

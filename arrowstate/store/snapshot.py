@@ -24,8 +24,6 @@ from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.telemetry.records import PartRecord, recorded
 
-__all__ = ["Snapshot"]
-
 
 class Snapshot(SnapshotReader):
     """A checkpoint or savepoint: tables to read, and backends to restore.

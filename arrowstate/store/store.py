@@ -26,8 +26,6 @@ from arrowstate.store.writer import StoreWriter
 from arrowstate.telemetry.records import Listener, recorded
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["StateStore", "open_store"]
-
 
 class StateStore(FilledStore):
     """A store of checkpoints. Open one with `open_store`.

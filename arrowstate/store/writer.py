@@ -23,8 +23,6 @@ from arrowstate.upkeep.beside import check_retention, collector_of_writer
 from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["StoreWriter"]
-
 
 class StoreWriter:
     """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block.
@@ -91,7 +89,51 @@ class StoreWriter:
         format: RunFormat = "arrow",
         allow_dropped_state: bool = False,
     ) -> Snapshot:
-        """Freeze the backends, write what the store lacks, and commit; return the checkpoint."""
+        """Freeze the backends, write what the store lacks, and commit.
+
+        Parameters
+        ----------
+        operators
+            By operator uid the backends of its subtasks, in the order of their key groups.
+        operator_states
+            By operator uid the operator state of its subtasks. An operator may have keyed state, operator state, or
+            both for equally many subtasks.
+        properties
+            JSON values of the caller, such as source offsets.
+        watermark
+            Milliseconds since 1970; by default the lowest watermark of the backends, if all have one.
+        format
+            The format of new run files: `arrow` (mapped by readers), `parquet`, or `lance` (needs the extra
+            `arrowstate[lance]`).
+        allow_dropped_state
+            Whether operators, states and rows of the checkpoint before may be left out.
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint that was committed, to be read and restored from.
+
+        Raises
+        ------
+        FencedError
+            If a newer writer has opened the store; nothing was committed.
+        InvalidInputError
+            If subtasks do not cover each key group once, differ in key, states or max parallelism, an operator
+            or its operator state is missing, or a keyed state and an operator state share a name.
+        StorageFullError, StorageError
+            If a file cannot be written; nothing was committed, and what was written is deleted.
+        CollectedError
+            If files that it would refer to were collected; nothing was committed, and the next attempt writes them.
+        CommitUnknownError
+            If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
+            committed the number after it.
+
+        Warns
+        -----
+        RuntimeWarning
+            If backends that were never restored take the place of an operator that has more rows in the checkpoint
+            before, and `allow_dropped_state` is false.
+        """
         operators = {uid: backends_of(uid, given) for uid, given in operators.items()}
         if self._compaction is not None:
             compact_backends(operators, self._writer.store_key, self._compaction)
@@ -104,12 +146,6 @@ class StoreWriter:
             allow_dropped_state=allow_dropped_state,
         )
         return self._side.snapshot_of(entry)
-
-    # The arguments and errors are those of the writer below; what is returned is the checkpoint, ready to be read.
-    checkpoint.__doc__ = (CheckpointWriter.checkpoint.__doc__ or "").replace(
-        "LogEntryDocument\n            The committed entry.",
-        "Snapshot\n            The checkpoint that was committed, to be read and restored from.",
-    )
 
     def commit(
         self,

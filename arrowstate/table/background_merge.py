@@ -18,27 +18,11 @@ from arrowstate.table.merging import BatchSink, MergePolicy, Merging
 from arrowstate.table.run import FrozenRun, Run
 from arrowstate.table.segments import Segments
 
-__all__ = ["BackgroundMerge"]
-
 Ints = npt.NDArray[np.int64]
 
 
 class BackgroundMerge:
-    """A merge of frozen runs. It takes 4 bytes of memory for each of their rows until it is dropped.
-
-    Parameters
-    ----------
-    sources
-        The runs, as they are now.
-    policy
-        `segment_bytes` bounds the memory that the rows take.
-    make_sink
-        Returns where the merged rows go; called by `run`.
-    expired_up_to
-        Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
-    time_column
-        The number of a column by the times of which the merged run will be asked for rows; None for none.
-    """
+    """A merge of frozen runs. It takes 4 bytes of memory for each of their rows until it is dropped."""
 
     def __init__(
         self,
@@ -60,13 +44,7 @@ class BackgroundMerge:
         self._merging: Merging | None = None
 
     def run(self) -> None:
-        """Merge; may be called by another thread than the owner of the table.
-
-        Raises
-        ------
-        StorageFullError, StorageError
-            If the disk has no room for the merged run; nothing has changed.
-        """
+        """Merge; may be called by another thread than the owner of the table."""
         self._merging = Merging(
             [source.as_run() for source in self.sources],
             self._policy,

@@ -18,18 +18,6 @@ import pyarrow.compute as pc
 
 from arrowstate.table import equality, kernels
 
-__all__ = [
-    "canonical_floats",
-    "columns_equal",
-    "fixed_words",
-    "fresh_words",
-    "gather_places",
-    "gather_words",
-    "rows_equal",
-    "sort_order",
-    "take",
-]
-
 Ints = npt.NDArray[np.int64]
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64, 32: np.uint64}
@@ -130,13 +118,7 @@ def rows_equal(left: pa.Array, left_rows: Ints, right: pa.Array, right_rows: Int
 
 
 def columns_equal(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_]:
-    """Compare two columns of one type and length row by row, by their bits; a null equals a null.
-
-    Examples
-    --------
-    >>> columns_equal(pa.array([1.5, None, None]), pa.array([1.5, None, 2.0])).tolist()
-    [True, True, False]
-    """
+    """Compare two columns of one type and length row by row, by their bits; a null equals a null."""
     return _equal(left, right)
 
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from arrowstate_formats.compiled import kernel, load_offset, load_uint8, load_uint64, subroutine
 
-__all__ = ["equal_bytes", "equal_fixed"]
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Journal"]
-
 T = TypeVar("T")
 
 

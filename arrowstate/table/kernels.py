@@ -23,28 +23,6 @@ from arrowstate_formats.compiled import (
     subroutine,
 )
 
-__all__ = [
-    "bucket_of",
-    "bucket_start",
-    "clear_bits",
-    "count_bits",
-    "count_buckets",
-    "fill_from_groups",
-    "first_near",
-    "gather",
-    "gather_places",
-    "group_starts",
-    "is_live",
-    "live_places",
-    "live_rows",
-    "next_candidates",
-    "probe",
-    "sort_by_hash",
-    "split_found",
-    "starts_where",
-    "unsettled",
-]
-
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]

@@ -14,8 +14,6 @@ from arrowstate.table.columns import rows_equal, take
 from arrowstate.table.segment import Segment
 from arrowstate.table.segments import Segments
 
-__all__ = ["KeyBatch"]
-
 Ints = npt.NDArray[np.int64]
 
 _ONE = np.arange(2, dtype=np.int64)

@@ -20,8 +20,6 @@ from arrowstate.table.run import Bits, Run
 from arrowstate.table.segment import has_second
 from arrowstate.table.segments import Segments
 
-__all__ = ["Chosen", "Piece", "Sources"]
-
 Ints = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 

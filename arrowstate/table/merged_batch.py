@@ -12,8 +12,6 @@ from arrowstate.table import kernels
 from arrowstate.table.columns import fresh_words
 from arrowstate.table.merge_sources import Chosen, Piece
 
-__all__ = ["BatchInTheMaking"]
-
 Ints = npt.NDArray[np.int64]
 
 

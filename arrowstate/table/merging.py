@@ -25,8 +25,6 @@ from arrowstate.table.run import Bits, Directory, Run, all_live
 from arrowstate.table.segments import Segments
 from arrowstate.table.zones import MergedTimes, Zones
 
-__all__ = ["BatchSink", "MemorySink", "MergePolicy", "Merging", "fill", "merge_runs"]
-
 Ints = npt.NDArray[np.int64]
 
 _LARGE_BATCH = 65_536
@@ -175,27 +173,7 @@ def merge_runs(runs: Sequence[Run], policy: MergePolicy, sink: BatchSink) -> Run
 
 
 class Merging:
-    """A merge of runs, made piece by piece: what is live when its piece is made goes into the merged run.
-
-    Parameters
-    ----------
-    runs
-        The runs; their rows stay, their live bits may change meanwhile, see `drop`.
-    policy
-        `segment_bytes` is about the size of a record batch of the merged run.
-    sink
-        Where the merged rows go; nothing of them is left there if the merge fails or is closed.
-    piece_rows
-        About how many rows a piece has; those of one record batch by default.
-    in_steps
-        Whether the runs may be written to before it is done: where each row went is kept, 4 bytes a row, and the
-        directory of the merged run is made piece by piece too.
-    expired_up_to
-        Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
-    time_column
-        The number of a column by the times of which the merged run will be asked for rows, so that the first who asks
-        need not look at all of them; None for none.
-    """
+    """A merge of runs, made piece by piece: what is live when its piece is made goes into the merged run."""
 
     def __init__(
         self,

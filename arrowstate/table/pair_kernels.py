@@ -25,14 +25,6 @@ from arrowstate.table.kernels import (
 )
 from arrowstate_formats.compiled import kernel, prefetch, subroutine
 
-__all__ = [
-    "hash_ranges",
-    "next_pair_candidates",
-    "pair_starts",
-    "probe_pair",
-    "sort_by_pair",
-]
-
 _BLOCK = 256
 _AHEAD = 16
 _FEW = 16

@@ -11,8 +11,6 @@ import numpy as np
 
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["clear_places", "note_places"]
-
 _1, _3, _7 = (np.uint64(number) for number in (1, 3, 7))
 
 

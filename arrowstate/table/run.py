@@ -22,8 +22,6 @@ from arrowstate.table.segment import Segment
 from arrowstate.table.segments import Segments
 from arrowstate.table.sparse import first_places, is_sparse
 
-__all__ = ["Directory", "FrozenRun", "Run", "all_live"]
-
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 
@@ -91,12 +89,9 @@ class Directory:
         kernels.count_buckets(hashes, np.uint64(self.base), np.uint64(self.shift), self.offsets)
 
     def count_up_to(self, high: int | None, done: int) -> int:
-        """Make offsets of counts, of which the first `done` are, for all rows below a hash are counted; None for all.
+        """Turn counts into offsets, of which the first `done` are there, up to a hash.
 
-        Returns
-        -------
-        int
-            How many are offsets now.
+        `None` stands for all of them.
         """
         end = self.offsets.size if high is None else min(max(self.bucket(high) + 1, done), self.offsets.size)
         part = self.offsets[done:end]

@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from arrowstate.table.columns import fixed_words
 
-__all__ = ["HASH_COLUMN", "SECOND_COLUMNS", "Segment", "has_second", "hashes_of"]
-
 HASH_COLUMN = "_key_hash"
 SECOND_COLUMNS = ("_entry_hash", "_seq")
 

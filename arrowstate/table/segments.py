@@ -21,8 +21,6 @@ from arrowstate.table import kernels
 from arrowstate.table.columns import take
 from arrowstate.table.segment import Segment
 
-__all__ = ["Segments"]
-
 Ints = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
@@ -31,15 +29,7 @@ _HASHES, _SECONDS = -1, -2
 
 
 class Segments(Sequence[Segment]):
-    """Segments in hash order, the rows of which follow one another.
-
-    Parameters
-    ----------
-    segments
-        They.
-    read
-        Reads the rows of several of them, given by their numbers, which takes less than one after the other.
-    """
+    """Segments in hash order, the rows of which follow one another."""
 
     def __init__(self, segments: Iterable[Segment] = (), read: Callable[[Sequence[int]], object] | None = None) -> None:
         self._all = tuple(segments)

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from arrowstate.table.segments import Segments
 from arrowstate_formats.compiled import kernel, load_uint64, prefetch
 
-__all__ = ["Places", "first_places", "is_sparse"]
-
 Ints = npt.NDArray[np.int64]
 
 _FEW = 256
@@ -42,19 +40,7 @@ class Places:
 
 
 def first_places(segments: Segments, starts: Ints, hashes: Ints, seconds: Ints | None, numbers: Ints) -> Places:
-    """Find the rows of queries by hash, and where `seconds` are given by the second sort column too.
-
-    Parameters
-    ----------
-    segments
-        Of the run.
-    starts
-        For each query a row from which on, at most, the rows of its hash are.
-    hashes, seconds
-        The queries.
-    numbers
-        The segment of each query; -1 where none can have its hash.
-    """
+    """Find the rows of queries by hash, and where `seconds` are given by the second sort column too."""
     asked = np.flatnonzero(numbers >= 0)
     of = numbers[asked]
     local, sizes = starts[asked] - segments.first_rows[of], segments.rows[of]

@@ -22,8 +22,6 @@ from arrowstate.table.merging import BatchSink, MemorySink, fill
 from arrowstate.table.run import Run
 from arrowstate.table.segments import Segments
 
-__all__ = ["Budget", "SpillSink", "sink_of"]
-
 _IN_MEMORY_BYTES = 256 << 20
 
 _logger = logging.getLogger("arrowstate.table")
@@ -107,17 +105,7 @@ class Spilling(Protocol):
 
 
 class Budget:
-    """How many bytes the rows of some tables take in memory; the largest runs past it are spilled.
-
-    Parameters
-    ----------
-    limit_bytes
-        None for no limit.
-    folder
-        Where the files go; the system's temporary folder by default.
-    tables
-        Returns the tables that share the budget; by default each has it for itself.
-    """
+    """How many bytes the rows of some tables take in memory; the largest runs past it are spilled."""
 
     def __init__(
         self,
@@ -142,13 +130,7 @@ class Budget:
         return self._limit is not None and sum(each.memory_bytes for each in self._of(table)) + more > self._limit
 
     def hold(self, table: Spillable) -> None:
-        """Spill the largest runs of the tables until the limit holds.
-
-        Raises
-        ------
-        StorageFullError, StorageError
-            If the disk has no room; no row is lost.
-        """
+        """Spill the largest runs of the tables until the limit holds."""
         while self.is_exceeded(table):
             in_memory = [(each, run) for each in self._of(table) for run in each.runs if run.row_bytes]
             if not in_memory:

@@ -28,8 +28,6 @@ from arrowstate.table.segment import Segment
 from arrowstate.table.sparse import is_sparse
 from arrowstate.table.spill import Budget
 
-__all__ = ["Found", "FrozenTable", "Table", "TableMark", "find_keys", "gather"]
-
 Ints = npt.NDArray[np.int64]
 
 
@@ -172,21 +170,7 @@ class TableMark:
 
 
 class Table:
-    """Sorted runs under writes; not safe for use by several threads at once.
-
-    Parameters
-    ----------
-    schema
-        `_key_hash` int64, the key columns, the value columns.
-    key_columns
-        How many key columns there are.
-    runs
-        The runs to start with; the table owns them from now on.
-    policy
-        When runs are merged.
-    budget
-        How much of it is kept in memory; all by default.
-    """
+    """Sorted runs under writes; not safe for use by several threads at once."""
 
     def __init__(
         self,
@@ -229,19 +213,7 @@ class Table:
         return find_keys(self._runs, keys)
 
     def put(self, found: Found, keys: KeyBatch, values: Sequence[pa.Array], *, keep: Ints | None = None) -> None:
-        """Write one row per key and drop the rows the keys had.
-
-        Parameters
-        ----------
-        found
-            The result of `find` for the same keys.
-        keys
-            Distinct keys.
-        values
-            The value columns, one entry a key.
-        keep
-            The numbers of the keys that get a row, ascending; the others are removed. All by default.
-        """
+        """Write one row per key and drop the rows the keys had."""
         seconds = [] if keys.seconds is None else [pa.array(keys.seconds)]
         arrays = [pa.array(keys.hashes), *seconds, *keys.columns, *values]
         if keep is not None and keep.size < len(keys):
@@ -306,15 +278,7 @@ class Table:
             self._written += batch.num_rows
 
     def begin_merge(self, runs: Sequence[Run], *, expired_up_to: int | None = None) -> BackgroundMerge:
-        """Freeze some of the runs for a merge that another thread may carry out, while this one goes on writing.
-
-        Parameters
-        ----------
-        runs
-            Runs of this table.
-        expired_up_to
-            Rows whose last update was at this time, in milliseconds, or before are left out; None for none.
-        """
+        """Freeze some of the runs for a merge that another thread may carry out, while this one goes on writing."""
         expected = sum(run.live_bytes for run in runs)
         # Rows of mapped files are not in memory, and a merge must not bring many of them there.
         spills = self._budget.is_exceeded(self, expected) or (
@@ -355,16 +319,6 @@ class Table:
         was.
 
         To be called before `find`, so that a disk without room fails a write before it has changed anything.
-
-        Parameters
-        ----------
-        expired_up_to
-            Rows whose last update was at this time, in milliseconds, or before are left out of merges; None for none.
-
-        Raises
-        ------
-        StorageFullError, StorageError
-            If the disk has no room for rows past the budget; the table holds what it held.
         """
         written = max(self._written, self._dropped)
         self._written = self._dropped = 0

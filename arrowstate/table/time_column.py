@@ -22,8 +22,6 @@ from arrowstate.table.table import Table
 from arrowstate.table.time_order import OrderMark, TimeOrder
 from arrowstate.table.zones import Zones
 
-__all__ = ["Rows", "TimeColumn"]
-
 Ints = npt.NDArray[np.int64]
 Rows = list[tuple[Run, Ints, Ints]]
 
@@ -70,13 +68,6 @@ class TimeColumn:
     """The rows of a table in the order of one of its columns.
 
     It takes part in transactions: what it knows of rows that come back to life goes back with them.
-
-    Parameters
-    ----------
-    table
-        The table.
-    column
-        The number of the column, which is the time column of its run files.
     """
 
     def __init__(self, table: Table, column: int) -> None:

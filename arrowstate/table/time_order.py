@@ -17,8 +17,6 @@ from arrowstate.table.kernels import is_live
 from arrowstate.table.segments import Segments
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["OrderMark", "TimeOrder"]
-
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 OrderMark = tuple[Ints, Ints]
@@ -30,17 +28,7 @@ _ROOM = 1024
 
 
 class TimeOrder:
-    """The first rows of some segments, all of them in the end, in the order of time.
-
-    Parameters
-    ----------
-    segments
-        All segments of a run.
-    column
-        The number of the time column, an int64 without nulls.
-    rows
-        How many rows a part has.
-    """
+    """The first rows of some segments, all of them in the end, in the order of time."""
 
     def __init__(self, segments: Segments, column: int, rows: int | None = None) -> None:
         self._segments = segments

@@ -24,8 +24,6 @@ from arrowstate.table.kernels import is_live
 from arrowstate.table.segments import Segments
 from arrowstate_formats.compiled import kernel, load_uint64
 
-__all__ = ["MergedTimes", "Zones"]
-
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 
@@ -37,13 +35,7 @@ _1, _2, _3, _4, _8 = (np.uint64(number) for number in (1, 2, 3, 4, 8))
 
 
 class MergedTimes:
-    """The lowest times by zone of a merged run, noted as its rows are written.
-
-    Parameters
-    ----------
-    rows
-        How many it will have at most.
-    """
+    """The lowest times by zone of a merged run, noted as its rows are written."""
 
     def __init__(self, rows: int) -> None:
         self.zone_rows = _ROWS
@@ -61,19 +53,7 @@ class MergedTimes:
 
 
 class Zones:
-    """The zones of the rows of some segments.
-
-    Parameters
-    ----------
-    segments
-        All segments of a run.
-    column
-        The number of the time column.
-    ends
-        The lowest and the highest time of each segment, or beyond them; or of each zone the lowest, as a merge noted.
-    rows
-        How many rows a zone has; a multiple of 8.
-    """
+    """The zones of the rows of some segments."""
 
     def __init__(
         self, segments: Segments, column: int, ends: Sequence[tuple[int, int]] | MergedTimes, rows: int | None = None
@@ -121,22 +101,7 @@ class Zones:
         return int(np.partition(self._lowest, count - 1)[count - 1])
 
     def pick(self, live: Bits, first: int, up_to: int, start: int = 0) -> tuple[Ints, int, int]:
-        """Return the rows, from 0, that are live and have a time from `first` to `up_to`, both inclusive.
-
-        Parameters
-        ----------
-        live
-            The live bits of all rows, of him who asks.
-        first, up_to
-            The times.
-        start
-            Rows before this one are left out; a multiple of the rows of a zone, or their end.
-
-        Returns
-        -------
-        tuple of array, int and int
-            The rows, ascending; a time which every live row after `up_to` has at least; how many rows were looked at.
-        """
+        """Return the rows, from 0, that are live and have a time from `first` to `up_to`, both inclusive."""
         with self._lock:
             look = np.empty(self._lowest.size, dtype=np.int64)
             result = np.empty(2, dtype=np.int64)

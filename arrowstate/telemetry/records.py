@@ -19,8 +19,6 @@ from typing import Literal, TypeAlias
 from arrowstate.errors import CommitUnknownError
 from arrowstate_formats.documents import SubtaskStatisticsDocument
 
-__all__ = ["Kind", "Listener", "OperationRecord", "Outcome", "PartRecord", "Recording", "listen", "recorded"]
-
 Kind: TypeAlias = Literal["checkpoint", "savepoint", "restore", "import", "compaction", "collection"]
 Outcome: TypeAlias = Literal["completed", "failed", "aborted", "unknown"]
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["counted", "pickled"]
-
 
 def pickled(connector: Any) -> Any:
     """Return a connector as it is in another process."""

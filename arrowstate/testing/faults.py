@@ -21,8 +21,6 @@ import pyarrow as pa
 from arrowstate.errors import CommitUnknownError, InvalidInputError, StorageError
 from arrowstate.storage.base import Outcome, Storage
 
-__all__ = ["VERBS", "Call", "Crashed", "Fault", "FaultyStorage", "PlannedFaults", "SeededFaults", "faults_of"]
-
 VERBS = (
     "read",
     "open_buffer",

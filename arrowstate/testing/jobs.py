@@ -29,8 +29,6 @@ from arrowstate.runtime.running import RunningJob
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.store.snapshot import Snapshot
 
-__all__ = ["SimulatedRun", "simulate"]
-
 _MOST_STEPS = 200_000
 
 

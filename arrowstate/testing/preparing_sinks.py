@@ -10,8 +10,6 @@ import pytest
 from arrowstate.runtime.connectors import PreparingSink, SinkWriter
 from arrowstate.testing.connectors import counted, pickled
 
-__all__ = ["PreparingSinkConformance"]
-
 Visible = Callable[[], pa.Table]
 
 

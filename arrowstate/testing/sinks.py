@@ -12,8 +12,6 @@ import pyarrow as pa
 from arrowstate.runtime.connectors import Sink, Token
 from arrowstate.testing.connectors import counted, pickled
 
-__all__ = ["SinkConformance"]
-
 
 class SinkConformance:
     """What every sink keeps; needs fixtures `sink`, `rows` and `visible`.

@@ -15,8 +15,6 @@ import pytest
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Source, Split
 from arrowstate.testing.connectors import counted, pickled
 
-__all__ = ["SourceConformance"]
-
 _MAX_ROWS = [1, 2, 3, 7, 64, 100_000]
 _POSITIONS = 20
 """From how many positions of a split it is read again."""

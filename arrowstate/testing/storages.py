@@ -14,8 +14,6 @@ import pytest
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StorageError
 from arrowstate.storage import Outcome, Storage
 
-__all__ = ["StorageSuite"]
-
 _ESCAPES = ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/", "a\\b", "a\0b", ".hidden", "a/.tmp/b"]
 
 _VERBS: dict[str, Callable[[Storage, str], Any]] = {

@@ -16,8 +16,6 @@ from arrowstate.files.streams import CheckpointOutputStream, CheckpointStreamFac
 from arrowstate.storage import LocalStorage, ObjectStorage, Storage
 from arrowstate_formats.run_files import checksum
 
-__all__ = ["CheckpointStreamSuite"]
-
 FOLDER = "data/counter/clicks"
 LIMIT = 1000
 

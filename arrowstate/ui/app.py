@@ -32,8 +32,6 @@ from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
 from arrowstate.ui.work import BusyError, Progress, Stop, TooSlowError
 
-__all__ = ["make_app"]
-
 _HERE = Path(__file__).parent
 _MOST_BODY = 1 << 20
 _PIECE_BYTES = 1 << 16
@@ -87,19 +85,7 @@ RUN = replace(PAGES["sql"], template="result.html", title="Result", is_part=True
 
 
 def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), port: int = 0) -> ASGIApp:
-    """Return the application.
-
-    Parameters
-    ----------
-    site
-        What it shows.
-    keys
-        What opens it.
-    hosts
-        The names under which it may be asked for.
-    port
-        Where it listens, for the name of its cookie.
-    """
+    """Return the application."""
     answers = Answers(site)
     app = Starlette(
         routes=[

@@ -21,8 +21,6 @@ from arrowstate.ui.work import Progress
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import OperatorDocument
 
-__all__ = ["DAMAGES", "checkpoint", "files", "overview_of", "start_verifying", "verified"]
-
 DAMAGES = (CorruptDataError, FormatVersionError, MissingFileError)
 """What cannot be read and leaves the rest of a page as it is."""
 

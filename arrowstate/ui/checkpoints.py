@@ -11,8 +11,6 @@ from arrowstate.errors import ArrowStateError
 from arrowstate.ui.log_view import LogLine
 from arrowstate.ui.site import Ask
 
-__all__ = ["a_day_before", "batches", "checkpoints", "head", "live", "series", "stores"]
-
 _PAGE = 50
 _MOST_POINTS = 20_000
 _DAY_MS = 86_400_000

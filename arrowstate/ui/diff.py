@@ -17,8 +17,6 @@ from arrowstate.ui.largest import sizes_of
 from arrowstate.ui.shown import Room, bounded, cells
 from arrowstate.ui.site import Ask
 
-__all__ = ["changed_rows", "compare", "counts", "grown"]
-
 _SHOWN_ROWS = 100
 _SHOWN_KEYS = 20
 _LOOK_SECONDS = 0.1

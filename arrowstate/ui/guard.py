@@ -19,8 +19,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEADERS", "Guard", "Keys"]
-
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -43,13 +41,7 @@ _HOW_TO_OPEN = (
 
 
 class Keys:
-    """What opens the page: tokens that are taken once, the cookie that they are exchanged for, and one for scripts.
-
-    Parameters
-    ----------
-    bearer
-        What scripts send as `Authorization: Bearer`; a random one by default.
-    """
+    """What opens the page: tokens that are taken once, the cookie that they are exchanged for, and one for scripts."""
 
     def __init__(self, bearer: str | None = None) -> None:
         self.session = secrets.token_urlsafe(32)
@@ -86,19 +78,7 @@ def _same(known: str, given: str) -> bool:
 
 
 class Guard:
-    """Lets requests through to the page that may see it.
-
-    Parameters
-    ----------
-    app
-        The page.
-    keys
-        What opens it.
-    hosts
-        The names that a request may give for this host, without port.
-    cookie
-        The name of the cookie; cookies do not tell ports apart, so it names the port.
-    """
+    """Lets requests through to the page that may see it."""
 
     def __init__(self, app: ASGIApp, *, keys: Keys, hosts: Collection[str], cookie: str) -> None:
         self._app = app

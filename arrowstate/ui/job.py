@@ -9,8 +9,6 @@ from arrowstate.errors import NotFoundError
 from arrowstate.html import graph_svg
 from arrowstate.ui.site import Ask
 
-__all__ = ["job"]
-
 _END_OF_TIME = 1 << 60
 
 

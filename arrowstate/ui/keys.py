@@ -12,20 +12,12 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.shown import shown
 from arrowstate.ui.shown import Cut
 
-__all__ = ["key_of", "key_texts", "text_of"]
-
 _LONGEST = 16_000
 """Characters of a key that an address holds."""
 
 
 def text_of(value: Any) -> str:
-    """Return a value of a key column as text; `key_of` reads it.
-
-    Examples
-    --------
-    >>> text_of("ann"), text_of(7), text_of(b"\\xff"), text_of({"a": 1})
-    ('ann', '7', 'ff', '{"a": 1}')
-    """
+    """Return a value of a key column as text; `key_of` reads it."""
     value = shown(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -39,13 +31,7 @@ def key_texts(cells: Sequence[Any]) -> list[str] | None:
 
 
 def key_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """Return a key of which each column is given as a text.
-
-    Raises
-    ------
-    InvalidInputError
-        If a text is none of its column's type.
-    """
+    """Return a key of which each column is given as a text."""
     if len(texts) != len(schema):
         raise InvalidInputError(f"the key has the columns {', '.join(schema.names)}, got {len(texts)} values")
     columns = [_column(text, field) for text, field in zip(texts, schema, strict=True)]

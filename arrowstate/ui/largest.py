@@ -21,8 +21,6 @@ from arrowstate.ui.shown import Room, cells
 from arrowstate.ui.work import Progress
 from arrowstate_formats.key_groups import KeyGroupRange
 
-__all__ = ["largest_keys", "sizes_of"]
-
 _SHOWN = 20
 _STEP_ROWS = 1_000_000
 

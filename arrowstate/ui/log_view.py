@@ -20,8 +20,6 @@ from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.duckdb.history import HISTORY_TABLES
 from arrowstate.storage.base import Storage
 
-__all__ = ["LogLine", "LogView"]
-
 _DAMAGES = (CorruptDataError, FormatVersionError)
 _AT_ONCE = 100
 """Entries that are read while somebody waits."""
@@ -101,13 +99,7 @@ class LogView:
         self.loss = str(error)
 
     def refresh(self) -> None:
-        """Take up what was committed and collected since; an entry that is damaged is a line that says so.
-
-        Raises
-        ------
-        StorageError
-            If the newest entries cannot be read.
-        """
+        """Take up what was committed and collected since; an entry that is damaged is a line that says so."""
         with self._refreshing:
             self.loss = None
             try:

@@ -8,8 +8,6 @@ from arrowstate.errors import ArrowStateError
 from arrowstate.ui.log_view import LogLine
 from arrowstate.ui.site import Place
 
-__all__ = ["Sample", "metrics_of", "metrics_text"]
-
 Sample = tuple[str, Mapping[str, str], float]
 
 _HELP = {
@@ -82,15 +80,7 @@ def _seconds(value: int | None, parts: int) -> float | None:
 
 
 def metrics_text(samples: list[Sample]) -> str:
-    """Return samples in the text format of Prometheus.
-
-    Examples
-    --------
-    >>> print(metrics_text([("arrowstate_up", {"store": "clicks"}, 1)]), end="")
-    # HELP arrowstate_up Whether the log of the store could be read.
-    # TYPE arrowstate_up gauge
-    arrowstate_up{store="clicks"} 1
-    """
+    """Return samples in the text format of Prometheus."""
     lines = []
     for name, text in _HELP.items():
         own = [sample for sample in samples if sample[0] == name]

@@ -35,8 +35,6 @@ from arrowstate.ui.site import Limits
 from arrowstate.ui.work import Stop
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Result", "opened"]
-
 _RESULT = "result_of_the_page"
 _SLICE_BYTES = 4_000_000
 _SLICE_ROWS = 16_384
@@ -61,23 +59,7 @@ class Result:
 
 @contextmanager
 def opened(snapshot: Snapshot, query: str, limits: Limits, stop: Stop, *, most_rows: int) -> Iterator[Result]:
-    """Run a query; it is broken off at the end of its time, when it is stopped, and at the end of the block.
-
-    Parameters
-    ----------
-    snapshot, query, limits
-        The checkpoint, one SELECT, and what it may take.
-    stop
-        Stops it from elsewhere.
-    most_rows
-        How many rows are made at most.
-
-    Raises
-    ------
-    StateNotFoundError, InvalidInputError
-        If DuckDB refuses it, or it is not one SELECT; or it was stopped, took too long, too much memory, or wanted what
-        a page may not have.
-    """
+    """Run a query; it is broken off at the end of its time, when it is stopped, and at the end of the block."""
     if len(query) > _MOST_CHARACTERS:
         raise InvalidInputError(f"the query has {len(query):,} characters, at most {_MOST_CHARACTERS:,} are taken")
     held: list[duckdb.DuckDBPyConnection] = []

@@ -13,8 +13,6 @@ from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.html import table_html
 from arrowstate.store import StateStore
 
-__all__ = ["Page", "open_page"]
-
 LOOPBACK = ("127.0.0.1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 _SECONDS_TO_START = 10.0
@@ -23,16 +21,7 @@ _SHORTEST_BEARER = 16
 
 
 class Page:
-    """A page that is served; it ends with `close`, with its `with` block, or with the process.
-
-    Examples
-    --------
-    >>> import arrowstate
-    >>> store = arrowstate.open_store("memory://page-example", create=True)
-    >>> with store.ui() as page:
-    ...     page.url.startswith("http://127.0.0.1:")
-    True
-    """
+    """A page that is served; it ends with `close`, with its `with` block, or with the process."""
 
     def __init__(self, server: Any, listening: socket.socket, keys: Any, host: str, stores: Sequence[str]) -> None:
         self._server = server
@@ -128,28 +117,7 @@ def open_page(
     port: int = 0,
     limits: Any = None,
 ) -> Page:
-    """Return a page of some stores, which is to be started.
-
-    Parameters
-    ----------
-    stores
-        What it shows; it never writes to them.
-    jobs
-        Jobs of the runtime that run in this process.
-    host
-        Where it listens: by default for this machine alone.
-    port
-        A free one by default.
-    limits
-        A `arrowstate.ui.site.Limits`: what a page takes at most.
-
-    Raises
-    ------
-    MissingDependencyError
-        If the extra `ui` is not installed.
-    InvalidInputError
-        If there is no such host, or the port is taken; or no store is given.
-    """
+    """Return a page of some stores, which is to be started."""
     try:
         import uvicorn
 

@@ -16,22 +16,6 @@ from rich import filesize
 from arrowstate.query.row_text import values_of
 from arrowstate.shown import shown
 
-__all__ = [
-    "Cut",
-    "Room",
-    "as_bytes",
-    "as_cell",
-    "as_count",
-    "as_duration",
-    "as_key",
-    "as_percent",
-    "as_text",
-    "as_time",
-    "bounded",
-    "cells",
-    "to_json",
-]
-
 _UNKNOWN = "\N{EN DASH}"
 _LONGEST = 500
 """Characters of a cell."""
@@ -71,13 +55,7 @@ def as_percent(share: float | None) -> str:
 
 
 def as_duration(milliseconds: float | None) -> str:
-    """Return a time span in the unit that fits.
-
-    Examples
-    --------
-    >>> as_duration(0.25), as_duration(950), as_duration(61_000), as_duration(7_260_000)
-    ('0.25 ms', '950 ms', '1 min 1 s', '2 h 1 min')
-    """
+    """Return a time span in the unit that fits."""
     if milliseconds is None:
         return _UNKNOWN
     sign, span = ("-" if milliseconds < 0 else ""), abs(milliseconds)
@@ -120,13 +98,7 @@ def as_cell(value: Any) -> Markup:
 
 
 def as_text(text: str) -> Markup:
-    """Return a text in which all is seen: control characters by number, quotes where it begins or ends blank.
-
-    Examples
-    --------
-    >>> print(as_text("nul\\x00"), as_text(""))
-    nul<span class="none">\\u0000</span> <span class="none">""</span>
-    """
+    """Return a text in which all is seen: control characters by number, quotes where it begins or ends blank."""
     if _BLANK.fullmatch(text):
         inner = "".join(sign if sign == " " else _by_number(sign) for sign in text)
         return Markup('<span class="none">"{}"</span>').format(inner)

@@ -15,8 +15,6 @@ from arrowstate.store import Snapshot, StateStore
 from arrowstate.ui.log_view import LogView
 from arrowstate.ui.work import Progress, Queries, Work
 
-__all__ = ["Ask", "Job", "Limits", "Place", "Site"]
-
 _FRESH_SECONDS = 0.5
 """The log is asked for anew after this time."""
 

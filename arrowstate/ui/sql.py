@@ -24,8 +24,6 @@ from arrowstate.ui.shown import Room, as_bytes, cells
 from arrowstate.ui.site import Ask
 from arrowstate.ui.work import Stop
 
-__all__ = ["form", "run", "written"]
-
 _LARGEST_CSV_SLICE = 16_000_000
 
 
@@ -106,13 +104,7 @@ def run(ask: Ask, stop: Stop) -> dict[str, Any]:
 
 
 def written(ask: Ask, stop: Stop, format: str) -> IO[bytes]:
-    """Return a file with the whole result, as CSV or Parquet, from its beginning.
-
-    Raises
-    ------
-    InvalidInputError
-        If it has more rows or bytes than a page hands out.
-    """
+    """Return a file with the whole result, as CSV or Parquet, from its beginning."""
     query, limits = _asked(ask), ask.site.limits
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it is closed by who sends it)
     try:

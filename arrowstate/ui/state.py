@@ -29,8 +29,6 @@ from arrowstate.ui.site import Ask
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange
 
-__all__ = ["history", "largest", "rows", "state", "state_files", "strip"]
-
 _PAGE_ROWS = 50
 _SHOWN_FILES = 200
 _SHOWN_GROUPS = 8

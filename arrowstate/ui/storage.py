@@ -14,8 +14,6 @@ from arrowstate.ui.checkpoint import DAMAGES
 from arrowstate.ui.site import Ask
 from arrowstate.upkeep.retention import RetentionPolicy
 
-__all__ = ["amplification", "collection", "compaction", "storage"]
-
 _SHOWN = 100
 _SHOWN_PINS = 500
 _POINTS = 40

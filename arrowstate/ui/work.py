@@ -16,8 +16,6 @@ from typing import Any
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["BusyError", "Progress", "Queries", "Stop", "TooSlowError", "Work"]
-
 _THREADS = 6
 _QUERIES = 3
 _LOOK_SECONDS = 0.1
@@ -74,24 +72,7 @@ class Work:
         self._running: dict[Hashable, tuple[Future[Any], Progress]] = {}
 
     async def get(self, key: Hashable, read: Callable[[Progress], Any], *, seconds: float) -> Any:
-        """Return what a function returns, of which one runs for a key at a time.
-
-        Parameters
-        ----------
-        key
-            What is asked for.
-        read
-            Reads it, in a thread of its own.
-        seconds
-            How long to wait.
-
-        Raises
-        ------
-        TooSlowError
-            If it takes longer; it goes on.
-        BusyError
-            If too much else goes on.
-        """
+        """Return what a function returns, of which one runs for a key at a time."""
         with self._lock:
             known = self._running.get(key)
             if known is None:
@@ -136,28 +117,7 @@ class Queries:
         seconds: float,
         patience: float,
     ) -> Any:
-        """Return what a query returns, which takes the place of the query that the same page asked for before.
-
-        Parameters
-        ----------
-        read
-            Runs it, in a thread of its own, until it is stopped.
-        page
-            Which page asks, None for one that asks for nothing else.
-        is_gone
-            Returns whether nobody waits for it any more.
-        seconds
-            How long it may take.
-        patience
-            How long to wait until others have ended.
-
-        Raises
-        ------
-        InvalidInputError
-            If it was stopped, and has not even ended.
-        BusyError
-            If others run, and go on.
-        """
+        """Return what a query returns, which takes the place of the query that the same page asked for before."""
         stop = Stop()
         if page is not None:
             self.stop(page, "another query of the same page took the place of this one")

@@ -22,8 +22,6 @@ from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.planned import DEFAULT_GRACE_MS
 from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 
-__all__ = ["Collector", "check_retention", "collect_store", "collector_of_writer"]
-
 _REST = 9
 _LONGEST_REST_SECONDS = 600.0
 _WAIT_SECONDS = 1.0
@@ -80,22 +78,7 @@ def collector_of_writer(
 
 
 class Collector:
-    """Collects a store, beside whatever else is done, when it is told that something was committed.
-
-    Parameters
-    ----------
-    url
-        Where the store is, for the log.
-    policy
-        Which checkpoints it keeps, for the log.
-    collect
-        Collects once. Returns how many files were deleted and how many checkpoints dropped; None if it is another's
-        turn.
-    rest
-        Waits for so many seconds; by default until it is closed.
-    is_beside
-        Whether to collect in a thread. Without it each `wake` collects, and returns when that is done.
-    """
+    """Collects a store, beside whatever else is done, when it is told that something was committed."""
 
     def __init__(
         self,

@@ -30,9 +30,6 @@ from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate.upkeep.roots import chained, mark, read_roots
 from arrowstate_formats.documents import BoundaryDocument
 
-__all__ = ["CollectionReport", "apply_collection"]
-
-
 _logger = logging.getLogger("arrowstate.upkeep")
 
 _FEW_TAKEN = 30_000
@@ -70,30 +67,6 @@ def apply_collection(
 
     A plan may be applied any time after it was made, twice, or again after it was interrupted; whoever commits,
     tags, leases or collects meanwhile loses nothing.
-
-    Parameters
-    ----------
-    storage
-        The store that the plan is of.
-    plan
-        From `plan_collection`.
-    now_ms
-        Milliseconds since 1970. Decides which leases have ended.
-    new_id
-        Returns a fresh, unique name at each call.
-    portions
-        How much goes at a time, as for `plan_collection`.
-    without
-        Documents in `gc/` that are left alone, and not read, as for `plan_collection`.
-    superseded
-        Documents in `gc/` of collections that are known to be done, and that the plan was made by.
-
-    Raises
-    ------
-    CorruptDataError, FormatVersionError
-        If a root cannot be read any more; nothing was deleted.
-    StorageError
-        If a file cannot be deleted; those before it are. The next collection goes on.
     """
     for item in plan.hourly:
         put_retention_lease(storage, new_id(), item.checkpoint_id, item.entry, until_ms=item.until_ms)

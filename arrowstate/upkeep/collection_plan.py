@@ -33,9 +33,6 @@ from arrowstate.upkeep.stored_files import MANIFEST, StoredFiles
 from arrowstate_formats.documents import BoundaryDocument
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["all_taken", "check_grace", "files_at_risk", "plan_collection", "settled_look"]
-
-
 _logger = logging.getLogger("arrowstate.upkeep")
 SHORTEST_GRACE_MS = 60_000
 """A shorter grace period takes an explicit word."""
@@ -55,43 +52,7 @@ def plan_collection(
     without: frozenset[Boundary] = frozenset(),
     clock_ms: Callable[[], int] | None = None,
 ) -> CollectionPlan:
-    """Find out what a collection would delete. Nothing is written.
-
-    Parameters
-    ----------
-    storage
-        The store.
-    policy
-        Which checkpoints are kept by count and age.
-    now_ms
-        Milliseconds since 1970. Decides which leases have ended, which checkpoints are young, and which files have
-        waited long enough.
-    grace_ms
-        How long a file that nothing is known to have referred to waits from when a collection first saw it, at least 0.
-        It should be longer than any checkpoint takes from its first file to its commit. As long the checkpoint that the
-        newest compaction repeats is kept beside it; so it should also be longer than the time between checkpoints.
-    portions
-        How much goes at a time, `DEFAULT_PORTIONS` by default.
-    up_to
-        The number of a log entry that is kept with all after it, whatever the policy says.
-    without
-        Documents in `gc/` that are left alone, and not read.
-    clock_ms
-        Returns the time after the store was listed, from which a file waits that is seen for the first time: a process
-        may sleep between `now_ms` and that. By default this is `now_ms`.
-
-    Raises
-    ------
-    CorruptDataError
-        If a root is damaged or lacks a file, or there is something in the store that this version does not know and
-        that might be a root. Nothing can be collected until that is settled; `verify` and `diagnose` say how.
-    FormatVersionError
-        If a document is of a newer version.
-    StoreNotFoundError
-        If there is no store.
-    InvalidInputError
-        If grace_ms is negative.
-    """
+    """Find out what a collection would delete. Nothing is written."""
     grace_ms = _grace(grace_ms)
     open_store_document(storage)
     portions = portions or DEFAULT_PORTIONS

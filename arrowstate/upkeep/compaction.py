@@ -58,14 +58,6 @@ from arrowstate_formats.documents import (
 from arrowstate_formats.schema_documents import StateDocument
 from arrowstate_formats.state_columns import fields_of_run, time_column
 
-__all__ = [
-    "PlannedMerge",
-    "StoreCompactionPlan",
-    "StoreCompactionReport",
-    "apply_store_compaction",
-    "plan_store_compaction",
-]
-
 _ATTEMPTS = 5
 
 Ints = npt.NDArray[np.int64]
@@ -119,15 +111,7 @@ class StoreCompactionReport:
 
 
 def plan_store_compaction(storage: Storage, policy: CompactionPolicy) -> StoreCompactionPlan:
-    """Find out what a compaction of the newest checkpoint would merge. Nothing is written.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no checkpoint yet.
-    CorruptDataError
-        If the log or a manifest is missing or damaged.
-    """
+    """Find out what a compaction of the newest checkpoint would merge. Nothing is written."""
     entry = CommitLog(storage, on_loss=refuse_loss).latest_checkpoint()
     if entry is None or entry.checkpoint_id is None:
         raise CheckpointNotFoundError(None, [])
@@ -165,34 +149,6 @@ def apply_store_compaction(
     """Merge what a plan says and commit the result as a checkpoint of kind `compaction`.
 
     Nobody is fenced or waited for. What the newest checkpoint holds stays the same, its properties and watermark too.
-
-    Parameters
-    ----------
-    storage, store_id
-        The store that the plan is of.
-    plan
-        From `plan_store_compaction`; it may have been made any time before.
-    clock_ms
-        Returns the time in milliseconds since 1970, by which the lease is renewed.
-    new_id
-        Returns a fresh, unique name at each call.
-    attempts
-        How often to try for the next number of the log, at least 1.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If the checkpoint of the plan has been collected.
-    CompactionConflictError
-        If others committed first at each attempt; nothing is left of the compaction.
-    CollectedError
-        If files that it would refer to are being collected; nothing is left of it.
-    CorruptDataError
-        If a file is missing or damaged; nothing is left of it.
-    StorageFullError, StorageError
-        If a file cannot be written; nothing is left of it.
-    CommitUnknownError
-        If it cannot be told whether it was committed. The store holds the same in either case.
     """
     if not plan.merges:
         return StoreCompactionReport(None, 0, 0)

@@ -17,23 +17,11 @@ from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.leases import CheckpointLease
 from arrowstate.storage.base import Storage
 
-__all__ = ["FollowerLease"]
-
 _logger = logging.getLogger("arrowstate.upkeep")
 
 
 class FollowerLease:
-    """The lease of one who follows a store.
-
-    Parameters
-    ----------
-    open_store
-        Opens the store.
-    ttl_ms
-        How long the lease lasts without renewal, in milliseconds; None for no lease.
-    holder
-        Who reads, for those who look at the store.
-    """
+    """The lease of one who follows a store."""
 
     def __init__(self, open_store: Callable[[], Storage], ttl_ms: int | None, holder: str) -> None:
         self._open_store = open_store
@@ -51,11 +39,6 @@ class FollowerLease:
 
         One that was collected is not held: who reads on from it is told so. A lease that cannot be moved holds what it
         did, and is tried again with the next call.
-
-        Raises
-        ------
-        StorageError
-            If there can be no lease at all, for instance without the permission to write.
         """
         if self._ttl_ms is None:
             return

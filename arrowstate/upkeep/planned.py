@@ -10,20 +10,6 @@ from arrowstate.log.boundary import Boundary
 from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import ParentDocument
 
-__all__ = [
-    "DEFAULT_GRACE_MS",
-    "DEFAULT_PORTIONS",
-    "NEVER_NEEDED",
-    "ORDER",
-    "CollectionPlan",
-    "Deletion",
-    "Hourly",
-    "Kept",
-    "Kind",
-    "Portions",
-    "Waiting",
-]
-
 DEFAULT_GRACE_MS = 24 * 3600 * 1000
 """Longer than any checkpoint should take from its first file to its commit."""
 

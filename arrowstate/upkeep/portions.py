@@ -30,8 +30,6 @@ from arrowstate.upkeep.roots import chained, entries_ahead, mark, read_roots
 from arrowstate.upkeep.stored_files import MANIFEST
 from arrowstate_formats.documents import BoundaryDocument
 
-__all__ = ["PortionsReport", "collect_portions", "delete_entries"]
-
 _ENTRIES_TOGETHER = 1000
 
 

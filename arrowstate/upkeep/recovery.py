@@ -17,16 +17,6 @@ from arrowstate.log.entries import CommittedEntry, path_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = [
-    "CheckedCheckpoint",
-    "NewestWhole",
-    "StoreVerification",
-    "checked_checkpoints",
-    "find_newest_whole",
-    "proposals",
-    "verify_store",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedCheckpoint:
@@ -160,13 +150,7 @@ def proposals(found: StoreVerification, url: str) -> list[str]:
 
 
 def find_newest_whole(storage: Storage, store_id: str, *, deep: bool) -> NewestWhole:
-    """Return the newest checkpoint that is whole, beside writers and collections.
-
-    Raises
-    ------
-    ArrowStateError
-        The first that tells of no damage, such as a storage that does not answer: what it hides may be whole.
-    """
+    """Return the newest checkpoint that is whole, beside writers and collections."""
     log = CommitLog(storage)
     while True:
         boundary = log.boundary()

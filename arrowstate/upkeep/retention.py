@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 
-__all__ = ["DEFAULT_RETENTION", "Retention", "RetentionChoice", "RetentionPolicy", "retain"]
-
 _HOUR_MS = 3600 * 1000
 _MOST_HOURS = 31 * 24
 """Each hour is a lease, which every collection reads."""
@@ -94,42 +92,7 @@ def retain(
     followed: Sequence[tuple[int, str]] = (),
     hourly: Collection[int] = (),
 ) -> Retention:
-    """Decide which entries of a log are kept.
-
-    Parameters
-    ----------
-    entries
-        All there are, ascending by number; at least one from `floor` on.
-    pins
-        (Number of the entry, who holds it) of each tag and lease that counts.
-    policy
-        The rule.
-    now_ms
-        Milliseconds since 1970; what was committed later is young.
-    floor
-        The boundary that was reached before: what is below it and not held has been dropped for good.
-    in_doubt
-        Numbers of checkpoints that may lose a file. They are not counted, and while there are fewer others than the
-        policy keeps, nothing is dropped.
-    grace_ms
-        For how long after a compaction the checkpoint that it repeats is kept beside it, in milliseconds: the writer of
-        that checkpoint still refers to its files, until its next one is committed.
-    followed
-        As `pins`, of leases that hold what comes after the entry, too.
-    hourly
-        Numbers of entries below `floor` that leases hold as the newest of their hours.
-
-    Examples
-    --------
-    >>> checkpoints = [
-    ...     LogEntryDocument(number=number, parent=None, commit_id="c", writer_epoch=1, kind="checkpoint",
-    ...                      checkpoint_id=number, started_at_ms=0, committed_at_ms=number * 1000, operators=[])
-    ...     for number in (1, 2, 3, 4)
-    ... ]
-    >>> found = retain(checkpoints, [(1, "tag 'gold'")], RetentionPolicy(count=2), now_ms=5000, floor=0)
-    >>> found.boundary, found.kept[1], found.dropped
-    (3, ("tag 'gold'",), (2,))
-    """
+    """Decide which entries of a log are kept."""
     documents = list(entries)
     choice = RetentionChoice(policy, now_ms=now_ms, floor=floor, grace_ms=grace_ms)
     for document in documents:

@@ -20,9 +20,6 @@ from arrowstate.log.history import ranges_of
 from arrowstate.log.pins import Pin, read_pins
 from arrowstate.storage.base import Storage
 
-__all__ = ["Roots", "chained", "entries_ahead", "mark", "read_roots"]
-
-
 _HELD_ENTRIES = 1000
 """Of a log of no more entries all are kept in memory; those of a longer one are read again where they are needed."""
 
@@ -68,13 +65,7 @@ class Roots:
                 yield from range(max(part.start, pin.entry.number + 1), min(part.stop, self.floor))
 
     def entries(self, numbers: Iterable[int]) -> Iterator[CommittedEntry]:
-        """Yield entries; those below the floor that have gone meanwhile are left out.
-
-        Raises
-        ------
-        CorruptDataError
-            If an entry is damaged, or one of the log is missing.
-        """
+        """Yield entries; those below the floor that have gone meanwhile are left out."""
         if self.known:
             yield from (self.known[number] for number in numbers if number in self.known)
             return
@@ -86,17 +77,7 @@ class Roots:
 
 
 def read_roots(storage: Storage, *, now_ms: int, floor: int, below: Collection[int] | None = None) -> Roots:
-    """Read what may keep a file, and refuse pins that hold nothing, and a log that lacks its beginning or its end.
-
-    Parameters
-    ----------
-    storage, now_ms
-        The store; milliseconds since 1970.
-    floor
-        The boundary as it is known; it may have risen.
-    below
-        The only entries below the floor to look at, beside those that are pinned; all by default.
-    """
+    """Read what may keep a file, and refuse pins that hold nothing, and a log that lacks its beginning or its end."""
     # The hint and the pins before the log: the entry that one names is there before it.
     hinted = hinted_number(storage)
     pins = read_pins(storage, strict=True)

@@ -12,8 +12,6 @@ from arrowstate.log.entries import HINT_PATH, STORE_PATH
 from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER
 from arrowstate.storage.base import Storage, listed_pages
 
-__all__ = ["MANIFEST", "StoredFiles"]
-
 _DATA = re.compile(r"data/[^/]+/[^/]+/[^/]+\.(arrow|parquet|lance|directory|roaring)")
 MANIFEST = re.compile(r"manifests/[^/]+\.json")
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from arrowstate_formats.compiled import kernel, load_uint64, store_uint64, subroutine
 
-__all__ = ["clear_bitmap", "clear_listed"]
-
 _1, _2, _4, _56 = (np.uint64(number) for number in (1, 2, 4, 56))
 _PAIRS, _NIBBLES = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
 _BYTES, _SUM = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)

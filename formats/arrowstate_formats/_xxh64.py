@@ -14,8 +14,6 @@ import numpy as np
 
 from arrowstate_formats.compiled import kernel, load_offset, load_uint8, load_uint32, load_uint64, rotate, subroutine
 
-__all__ = ["hash_bytes", "hash_int32", "hash_int64"]
-
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)

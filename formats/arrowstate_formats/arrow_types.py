@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
-__all__ = ["TypeJson", "type_from_json", "type_to_json"]
-
 TypeJson: TypeAlias = str | dict[str, Any]
 """A type in a document: a text for a flat type, an object for a nested one."""
 

@@ -22,22 +22,6 @@ import numpy as np
 from arrowstate_formats import numba_internals
 from arrowstate_formats.kernel_cache import KernelCache
 
-__all__ = [
-    "KERNELS",
-    "Kernel",
-    "kernel",
-    "load_offset",
-    "load_uint8",
-    "load_uint32",
-    "load_uint64",
-    "prefetch",
-    "rotate",
-    "store_uint8",
-    "store_uint32",
-    "store_uint64",
-    "subroutine",
-]
-
 KERNELS: list[Kernel] = []
 """All kernels of the modules that were imported, in the order of their declaration."""
 
@@ -124,15 +108,7 @@ class _Instruction(_Part):
 
 
 class Kernel(_Part):
-    """A compiled function: call it, or `compile` it before.
-
-    Parameters
-    ----------
-    function
-        The function, of what numba compiles in its nopython mode.
-    signature
-        The types of its arguments; see `kernel`.
-    """
+    """A compiled function: call it, or `compile` it before."""
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
         super().__init__(function)
@@ -145,13 +121,7 @@ class Kernel(_Part):
         return f"{self.function.__module__}.{self.function.__qualname__}({self.signature})"
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the kernel; it is compiled or loaded first where that was not done.
-
-        Raises
-        ------
-        TypeError
-            If the arguments do not fit the signature.
-        """
+        """Run the kernel; it is compiled or loaded first where that was not done."""
         return self._call(*arguments)
 
     def compile(self) -> None:
@@ -194,14 +164,7 @@ class Kernel(_Part):
 
 
 def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Declare a kernel for one signature.
-
-    Parameters
-    ----------
-    signature
-        The types of the arguments by numba's names, separated by commas: `int64` a number, `int64[]` an array that is
-        read, `out int64[]` one that may be written. Arrays have one dimension and are contiguous.
-    """
+    """Declare a kernel for one signature."""
 
     def declare(function: Callable[..., Any]) -> Kernel:
         declared = Kernel(function, signature)

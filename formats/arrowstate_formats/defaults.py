@@ -12,19 +12,11 @@ import pyarrow as pa
 from arrowstate_formats.documents import decode_inline, encode_inline
 from arrowstate_formats.errors import CorruptDataError
 
-__all__ = ["decode_default", "encode_default"]
-
 _COLUMN = "default"
 
 
 def encode_default(value: pa.Array) -> str:
-    """Return an array of one value as text: an Arrow IPC stream of one row and one column, in base64.
-
-    Examples
-    --------
-    >>> decode_default(encode_default(pa.array(["EUR"])), pa.string()).to_pylist()
-    ['EUR']
-    """
+    """Return an array of one value as text: an Arrow IPC stream of one row and one column, in base64."""
     file = io.BytesIO()
     batch = pa.RecordBatch.from_arrays([value], names=[_COLUMN])
     with pa.ipc.new_stream(file, batch.schema) as writer:
@@ -33,13 +25,7 @@ def encode_default(value: pa.Array) -> str:
 
 
 def decode_default(text: str, kind: pa.DataType, *, path: str = "") -> pa.Array:
-    """Return the array of one value of this type that `encode_default` wrote.
-
-    Raises
-    ------
-    CorruptDataError
-        If the text is something else.
-    """
+    """Return the array of one value of this type that `encode_default` wrote."""
     try:
         table = pa.ipc.open_stream(pa.py_buffer(decode_inline(text, path=path))).read_all()
         table.validate(full=True)

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from arrowstate_formats._roaring import clear_bitmap, clear_listed
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
-__all__ = ["clear_dead_rows", "write_deletion_vector"]
-
 Bits = npt.NDArray[np.uint8]
 
 _ROWS = 1 << 16
@@ -38,30 +36,7 @@ _FEW = 4
 
 
 def write_deletion_vector(live: Bits, rows: int, first_row: int) -> bytes:
-    """Return the rows whose live bit is 0.
-
-    Parameters
-    ----------
-    live
-        Bit i, least significant bit first, stands for the row number first_row + i.
-    rows
-        How many bits of `live` count.
-    first_row
-        The row number of the first bit; at least 0.
-
-    Raises
-    ------
-    InvalidInputError
-        If a row number does not fit into 32 bits, or there are fewer bits than rows.
-
-    Examples
-    --------
-    >>> live = np.array([0b11110110], np.uint8)
-    >>> data = write_deletion_vector(live, 8, 100)
-    >>> other = np.full(1, 255, np.uint8)
-    >>> clear_dead_rows(data, other, 8, 99), format(int(other[0]), "b")
-    (2, '11101101')
-    """
+    """Return the rows whose live bit is 0."""
     if first_row < 0 or first_row + rows > 1 << 32 or live.size * 8 < rows:
         raise InvalidInputError(
             f"a deletion vector numbers rows from 0 to 2^32 - 1, got {first_row} and {rows} more in {live.size} bytes"
@@ -132,28 +107,7 @@ def _header(keys: Any, counts: Any, is_ranges: Any, sizes: Any) -> bytes:
 
 
 def clear_dead_rows(data: bytes, live: Bits, rows: int, first_row: int, *, path: str = "") -> int:
-    """Clear the live bits of the rows in a deletion vector; return how many of them were set.
-
-    Parameters
-    ----------
-    data
-        The deletion vector, whose checksum was compared. It is not trusted for that.
-    live
-        Bit i, least significant bit first, stands for the row number first_row + i.
-    rows
-        How many bits of `live` count. Row numbers outside of them are ignored.
-    first_row
-        The row number of the first bit.
-    path
-        For messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are no Roaring bitmap; some bits may be cleared then.
-    InvalidInputError
-        If there are fewer bits than rows.
-    """
+    """Clear the live bits of the rows in a deletion vector; return how many of them were set."""
     if live.size * 8 < rows or rows < 0:
         raise InvalidInputError(f"{rows} rows need as many live bits, got {live.size * 8}")
     cleared = _clear_plain(data, live, rows, first_row, path)

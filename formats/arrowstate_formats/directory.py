@@ -15,34 +15,11 @@ import pyarrow as pa
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 from arrowstate_formats.run_files import checksum
 
-__all__ = ["read_directory", "write_directory"]
-
 _COLUMN = "offsets"
 
 
 def write_directory(base: int, shift: int, offsets: npt.NDArray[np.uint32]) -> bytes:
-    """Return a directory as an Arrow IPC file with one column `offsets` (uint32, not null).
-
-    Parameters
-    ----------
-    base
-        The hash that bucket 0 begins with, as a signed 64-bit integer.
-    shift
-        How many low bits of the hash a bucket spans, 0 to 63.
-    offsets
-        The first row of each bucket and, last, the end of the last one.
-
-    Raises
-    ------
-    InvalidInputError
-        If base or shift is out of range, or offsets are no non-empty one-dimensional uint32 array.
-
-    Examples
-    --------
-    >>> data = write_directory(-5, 62, np.array([0, 2, 3], np.uint32))
-    >>> read_directory(pa.py_buffer(data))
-    (-5, 62, array([0, 2, 3], dtype=uint32))
-    """
+    """Return a directory as an Arrow IPC file with one column `offsets` (uint32, not null)."""
     if not -(1 << 63) <= base < 1 << 63 or not 0 <= shift < 64:
         raise InvalidInputError(f"a directory needs a 64-bit base and a shift of 0 to 63, got {base} and {shift}")
     if offsets.dtype != np.uint32 or offsets.ndim != 1 or not offsets.size:
@@ -59,27 +36,7 @@ def write_directory(base: int, shift: int, offsets: npt.NDArray[np.uint32]) -> b
 def read_directory(
     buffer: pa.Buffer, *, xxh3_128: str | None = None, path: str = ""
 ) -> tuple[int, int, npt.NDArray[np.uint32]]:
-    """Return base, shift and offsets of a directory; the offsets are a read-only view into `buffer`.
-
-    Parameters
-    ----------
-    buffer
-        The whole file, for instance a memory map.
-    xxh3_128
-        The checksum of the manifest; None skips the comparison.
-    path
-        For messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If the checksum differs or the bytes are no directory.
-
-    Examples
-    --------
-    >>> read_directory(pa.py_buffer(write_directory(0, 63, np.array([0, 1], np.uint32))))[1]
-    63
-    """
+    """Return base, shift and offsets of a directory; the offsets are a read-only view into `buffer`."""
     if xxh3_128 is not None and checksum(buffer) != xxh3_128:
         raise CorruptDataError(path, "the directory does not match its checksum")
     try:

@@ -15,33 +15,6 @@ from arrowstate_formats.integers import INT64_MAX, INT64_MIN, LARGEST_EXACT
 from arrowstate_formats.key_groups import MAX_PARALLELISM
 from arrowstate_formats.names import check_relative_path
 
-__all__ = [
-    "FORMAT_VERSION",
-    "HOLDS_LATER",
-    "MAX_NESTING",
-    "MAX_PROPERTIES_BYTES",
-    "NO_CHECKSUM",
-    "Checksum",
-    "Count",
-    "Document",
-    "Feature",
-    "FieldId",
-    "Int64",
-    "KeyGroup",
-    "Milliseconds",
-    "PinnedDocument",
-    "Statistic",
-    "Text",
-    "TypeForm",
-    "Version",
-    "VersionedDocument",
-    "check_key_groups",
-    "check_nesting",
-    "check_place",
-    "plain_json",
-    "wide",
-]
-
 FORMAT_VERSION = 1
 """The version that this package writes and reads."""
 
@@ -165,18 +138,6 @@ def plain_json(where: str, value: Any, depth: int = 0) -> Any:
     """Return JSON of a caller as plain values, and refuse what the encoder would quietly change.
 
     Integers of NumPy become those of Python, tuples become lists.
-
-    Raises
-    ------
-    InvalidInputError
-        If a value is NaN, an integer outside 64 bits, bytes, a date, or anything else that JSON cannot keep exactly; if
-        a name is no text; or if values are nested more than 64 levels deep.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> plain_json("properties", {"offset": np.int64(5), "parts": (1, 2)})
-    {'offset': 5, 'parts': [1, 2]}
     """
     if value is None or type(value) in (str, bool):
         return value

@@ -37,8 +37,6 @@ from arrowstate_formats.errors import (
 )
 from arrowstate_formats.integers import INT64_MAX, INT64_MIN
 
-__all__ = ["FEATURES", "decode", "decode_inline", "encode", "encode_inline", "is_laid_out", "pack", "unpack"]
-
 FEATURES: frozenset[str] = frozenset({HOLDS_LATER})
 """The features that this package knows, each in the kinds of documents that may need it."""
 
@@ -112,19 +110,6 @@ def encode(document: Document) -> bytes:
 
     Up to 64 KiB it is indented by two spaces, a longer one has no white space. Equal documents give equal bytes;
     members of free-form objects are sorted by name.
-
-    Raises
-    ------
-    InvalidInputError
-        If a reader would refuse the result: a field has another type or is out of range, the text is longer than a
-        document of this kind may be, or `properties` or `extensions` hold something that JSON cannot keep exactly (NaN,
-        an integer outside 64 bits, bytes, a date, a name that is no text).
-
-    Examples
-    --------
-    >>> from arrowstate_formats.documents import ParentDocument
-    >>> encode(ParentDocument(number=3, xxh3_128="0" * 32))[:17]
-    b'{\\n  "number": 3,\\n'
     """
     kind = type(document)
     free_form = {name: value for name in kind.free_form if (value := getattr(document, name))}
@@ -157,33 +142,7 @@ def _laid_out(text: bytes) -> bytes:
 
 
 def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
-    """Return the document that `encode` wrote, or an implementation of another hand.
-
-    Parameters
-    ----------
-    data
-        The JSON text.
-    document_type
-        The struct to read it as.
-    path
-        Where the text comes from, for messages.
-
-    Raises
-    ------
-    FormatVersionError
-        If `format_version` is not `FORMAT_VERSION`, whatever the rest of the document looks like, or the document has
-        the form of the drafts that development versions wrote.
-    UnknownFeatureError
-        If it needs a feature that this package does not know.
-    CorruptDataError
-        If the text is no JSON, has a missing, unknown, repeated or ill-formed member, or is larger than it may be.
-
-    Examples
-    --------
-    >>> from arrowstate_formats.documents import ParentDocument
-    >>> decode(b'{"number": 3, "xxh3_128": "00000000000000000000000000000000"}', ParentDocument).number
-    3
-    """
+    """Return the document that `encode` wrote, or an implementation of another hand."""
     try:
         if issubclass(document_type, (VersionedDocument, PinnedDocument)):
             head = _HEAD.decode(data)
@@ -270,29 +229,12 @@ def _own_checksum(data: bytes) -> tuple[int, int]:
 
 
 def encode_inline(data: bytes) -> str:
-    """Return bytes as the text of an `inline` field (base64).
-
-    Examples
-    --------
-    >>> encode_inline(b"abc")
-    'YWJj'
-    """
+    """Return bytes as the text of an `inline` field (base64)."""
     return base64.b64encode(data).decode("ascii")
 
 
 def decode_inline(text: str, *, path: str = "") -> bytes:
-    """Return the bytes of an `inline` field.
-
-    Raises
-    ------
-    CorruptDataError
-        If the text is no base64.
-
-    Examples
-    --------
-    >>> decode_inline("YWJj")
-    b'abc'
-    """
+    """Return the bytes of an `inline` field."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

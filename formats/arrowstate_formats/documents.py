@@ -102,14 +102,7 @@ class KeyHashDocument(Document, frozen=True, kw_only=True):
 
 
 class StoreDocument(PinnedDocument, frozen=True, kw_only=True):
-    """`arrowstate.json`: what makes a folder a store; written once.
-
-    Examples
-    --------
-    >>> document = StoreDocument(store_id="3f0c", created_at_ms=1700000000000)
-    >>> decode(encode(document), StoreDocument) == document
-    True
-    """
+    """`arrowstate.json`: what makes a folder a store; written once."""
 
     format: Literal["arrowstate"] = "arrowstate"
     store_id: Text

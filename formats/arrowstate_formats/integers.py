@@ -13,8 +13,6 @@ import numpy as np
 
 from arrowstate_formats.errors import InvalidInputError
 
-__all__ = ["INT64_MAX", "INT64_MIN", "LARGEST_EXACT", "check_integer"]
-
 INT64_MIN = -(1 << 63)
 INT64_MAX = (1 << 63) - 1
 LARGEST_EXACT = (1 << 53) - 1
@@ -30,35 +28,7 @@ def check_integer(
 def check_integer(
     what: str, value: Any, least: int = INT64_MIN, most: int = INT64_MAX, *, unit: str = "", optional: bool = False
 ) -> int | None:
-    """Return an integer of a caller as an `int`; one of NumPy is taken too.
-
-    Parameters
-    ----------
-    what
-        The name of the argument, for the message.
-    value
-        What was given.
-    least, most
-        The range, both ends inclusive; by default that of int64.
-    unit
-        What it counts, for the message.
-    optional
-        Whether None is taken, and returned.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is no integer (a boolean and a float without a fraction are none), or is out of range.
-
-    Examples
-    --------
-    >>> check_integer("watermark", 5)
-    5
-    >>> check_integer("time", 5.0)
-    Traceback (most recent call last):
-    ...
-    arrowstate_formats.errors.InvalidInputError: time must be a whole number from -2^63 to 2^63 - 1, got 5.0 (float)
-    """
+    """Return an integer of a caller as an `int`; one of NumPy is taken too."""
     if type(value) is int and least <= value <= most:
         return value
     if value is None and optional:

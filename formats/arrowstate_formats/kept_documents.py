@@ -20,8 +20,6 @@ from arrowstate_formats.document_base import (
 )
 from arrowstate_formats.names import check_relative_path, check_tag_name
 
-__all__ = ["BoundaryDocument", "LeaseDocument", "ParentDocument", "TagDocument"]
-
 
 class ParentDocument(Document, frozen=True, kw_only=True):
     """The log entry before this one, pinned by the checksum of its bytes."""

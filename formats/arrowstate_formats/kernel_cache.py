@@ -22,8 +22,6 @@ from typing import Any
 
 from arrowstate_formats.numba_internals import dumped, rebuilt
 
-__all__ = ["CACHE_DIR_VARIABLE", "KernelCache", "forget_folders", "readable_folders", "writable_folder"]
-
 CACHE_DIR_VARIABLE = "ARROWSTATE_CACHE_DIR"
 """The environment variable that names a folder to look into first."""
 
@@ -37,15 +35,7 @@ _logger = logging.getLogger("arrowstate")
 
 
 class KernelCache:
-    """One kernel's file, as numba's dispatcher asks for it.
-
-    Parameters
-    ----------
-    name
-        The kernel, for people who look into the folder.
-    fingerprint
-        What it was compiled from; a kernel that was changed has another file.
-    """
+    """One kernel's file, as numba's dispatcher asks for it."""
 
     def __init__(self, name: str, fingerprint: str) -> None:
         self._name = name

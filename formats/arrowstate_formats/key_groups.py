@@ -19,17 +19,6 @@ from arrowstate_formats.errors import InvalidInputError
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_hash import Keys, key_hash
 
-__all__ = [
-    "MAX_PARALLELISM",
-    "KeyGroupRange",
-    "check_max_parallelism",
-    "default_max_parallelism",
-    "first_hashes",
-    "key_group_range",
-    "key_groups",
-    "key_groups_of_hashes",
-]
-
 MAX_PARALLELISM = 32768
 """The largest max parallelism, hence the largest number of key groups."""
 
@@ -112,18 +101,7 @@ def _first_hash(key_group: int, max_parallelism: int) -> int:
 
 
 def first_hashes(max_parallelism: int) -> npt.NDArray[np.int64]:
-    """Return the smallest key hash of each key group, rising.
-
-    Raises
-    ------
-    InvalidInputError
-        If max_parallelism is outside 1 to 32768.
-
-    Examples
-    --------
-    >>> first_hashes(2).tolist()
-    [-9223372036854775808, 0]
-    """
+    """Return the smallest key hash of each key group, rising."""
     max_parallelism = check_max_parallelism(max_parallelism)
     groups = np.arange(max_parallelism, dtype=np.int64)
     return (-((-groups << 32) // max_parallelism) - _HALF) << 32
@@ -220,13 +198,7 @@ def default_max_parallelism(parallelism: int) -> int:
 
 
 def check_max_parallelism(max_parallelism: int) -> int:
-    """Return a max parallelism as an `int`; one of NumPy is taken too.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is no integer from 1 to 32768.
-    """
+    """Return a max parallelism as an `int`; one of NumPy is taken too."""
     max_parallelism = check_integer("max parallelism", max_parallelism)
     if not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise InvalidInputError(f"max parallelism must be 1 to {MAX_PARALLELISM}, got {max_parallelism}")

@@ -19,8 +19,6 @@ import pyarrow.compute as pc
 from arrowstate_formats import _xxh64
 from arrowstate_formats.errors import InvalidInputError
 
-__all__ = ["SEED", "Keys", "check_key_type", "fixed_dtype", "hash_columns", "key_hash"]
-
 SEED = 42
 """The hash before the first column, and of a key whose columns are all null."""
 
@@ -90,17 +88,7 @@ def hash_columns(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
 
 
 def check_key_type(key_type: pa.DataType) -> None:
-    """Check that values of a type, nested ones included, have a key hash.
-
-    Raises
-    ------
-    InvalidInputError
-        If the type is or contains a map, a union or an interval; the message names it.
-
-    Examples
-    --------
-    >>> check_key_type(pa.list_(pa.string()))
-    """
+    """Check that values of a type, nested ones included, have a key hash."""
     types = pa.types
     if types.is_map(key_type) or types.is_union(key_type) or types.is_interval(key_type):
         raise InvalidInputError(f"a key cannot have the type {key_type}: maps, unions and intervals have no key hash")
@@ -288,11 +276,6 @@ def fixed_dtype(kind: pa.DataType) -> np.dtype[Any]:
     """Return numpy's type of a number, or of the integer behind a date, time or span.
 
     Arrow's own answer imports pandas, where there is one, which takes half a second.
-
-    Examples
-    --------
-    >>> fixed_dtype(pa.uint16()), fixed_dtype(pa.timestamp("us"))
-    (dtype('uint16'), dtype('int64'))
     """
     letter = "f" if pa.types.is_floating(kind) else "u" if pa.types.is_unsigned_integer(kind) else "i"
     return np.dtype(f"{letter}{kind.bit_width // 8}")

@@ -20,8 +20,6 @@ from arrowstate_formats.lance_types import from_lance, lance_schema, to_lance
 from arrowstate_formats.schema_metadata import SCHEMA_KEY, chosen_fields, read_schema, schema_text
 from arrowstate_formats.temporary import TemporaryFolder
 
-__all__ = ["LANCE_VERSION", "LocalCopy", "read_lance_rows", "written_lance"]
-
 LANCE_VERSION = "2.2"
 """The version of the Lance file format that is written."""
 
@@ -29,24 +27,7 @@ _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class LocalCopy:
-    """A file with the bytes of a buffer, in a temporary folder; it goes with this object.
-
-    Parameters
-    ----------
-    buffer
-        The bytes.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; nothing is left of it.
-
-    Examples
-    --------
-    >>> copy = LocalCopy(pa.py_buffer(b"abc"))
-    >>> copy.path.read_bytes()
-    b'abc'
-    """
+    """A file with the bytes of a buffer, in a temporary folder; it goes with this object."""
 
     def __init__(self, buffer: pa.Buffer) -> None:
         self._folder = TemporaryFolder()
@@ -57,24 +38,7 @@ class LocalCopy:
 
 @contextmanager
 def written_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[Path]:
-    """Write batches of one schema to a temporary Lance file, which is there until the block ends.
-
-    Raises
-    ------
-    MissingDependencyError
-        If the package pylance is not installed.
-    InvalidInputError
-        If Lance refuses the rows, or this process was forked from one that had used Lance.
-    OSError
-        If there is no room for the file.
-
-    Examples
-    --------
-    >>> batch = pa.record_batch({"n": pa.array([7, 8])})
-    >>> with written_lance([batch], batch.schema) as path:
-    ...     read_lance_rows(path, 2, [(1, 1)])[0].to_pylist()
-    [{'n': 8}]
-    """
+    """Write batches of one schema to a temporary Lance file, which is there until the block ends."""
     lance = _lance()
     # A folder of its own: the library keeps unfinished files beside the path.
     folder = TemporaryFolder()
@@ -105,30 +69,7 @@ def written_lance(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Itera
 def read_lance_rows(
     path: Path, rows: int, ranges: Sequence[tuple[int, int]], columns: Sequence[str] | None = None
 ) -> list[pa.RecordBatch]:
-    """Return rows of a Lance file as they were written, a record batch for each range.
-
-    Parameters
-    ----------
-    path
-        The file.
-    rows
-        How many rows the file must have.
-    ranges
-        (first row, number of rows); at least one row each.
-    columns
-        Which columns to return, in this order; at least one. None returns all.
-
-    Raises
-    ------
-    MissingDependencyError
-        If the package pylance is not installed.
-    InvalidInputError
-        If a column does not exist, or this process was forked from one that had used Lance.
-    OSError
-        If the operating system cannot open or read the file.
-    Exception
-        Whatever damaged bytes lead to.
-    """
+    """Return rows of a Lance file as they were written, a record batch for each range."""
     lance = _lance()
     # The library would say that it is missing in words only.
     path.open("rb").close()

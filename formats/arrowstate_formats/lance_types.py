@@ -13,19 +13,11 @@ import pyarrow as pa
 
 from arrowstate_formats.stored_types import converted, whole
 
-__all__ = ["from_lance", "lance_schema", "to_lance"]
-
 _NOT_IN_NAMES = re.compile(r"[.%\0]")
 
 
 def lance_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema under which columns of `schema` stand in a Lance file, without metadata.
-
-    Examples
-    --------
-    >>> lance_schema(pa.schema([("price.eur", pa.decimal64(12, 2))]))
-    price%2Eeur: decimal128(12, 2)
-    """
+    """Return the schema under which columns of `schema` stand in a Lance file, without metadata."""
     return pa.schema([_stored_field(field) for field in schema])
 
 
@@ -37,19 +29,7 @@ def to_lance(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def from_lance(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return what `to_lance` was given: the batch in `schema`, whose fields are those of the batch in their order.
-
-    Raises
-    ------
-    ValueError, pa.ArrowException
-        If the batch is not in the `lance_schema` of `schema`.
-
-    Examples
-    --------
-    >>> batch = pa.record_batch({"a.b": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))})
-    >>> from_lance(to_lance(batch), batch.schema) == batch
-    True
-    """
+    """Return what `to_lance` was given: the batch in `schema`, whose fields are those of the batch in their order."""
     stored = lance_schema(schema)
     if not batch.schema.equals(stored):
         raise ValueError(f"the columns are {batch.schema}, expected {stored}")

@@ -18,8 +18,6 @@ from arrowstate_formats.document_base import FORMAT_VERSION
 from arrowstate_formats.document_text import decode, is_laid_out, pack, unpack
 from arrowstate_formats.run_documents import BatchDocument, BatchList, ManifestDocument, RunDocument, StateRunsDocument
 
-__all__ = ["RunsOfState", "decode_manifest"]
-
 _KEPT_BYTES = 32 << 20
 """Of text; what is decoded of it takes a few times as much."""
 
@@ -84,13 +82,6 @@ def decode_manifest(data: bytes, *, path: str = "") -> ManifestDocument:
     """Return the manifest that `decode` would return; what it lists as manifests before did is looked up.
 
     Parameters and errors are those of `decode`.
-
-    Examples
-    --------
-    >>> from arrowstate_formats.document_text import encode
-    >>> data = encode(ManifestDocument(operator="clicks", key_groups=(0, 127), states=[]))
-    >>> decode_manifest(data).operator
-    'clicks'
     """
     try:
         sketch = unpack(data, _Manifest)
@@ -110,13 +101,6 @@ class RunsOfState:
     """Reads the runs of one state from manifests that follow each other; those with the text of before are looked up.
 
     What it returns is for reading one state; a manifest is told to be whole by its checksum.
-
-    Parameters
-    ----------
-    name
-        The state.
-    is_wanted
-        Says by its id whether a run is returned; others are not looked at.
     """
 
     def __init__(self, name: str, is_wanted: Callable[[str], bool] = lambda _: True) -> None:
@@ -125,16 +109,7 @@ class RunsOfState:
         self._runs: dict[bytes, RunDocument] = {}
 
     def decode(self, data: bytes, *, path: str = "") -> ManifestDocument:
-        """Return a manifest with this state alone, if it has it; errors are those of `decode` for what is looked at.
-
-        Examples
-        --------
-        >>> from arrowstate_formats.document_text import encode
-        >>> states = [StateRunsDocument(name=name, runs=[]) for name in ("clicks", "pages")]
-        >>> data = encode(ManifestDocument(operator="counter", key_groups=(0, 127), states=states))
-        >>> [state.name for state in RunsOfState("pages").decode(data).states]
-        ['pages']
-        """
+        """Return a manifest with this state alone, if it has it; errors are those of `decode` for what is looked at."""
         try:
             sketch = unpack(data, _Outline)
             if sketch.format_version == FORMAT_VERSION and not sketch.features and not sketch.extensions:

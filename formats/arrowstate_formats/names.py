@@ -13,15 +13,6 @@ from functools import lru_cache
 
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
-__all__ = [
-    "check_column_name",
-    "check_operator_uid",
-    "check_relative_path",
-    "check_savepoint_name",
-    "check_state_name",
-    "check_tag_name",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _NO_COMPONENTS = frozenset({"", ".", ".."})
 _NOT_IN_PATHS = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -37,82 +28,27 @@ def _check_name(what: str, name: object) -> str:
 
 
 def check_operator_uid(uid: str) -> str:
-    """Return `uid` if it may name an operator.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is not 1 to 128 ASCII letters, digits, `_`, `-`, `.` beginning with a letter or digit.
-
-    Examples
-    --------
-    >>> check_operator_uid("counter-1")
-    'counter-1'
-    """
+    """Return `uid` if it may name an operator."""
     return _check_name("an operator uid", uid)
 
 
 def check_state_name(name: str) -> str:
-    """Return `name` if it may name a state; the rule is the one of `check_operator_uid`.
-
-    Raises
-    ------
-    InvalidInputError
-        If the name is outside the rule.
-
-    Examples
-    --------
-    >>> check_state_name("clicks")
-    'clicks'
-    """
+    """Return `name` if it may name a state; the rule is the one of `check_operator_uid`."""
     return _check_name("a state name", name)
 
 
 def check_savepoint_name(name: str) -> str:
-    """Return `name` if it may name a savepoint in a store; the rule is the one of `check_operator_uid`.
-
-    Raises
-    ------
-    InvalidInputError
-        If the name is outside the rule.
-
-    Examples
-    --------
-    >>> check_savepoint_name("before-upgrade")
-    'before-upgrade'
-    """
+    """Return `name` if it may name a savepoint in a store; the rule is the one of `check_operator_uid`."""
     return _check_name("a savepoint name", name)
 
 
 def check_tag_name(name: str) -> str:
-    """Return `name` if it may name a tag; the rule is the one of `check_operator_uid`.
-
-    Raises
-    ------
-    InvalidInputError
-        If the name is outside the rule.
-
-    Examples
-    --------
-    >>> check_tag_name("before-upgrade")
-    'before-upgrade'
-    """
+    """Return `name` if it may name a tag; the rule is the one of `check_operator_uid`."""
     return _check_name("a tag name", name)
 
 
 def check_column_name(name: str) -> str:
-    """Return `name` if it may name a key or value column.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is empty, begins with `_` (reserved), has a NUL, or is not encodable as UTF-8.
-
-    Examples
-    --------
-    >>> check_column_name("departure delay")
-    'departure delay'
-    """
+    """Return `name` if it may name a key or value column."""
     if not _is_text(name):
         raise InvalidInputError(f"a column name must be a non-empty text, got {name!r}")
     if name.startswith("_"):
@@ -124,18 +60,7 @@ def check_column_name(name: str) -> str:
 
 
 def check_relative_path(path: str) -> str:
-    """Return `path` if it is a relative POSIX path that stays inside the store.
-
-    Raises
-    ------
-    CorruptDataError
-        If it is empty, absolute, has an empty, `.` or `..` component, a backslash or a control character.
-
-    Examples
-    --------
-    >>> check_relative_path("data/counter/clicks/1f.arrow")
-    'data/counter/clicks/1f.arrow'
-    """
+    """Return `path` if it is a relative POSIX path that stays inside the store."""
     if not _is_text(path):
         raise CorruptDataError(str(path), "a path must be a non-empty text")
     return _checked_path(path)

@@ -9,8 +9,6 @@ import functools
 import pickle
 from typing import Any
 
-__all__ = ["array_types", "dumped", "keep_in", "loader", "prefetcher", "rebuilt", "rotator", "storer"]
-
 
 def keep_in(dispatcher: Any, cache: Any) -> None:
     """Have a dispatcher ask a cache of ours for compiled code, in the place of one that numba makes."""

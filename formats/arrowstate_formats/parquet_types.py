@@ -15,35 +15,14 @@ from arrowstate_formats.errors import InvalidInputError
 from arrowstate_formats.state_columns import inner_fields, with_inner_fields
 from arrowstate_formats.stored_types import converted, same_type
 
-__all__ = [
-    "check_parquet",
-    "from_parquet",
-    "leaf_paths",
-    "parquet_schema",
-    "to_parquet",
-]
-
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema under which columns of `schema` stand in a Parquet file, without metadata.
-
-    Examples
-    --------
-    >>> parquet_schema(pa.schema([("pair", pa.list_(pa.timestamp("s"), 2))]))
-    pair: large_list<item: timestamp[ms]>
-      child 0, item: timestamp[ms]
-    """
+    """Return the schema under which columns of `schema` stand in a Parquet file, without metadata."""
     return pa.schema([field.with_type(_stored_type(field.type)).remove_metadata() for field in schema])
 
 
 def to_parquet(batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-    """Return the batch in `stored`, which is its `parquet_schema`, with or without field ids.
-
-    Raises
-    ------
-    pa.ArrowInvalid, ValueError
-        If a value does not fit; `check_parquet` says so before anything is written.
-    """
+    """Return the batch in `stored`, which is its `parquet_schema`, with or without field ids."""
     pairs = zip(batch.columns, stored, strict=True)
     columns = [
         column if column.type == field.type and not _hides_nulls(column) else converted(column, field.type)
@@ -53,23 +32,7 @@ def to_parquet(batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
 
 
 def check_parquet(batches: Sequence[pa.RecordBatch], stored: pa.Schema) -> None:
-    """Refuse values that Parquet cannot hold: seconds that are no 64-bit milliseconds, days outside of 32 bits.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is one; the message names the column.
-
-    Examples
-    --------
-    >>> far = pa.record_batch({"t": pa.array([10**17], pa.timestamp("s"))})
-    >>> check_parquet([far], parquet_schema(far.schema))
-    Traceback (most recent call last):
-    ...
-    arrowstate_formats.errors.InvalidInputError: column 't' of type timestamp[s] holds a value that Parquet cannot: \
-Casting from timestamp[s] to timestamp[ms] would result in out of bounds timestamp: 100000000000000000; \
-timestamp[s] must fit 64 bits of milliseconds and date64 must be a whole day of 32 bits; use the format 'arrow'
-    """
+    """Refuse values that Parquet cannot hold: seconds that are no 64-bit milliseconds, days outside of 32 bits."""
     for number, field in enumerate(batches[0].schema):
         limited = _is_limited(field.type)
         for batch in batches:
@@ -89,20 +52,7 @@ timestamp[s] must fit 64 bits of milliseconds and date64 must be a whole day of 
 
 
 def from_parquet(columns: Iterable[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Return columns that were read from a file in the types that they were written from.
-
-    Raises
-    ------
-    ValueError, pa.ArrowException
-        If they are not in the `parquet_schema` of `schema`.
-
-    Examples
-    --------
-    >>> batch = pa.record_batch({"a": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))})
-    >>> stored = to_parquet(batch, parquet_schema(batch.schema))
-    >>> from_parquet(stored.columns, batch.schema) == batch
-    True
-    """
+    """Return columns that were read from a file in the types that they were written from."""
     arrays = [
         column if same_type(column.type, field.type) else converted(column, field.type)
         for column, field in zip(columns, schema, strict=True)
@@ -111,13 +61,7 @@ def from_parquet(columns: Iterable[pa.Array], schema: pa.Schema) -> pa.RecordBat
 
 
 def leaf_paths(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    """Return the columns of a Parquet file with this schema: their paths, as Parquet writes them, and their types.
-
-    Examples
-    --------
-    >>> leaf_paths(pa.schema([("a", pa.list_(pa.int8())), ("m", pa.map_(pa.string(), pa.int8()))]))
-    [('a.list.element', DataType(int8)), ('m.key_value.key', DataType(string)), ('m.key_value.value', DataType(int8))]
-    """
+    """Return the columns of a Parquet file with this schema: their paths, as Parquet writes them, and their types."""
     return [leaf for field in schema for leaf in _leaves(field.name, field.type)]
 
 

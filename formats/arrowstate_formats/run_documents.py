@@ -24,18 +24,6 @@ from arrowstate_formats.document_base import (
 )
 from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name
 
-__all__ = [
-    "BatchDocument",
-    "BatchList",
-    "ColumnStatistics",
-    "DeletionVectorDocument",
-    "DirectoryDocument",
-    "ManifestDocument",
-    "ManifestHandle",
-    "RunDocument",
-    "StateRunsDocument",
-]
-
 
 class BatchDocument(Document, frozen=True, kw_only=True):
     """Consecutive rows of a run file: a byte range of the file, and what is in it.
@@ -74,13 +62,7 @@ class BatchList(list[BatchDocument]):
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """How many rows there are, and where the last batch ends.
-
-        Raises
-        ------
-        ValueError
-            If one begins inside the one before it.
-        """
+        """How many rows there are, and where the last batch ends."""
         end = 0
         for batch in self:
             if batch.offset < end:

@@ -71,13 +71,7 @@ class RunFile:
 
 
 def checksum(data: Any) -> str:
-    """Return the xxh3_128 checksum of bytes, a `pyarrow.Buffer` or another buffer, as 32 hexadecimal digits.
-
-    Examples
-    --------
-    >>> checksum(b"")
-    '99aa06d3014798d86001c324468d497f'
-    """
+    """Return the xxh3_128 checksum of bytes, a `pyarrow.Buffer` or another buffer, as 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -105,20 +99,7 @@ def columns(schema: pa.Schema) -> str:
 
 
 def frame_checksum(buffer: pa.Buffer, documents: Sequence[BatchDocument]) -> str:
-    """Return the checksum of the bytes of a run file that are in none of its batches.
-
-    Parameters
-    ----------
-    buffer
-        The whole file.
-    documents
-        All batches of the file, in its order.
-
-    Examples
-    --------
-    >>> frame_checksum(pa.py_buffer(b"headfoot"), []) == checksum(b"headfoot")
-    True
-    """
+    """Return the checksum of the bytes of a run file that are in none of its batches."""
     frame = xxhash.xxh3_128()
     end = 0
     for document in documents:

@@ -17,8 +17,6 @@ from arrowstate_formats.run_files import ARROW_MAGIC_BYTES, RunFormat, batch_byt
 from arrowstate_formats.schema_metadata import DECLARED_SCHEMA_KEY, SCHEMA_KEY, chosen_fields, read_schema
 from arrowstate_formats.state_columns import HASH_COLUMN, without_metadata
 
-__all__ = ["read_arrow_batches", "read_arrow_schema", "read_parquet_row_groups", "read_run"]
-
 
 def read_arrow_batches(
     buffer: pa.Buffer,
@@ -30,33 +28,7 @@ def read_arrow_batches(
     stored: pa.Schema | None = None,
     path: str = "",
 ) -> list[pa.RecordBatch]:
-    """Return the given record batches of an Arrow run file; their columns are views into `buffer`.
-
-    Parameters
-    ----------
-    buffer, verify, full, path
-        As for `read_run`.
-    documents
-        The batches to read, as the manifest lists them.
-    schema
-        The schema that the file must have; None takes what the file says.
-    stored
-        What `read_arrow_schema` has said of the file before; None reads it again.
-
-    Raises
-    ------
-    CorruptDataError
-        If a checksum, the schema or a number of rows differs, or the bytes cannot be parsed.
-
-    Examples
-    --------
-    >>> import io
-    >>> from arrowstate_formats.run_writing import write_run
-    >>> file = io.BytesIO()
-    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "arrow", file)
-    >>> read_arrow_batches(pa.py_buffer(file.getvalue()), run.batches)[0].num_rows
-    2
-    """
+    """Return the given record batches of an Arrow run file; their columns are views into `buffer`."""
     with _parsing(path):
         stored = _arrow_schema(buffer) if stored is None else stored
         if schema is not None and not stored.equals(schema):
@@ -70,22 +42,7 @@ def read_arrow_batches(
 
 
 def read_arrow_schema(buffer: pa.Buffer, *, path: str = "") -> pa.Schema:
-    """Return the schema of an Arrow run file, which stands at its begin and at its end.
-
-    Raises
-    ------
-    CorruptDataError
-        If the two differ, or the bytes cannot be parsed.
-
-    Examples
-    --------
-    >>> import io
-    >>> from arrowstate_formats.run_writing import write_run
-    >>> file = io.BytesIO()
-    >>> _ = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "arrow", file)
-    >>> read_arrow_schema(pa.py_buffer(file.getvalue())).names
-    ['_key_hash']
-    """
+    """Return the schema of an Arrow run file, which stands at its begin and at its end."""
     with _parsing(path):
         return _arrow_schema(buffer)
 
@@ -109,27 +66,7 @@ def read_parquet_row_groups(
     full: bool = False,
     path: str = "",
 ) -> list[pa.RecordBatch]:
-    """Return the given row groups of a Parquet run file, one record batch each.
-
-    Parameters
-    ----------
-    buffer, documents, columns, full, path
-        As for `read_run`, and so are the errors.
-    indexes
-        Which row groups to read, 0 to len(documents) - 1.
-    verify
-        Whether to compare each row group with its checksum, which reads the bytes of all of its columns. The
-        checksums of the pages that are decoded are compared in any case.
-
-    Examples
-    --------
-    >>> import io
-    >>> from arrowstate_formats.run_writing import write_run
-    >>> file = io.BytesIO()
-    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1, 2])})], "parquet", file)
-    >>> read_parquet_row_groups(pa.py_buffer(file.getvalue()), run.batches, [0])[0].num_rows
-    2
-    """
+    """Return the given row groups of a Parquet run file, one record batch each."""
     # Loaded where it is used: it brings Arrow's clients of object stores, a tenth of what the package takes to import.
     import pyarrow.parquet as pq
 
@@ -216,58 +153,7 @@ def read_run(
     arrow_schema: pa.Schema | None = None,
     path: str = "",
 ) -> list[pa.RecordBatch]:
-    """Return record batches of a run file of any format.
-
-    Parameters
-    ----------
-    buffer
-        The whole file, for instance a memory map.
-    format
-        "arrow" (the result is a view into the buffer), "parquet" or "lance".
-    documents
-        All batches of the file, as the manifest lists them.
-    indexes
-        Which of them to read; None reads all.
-    columns
-        Which columns to return, in this order; None returns all.
-    verify
-        Whether to compare the bytes of each batch that is read with its checksum; of a Lance file those of all batches,
-        because rows lie anywhere in it.
-    full
-        Whether to take nothing on trust, which checksums cannot tell of bytes that somebody forged: every offset lies
-        within what it points into, texts are UTF-8, no field that is declared without nulls has one, and hashes are in
-        order and within what the document says. A program that follows a forged offset may die. It takes a pass over
-        the offsets and texts of what is read.
-    frame_xxh3_128
-        The frame checksum of the manifest, compared when `verify` is true and it is given. Without it, damage to
-        header or footer is found only if it makes the file unreadable.
-    location
-        A local file with the bytes of `buffer`, which Lance reads; None makes a temporary one. Not used otherwise.
-    arrow_schema
-        What `read_arrow_schema` has said of an Arrow file before; None reads it again. Not used otherwise.
-    path
-        For messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If a checksum or a number of rows differs, or the bytes cannot be parsed.
-    InvalidInputError
-        If a column does not exist.
-    MissingDependencyError
-        If the format is "lance" and the package pylance is not installed.
-    OSError
-        If the operating system cannot read a Lance file, or has no room for a temporary one.
-
-    Examples
-    --------
-    >>> import io
-    >>> from arrowstate_formats.run_writing import write_run
-    >>> file = io.BytesIO()
-    >>> run = write_run([pa.record_batch({"_key_hash": pa.array([1]), "n": pa.array([7])})], "parquet", file)
-    >>> read_run(pa.py_buffer(file.getvalue()), "parquet", run.batches, columns=["n"])[0].to_pylist()
-    [{'n': 7}]
-    """
+    """Return record batches of a run file of any format."""
     check_format(format)
     end = documents[-1].offset + documents[-1].bytes if documents else 0
     if end > buffer.size:

@@ -34,9 +34,6 @@ from arrowstate_formats.run_files import (
     columns,
 )
 
-__all__ = ["times_and_seq", "write_run"]
-
-
 _COPY_BYTES = _PASSED_BYTES = 1 << 20
 
 
@@ -102,36 +99,6 @@ def write_run(
     that hold a NaN, which minimum and maximum leave out while engines order it. Lance: through a
     temporary file of the same size; a batch is a range of rows, and the byte ranges of the batches share the file out
     without saying where rows are. Batches without rows are left out of the file.
-
-    Parameters
-    ----------
-    batches
-        At least one, of one schema, sorted over all by `_key_hash`; for where to cut see `split_at_key_groups`.
-    format
-        "arrow", "parquet" or "lance".
-    sink
-        An open binary file; it is neither flushed nor closed.
-    fields
-        The columns as documents know them, by name, for the ids that fields have in a Parquet file.
-    time
-        The int64 column whose lowest and highest value each batch document gets; None for none.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is no batch, the schemas differ, there is no `_key_hash` column of int64 without nulls, or a type or
-        a value cannot be stored in the format; nothing was written.
-    MissingDependencyError
-        If the format is "lance" and the package pylance is not installed; nothing was written.
-    OSError
-        Whatever the sink raises, unchanged; or there is no room for the temporary file.
-
-    Examples
-    --------
-    >>> import io
-    >>> batch = pa.record_batch({"_key_hash": pa.array([1, 2]), "clicks": pa.array([10, 20])})
-    >>> write_run([batch], "arrow", io.BytesIO()).batches[0].max_hash
-    2
     """
     check_format(format)
     if not batches:
@@ -186,13 +153,7 @@ def _copy(source: BinaryIO, sink: _Sink, size: int) -> None:
 
 
 def times_and_seq(batch: pa.RecordBatch, time: str | None) -> tuple[int | None, int | None, int | None]:
-    """Return the lowest and the highest time of a batch, and its highest sequence number, as its document has them.
-
-    Examples
-    --------
-    >>> times_and_seq(pa.record_batch({"timestamp": [30, 10], "_seq": [4, 7]}), "timestamp")
-    (10, 30, 7)
-    """
+    """Return the lowest and the highest time of a batch, and its highest sequence number, as its document has them."""
     times = {"min": None, "max": None} if time is None else pc.min_max(batch.column(time)).as_py()
     highest = pc.max(batch.column(SEQ_COLUMN)).as_py() if SEQ_COLUMN in batch.schema.names else None
     return times["min"], times["max"], highest

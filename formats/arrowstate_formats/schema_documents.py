@@ -16,15 +16,6 @@ from arrowstate_formats.document_base import (
 )
 from arrowstate_formats.names import check_state_name
 
-__all__ = [
-    "AggregateDocument",
-    "FieldDocument",
-    "NestedFieldDocument",
-    "SchemaDocument",
-    "StateDocument",
-    "TimeToLiveDocument",
-]
-
 
 class NestedFieldDocument(Document, frozen=True, kw_only=True):
     """The identity of a field inside a column, whose type tells its name and type."""

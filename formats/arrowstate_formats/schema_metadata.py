@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from arrowstate_formats.errors import InvalidInputError
 
-__all__ = ["DECLARED_SCHEMA_KEY", "SCHEMA_KEY", "chosen_fields", "read_schema", "schema_text"]
-
 SCHEMA_KEY = "ARROW:schema"
 """The key of the schema in the metadata of a file."""
 
@@ -23,41 +21,17 @@ DECLARED_SCHEMA_KEY = "arrowstate:schema"
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """Return a schema as its IPC message in base64.
-
-    Examples
-    --------
-    >>> schema = pa.schema([("n", pa.int8())])
-    >>> read_schema({b"ARROW:schema": schema_text(schema).encode()}) == schema
-    True
-    """
+    """Return a schema as its IPC message in base64."""
     return base64.b64encode(schema.serialize()).decode()
 
 
 def read_schema(metadata: Mapping[bytes, bytes] | None, key: str = SCHEMA_KEY) -> pa.Schema:
-    """Return the schema in the metadata of a file.
-
-    Raises
-    ------
-    KeyError, ValueError, pa.ArrowException
-        If there is none, or no schema.
-    """
+    """Return the schema in the metadata of a file."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode((metadata or {})[key.encode()])))
 
 
 def chosen_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the fields of some columns in their order, or the schema itself if `columns` is None.
-
-    Raises
-    ------
-    InvalidInputError
-        If a column does not exist.
-
-    Examples
-    --------
-    >>> chosen_fields(pa.schema([("n", pa.int8()), ("m", pa.int8())]), ["m"]).names
-    ['m']
-    """
+    """Return the fields of some columns in their order, or the schema itself if `columns` is None."""
     if columns is None:
         return schema
     missing = [column for column in columns if column not in schema.names]

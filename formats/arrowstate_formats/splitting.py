@@ -12,8 +12,6 @@ import numpy.typing as npt
 from arrowstate_formats.errors import InvalidInputError
 from arrowstate_formats.key_groups import first_hashes, key_groups_of_hashes
 
-__all__ = ["TARGET_ROWS", "split_at_key_groups"]
-
 TARGET_ROWS = 65536
 """How many rows a record batch or row group has, where key groups do not ask for another border."""
 
@@ -26,25 +24,6 @@ def split_at_key_groups(
     Cuts follow the borders of key groups, so that a rescaled subtask reads few rows of others: small key groups
     share a batch of at most `target_rows`, a key group larger than that is a batch of its own, and one larger
     than 4 * target_rows is cut inside. Rows of equal hash always stay in one batch. Without rows the result is [0].
-
-    Parameters
-    ----------
-    hashes
-        The `_key_hash` column, rising.
-    max_parallelism
-        1 to 32768.
-    target_rows
-        At least 1.
-
-    Raises
-    ------
-    InvalidInputError
-        If max_parallelism or target_rows is out of range.
-
-    Examples
-    --------
-    >>> split_at_key_groups(np.array([-(2**63), -5, 0, 2**62]), 2, target_rows=2)
-    [0, 2, 4]
     """
     if target_rows < 1:
         raise InvalidInputError(f"target_rows must be at least 1, got {target_rows}")

@@ -12,20 +12,6 @@ import pyarrow as pa
 
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, StateDocument
 
-__all__ = [
-    "FIELD_ID_KEY",
-    "HASH_COLUMN",
-    "HIDDEN_FIELD_IDS",
-    "SEQ_COLUMN",
-    "WINDOW_END",
-    "fields_of_run",
-    "inner_fields",
-    "time_column",
-    "with_field_ids",
-    "with_inner_fields",
-    "without_metadata",
-]
-
 HASH_COLUMN = "_key_hash"
 """The first column of every run: int64, not null, rising."""
 
@@ -48,15 +34,7 @@ WINDOW_END = "window_end"
 
 
 def fields_of_run(key: Sequence[FieldDocument], state: StateDocument) -> list[FieldDocument]:
-    """Return the columns of a run file of the current version that documents describe, in the order of the file.
-
-    Examples
-    --------
-    >>> state = StateDocument(name="n", kind="value", value_type="int8",
-    ...     columns=[FieldDocument(id=2, name="n", type="int8")])
-    >>> [field.name for field in fields_of_run([FieldDocument(id=1, name="user", type="string")], state)]
-    ['user', 'n']
-    """
+    """Return the columns of a run file of the current version that documents describe, in the order of the file."""
     user_key = [] if state.user_key is None else [state.user_key]
     return [*key, *state.namespace, *user_key, *state.columns]
 
@@ -65,13 +43,6 @@ def time_column(state: StateDocument) -> str | None:
     """Return the column whose lowest and highest value each batch of the state's run files records, None if none.
 
     That is the timestamp of a timer; in the state of windows, which has it as a namespace, the end of the window.
-
-    Examples
-    --------
-    >>> spaces = [FieldDocument(id=number, name=f"window_{name}", type="int64", nullable=False)
-    ...     for number, name in ((2, "start"), (3, "end"))]
-    >>> time_column(StateDocument(name="n", kind="value", value_type="int8", columns=[], namespace=spaces))
-    'window_end'
     """
     if state.kind == "timer":
         return None if state.user_key is None else state.user_key.name
@@ -80,21 +51,7 @@ def time_column(state: StateDocument) -> str | None:
 
 
 def with_field_ids(schema: pa.Schema, fields: Iterable[FieldDocument]) -> pa.Schema:
-    """Return a schema whose fields, at any depth, have the ids that documents and `HIDDEN_FIELD_IDS` give them.
-
-    Parameters
-    ----------
-    schema
-        The schema.
-    fields
-        The columns, known by their names; a column or a field inside one that has no id here gets none.
-
-    Examples
-    --------
-    >>> schema = with_field_ids(pa.schema([("n", pa.int8())]), [FieldDocument(id=7, name="n", type="int8")])
-    >>> schema.field("n").metadata
-    {b'PARQUET:field_id': b'7'}
-    """
+    """Return a schema whose fields, at any depth, have the ids that documents and `HIDDEN_FIELD_IDS` give them."""
     known: dict[str, FieldDocument | NestedFieldDocument] = {
         name: NestedFieldDocument(id=number) for name, number in HIDDEN_FIELD_IDS.items()
     }
@@ -103,24 +60,12 @@ def with_field_ids(schema: pa.Schema, fields: Iterable[FieldDocument]) -> pa.Sch
 
 
 def without_metadata(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without metadata of its own and of its fields, at any depth.
-
-    Examples
-    --------
-    >>> without_metadata(pa.schema([pa.field("n", pa.int8(), metadata={"a": "b"})])).field("n").metadata is None
-    True
-    """
+    """Return a schema without metadata of its own and of its fields, at any depth."""
     return pa.schema([_with_ids(field, None) for field in schema])
 
 
 def inner_fields(kind: pa.DataType) -> list[tuple[str, pa.Field]]:
-    """Return the fields inside a type, under the names that Parquet gives them.
-
-    Examples
-    --------
-    >>> inner_fields(pa.list_(pa.int8()))
-    [('list.element', pyarrow.Field<item: int8>)]
-    """
+    """Return the fields inside a type, under the names that Parquet gives them."""
     if pa.types.is_struct(kind):
         return [(field.name, field) for field in kind]
     if pa.types.is_map(kind):
@@ -129,13 +74,7 @@ def inner_fields(kind: pa.DataType) -> list[tuple[str, pa.Field]]:
 
 
 def with_inner_fields(kind: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
-    """Return a nested type with other fields inside, as many as `inner_fields` has.
-
-    Examples
-    --------
-    >>> with_inner_fields(pa.list_(pa.int8(), 2), [pa.field("x", pa.int16())])
-    FixedSizeListType(fixed_size_list<x: int16>[2])
-    """
+    """Return a nested type with other fields inside, as many as `inner_fields` has."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct(fields)

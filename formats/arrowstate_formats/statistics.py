@@ -18,8 +18,6 @@ from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 from arrowstate_formats.state_columns import HASH_COLUMN, inner_fields
 from arrowstate_formats.stored_types import elements_of
 
-__all__ = ["MAX_STATISTIC_CHARACTERS", "bound_of", "column_statistics", "has_floats", "paths_with_nan"]
-
 MAX_STATISTIC_CHARACTERS = 64
 """A text longer than this is no bound; the column then has none."""
 
@@ -32,22 +30,6 @@ def column_statistics(batches: Sequence[pa.RecordBatch]) -> list[ColumnStatistic
     Booleans, floats and texts of at most 64 characters are given as they are; integers, and dates, times, timestamps
     and durations as the integer they are stored as, in decimal digits: `bound_of` turns them back. Both bounds are None
     where a type has no such form, there is no value, a text is longer, or a float is NaN or infinite.
-
-    Parameters
-    ----------
-    batches
-        At least one, of one schema.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is no batch.
-
-    Examples
-    --------
-    >>> statistics = column_statistics([pa.record_batch({"n": pa.array([3, None, 1])})])[0]
-    >>> statistics.null_count, statistics.min, statistics.max
-    (1, '1', '3')
     """
     if not batches:
         raise InvalidInputError("statistics need at least one batch")
@@ -61,13 +43,7 @@ def column_statistics(batches: Sequence[pa.RecordBatch]) -> list[ColumnStatistic
 
 
 def paths_with_nan(batches: Sequence[pa.RecordBatch]) -> set[str]:
-    """Return the columns, and by their paths in Parquet the fields inside columns, in which a float is NaN.
-
-    Examples
-    --------
-    >>> paths_with_nan([pa.record_batch({"a": [[1.0, None], [math.nan]], "b": [1.0, 2.0]})])
-    {'a.list.element'}
-    """
+    """Return the columns, and by their paths in Parquet the fields inside columns, in which a float is NaN."""
     found: set[str] = set()
     for number, field in enumerate(batches[0].schema):
         if has_floats(field.type):
@@ -77,13 +53,7 @@ def paths_with_nan(batches: Sequence[pa.RecordBatch]) -> set[str]:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Whether a type is a float or has one inside, at any depth.
-
-    Examples
-    --------
-    >>> has_floats(pa.list_(pa.float16()))
-    True
-    """
+    """Whether a type is a float or has one inside, at any depth."""
     return pa.types.is_floating(kind) or any(has_floats(field.type) for _, field in inner_fields(kind))
 
 
@@ -141,13 +111,7 @@ def _is_exact(bound: Any) -> bool:
 
 
 def bound_of(bound: Statistic, kind: pa.DataType) -> Any:
-    """Return a bound of a column of this type as Python has it: an integer that a document has as text as an `int`.
-
-    Raises
-    ------
-    CorruptDataError
-        If it is no bound of this type.
-    """
+    """Return a bound of a column of this type as Python has it: an integer that a document has as text as an `int`."""
     if not isinstance(bound, str) or _is_text(kind):
         return bound
     try:

@@ -15,45 +15,16 @@ import pyarrow as pa
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
-__all__ = ["converted", "elements_of", "same_type", "whole"]
-
 
 def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as the type that stands for its own, or whose own it stands for.
-
-    Parameters
-    ----------
-    array
-        The column.
-    kind
-        A type of the same nesting, where a fixed_size_list may be a large_list or the other way round.
-
-    Raises
-    ------
-    pa.ArrowInvalid
-        If a value does not fit into the type.
-    ValueError
-        If a list has not the size that the type asks for, or there is a null in a field that is declared without.
-
-    Examples
-    --------
-    >>> pairs = pa.array([[1, 2], None], pa.list_(pa.int8(), 2))
-    >>> converted(pairs, pa.large_list(pa.int8())).type
-    LargeListType(large_list<item: int8>)
-    """
+    """Return a column as the type that stands for its own, or whose own it stands for."""
     if not pa.types.is_nested(kind):
         return array if array.type == kind else array.cast(kind)
     return _rebuilt(_from_zero(array), kind)
 
 
 def same_type(left: pa.DataType, right: pa.DataType) -> bool:
-    """Whether two types are the same down to the names of the items of lists, which Arrow does not compare.
-
-    Examples
-    --------
-    >>> same_type(pa.list_(pa.field("item", pa.int8())), pa.list_(pa.field("element", pa.int8())))
-    False
-    """
+    """Whether two types are the same down to the names of the items of lists, which Arrow does not compare."""
     return left == right and (not pa.types.is_nested(left) or str(left) == str(right))
 
 
@@ -87,12 +58,6 @@ def elements_of(array: pa.Array) -> tuple[Offsets, pa.Array]:
     """Return where each list begins and the last one ends among its elements, and these, without those of nulls.
 
     The elements of a map are structs of key and value.
-
-    Examples
-    --------
-    >>> offsets, elements = elements_of(pa.array([[1, 2], None], pa.list_(pa.int8(), 2)))
-    >>> offsets.tolist(), elements.to_pylist()
-    ([0, 2, 2], [1, 2])
     """
     array = _from_zero(array)
     if pa.types.is_fixed_size_list(array.type):
@@ -158,12 +123,6 @@ def _from_zero(array: pa.Array) -> pa.Array:
 
 
 def whole(array: pa.Array) -> pa.Array:
-    """Return a copy of an array without the rest of what it is a slice of.
-
-    Examples
-    --------
-    >>> whole(pa.array([1, 2, 3]).slice(1)).offset
-    0
-    """
+    """Return a copy of an array without the rest of what it is a slice of."""
     batch = pa.record_batch([array], ["column"])
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0)

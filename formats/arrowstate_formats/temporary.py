@@ -14,28 +14,11 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["TemporaryFolder"]
-
 _PREFIX = "arrowstate-files-"
 
 
 class TemporaryFolder:
-    """A folder of this process in the place for temporary files; it goes with this object.
-
-    Raises
-    ------
-    OSError
-        If it cannot be made.
-
-    Examples
-    --------
-    >>> folder = TemporaryFolder()
-    >>> folder.path.is_dir()
-    True
-    >>> folder.remove()
-    >>> folder.path.exists()
-    False
-    """
+    """A folder of this process in the place for temporary files; it goes with this object."""
 
     def __init__(self) -> None:
         _remove_abandoned()

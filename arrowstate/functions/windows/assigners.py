@@ -18,32 +18,13 @@ from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate_formats.compiled import kernel
 from arrowstate_formats.integers import check_integer
 
-__all__ = [
-    "CountWindows",
-    "EventTimeSessionWindows",
-    "GlobalWindows",
-    "SlidingEventTimeWindows",
-    "TumblingEventTimeWindows",
-    "WindowAssigner",
-    "fixed_windows",
-    "merged_sessions",
-    "session_ends",
-    "whole_number",
-]
-
 Ints = npt.NDArray[np.int64]
 
 _LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def whole_number(name: str, value: Any, lowest: int) -> int:
-    """Return an argument that must be a whole number from `lowest` to 2^63 - 1.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is not.
-    """
+    """Return an argument that must be a whole number from `lowest` to 2^63 - 1."""
     return check_integer(name, value, lowest)
 
 

@@ -24,8 +24,6 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["WINDOW", "Assigned", "Batch", "WindowOutput", "Windows", "assign", "assign_sessions"]
-
 Ints = npt.NDArray[np.int64]
 FixedWindows: TypeAlias = TumblingEventTimeWindows | SlidingEventTimeWindows | GlobalWindows | CountWindows
 
@@ -144,19 +142,7 @@ def assign(assigner: FixedWindows, batch: Batch) -> Assigned:
 def assign_sessions(
     gap: int, batch: Batch, keys: KeyBatch, numbers: Ints, namespaces: Sequence[pa.Array], removed: int
 ) -> Assigned:
-    """Merge the sessions that the rows open with each other and with those that their keys have.
-
-    Parameters
-    ----------
-    gap
-        Of the assigner.
-    batch, keys
-        The rows, and their distinct keys.
-    numbers, namespaces
-        The sessions that the keys have: the numbers of the keys, starts and ends; a session may come more than once.
-    removed
-        The highest end of sessions that have been removed. One that ends up to it takes nothing in.
-    """
+    """Merge the sessions that the rows open with each other and with those that their keys have."""
     have_starts, have_ends = (column.to_numpy() for column in namespaces)
     order = sort_by_pair(numbers, have_starts)
     # Sessions of a key have different starts.

@@ -14,8 +14,6 @@ from arrowstate.functions.windows.operator import WindowOperator
 from arrowstate.functions.windows.triggers import Trigger
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 
-__all__ = ["WindowFunction"]
-
 
 @dataclass
 class WindowFunction(BatchFunction):

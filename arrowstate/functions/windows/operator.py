@@ -45,9 +45,6 @@ from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate.table.table import gather
 from arrowstate.table.time_column import Rows, TimeColumn
 
-__all__ = ["WindowOperator"]
-
-
 Ints = npt.NDArray[np.int64]
 
 

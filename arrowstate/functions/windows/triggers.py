@@ -21,9 +21,6 @@ from arrowstate.schema.descriptors import (
     ReducingStateDescriptor,
 )
 
-__all__ = ["HIGHEST", "LOWEST", "Progress", "Trigger", "check_triggers"]
-
-
 LOWEST, HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 

@@ -29,26 +29,11 @@ from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 from arrowstate_formats.schema_documents import StateDocument
 
-__all__ = ["ABOUT_TABLES", "about"]
-
 Rows = Iterator[dict[str, Any]]
 
 
 def about(storage: Storage, entry: LogEntryDocument, name: str, passes: Node | None = None) -> pa.Table:
-    """Return one of `ABOUT_TABLES` for a checkpoint.
-
-    Parameters
-    ----------
-    storage, entry, name
-        The store, the checkpoint, and the table.
-    passes
-        A filter; rows may be left out that do not pass. Of operators and states that it excludes nothing is read.
-
-    Raises
-    ------
-    CorruptDataError, CollectedError
-        If a manifest is missing or damaged, or was collected.
-    """
+    """Return one of `ABOUT_TABLES` for a checkpoint."""
     schema, rows_of = ABOUT_TABLES[name]
     if passes is not None:
         entry = replace(entry, operators=_passing(entry.operators, passes, whole=name == "operators"))

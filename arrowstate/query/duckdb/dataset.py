@@ -28,8 +28,6 @@ from arrowstate.query.expiry import EXPIRES_COLUMN, Seen
 from arrowstate.query.files import Part
 from arrowstate.query.state import KEY_GROUP_COLUMN, Condition, StateReader
 
-__all__ = ["MOST_KEYS", "Narrowed", "ScanStatistics", "ScannedDataset", "Source", "StateSource", "passing", "scanned"]
-
 MOST_KEYS = 65_536
 """A filter that leaves more keys than this is worked through by a scan."""
 

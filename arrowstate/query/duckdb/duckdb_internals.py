@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-__all__ = ["Scannable", "Token", "Tree", "aggregate_names", "parser", "text_of", "tokens_of", "tree_of"]
-
 Tree = dict[str, Any]
 """A node of a parsed statement."""
 

@@ -28,8 +28,6 @@ from arrowstate.query.kept_reads import Recent
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Database", "Held", "Session", "databases"]
-
 _IDLE_SESSIONS = 4
 _ASKS_FOR_NAMES = re.compile(r"\b(show|describe|desc|information_schema|sqlite_|pragma|pg_|duckdb_)", re.IGNORECASE)
 """Says that a query may be about the tables that there are."""

@@ -19,19 +19,6 @@ import pyarrow.compute as pc
 
 from arrowstate.query.duckdb.pyarrow_internals import parts_of
 
-__all__ = [
-    "Bounds",
-    "Call",
-    "Column",
-    "Literal",
-    "Node",
-    "columns_of",
-    "evaluate",
-    "may_match",
-    "read_filter",
-    "values_of",
-]
-
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 
@@ -78,13 +65,7 @@ class Bounds:
 
 
 def read_filter(expression: pc.Expression) -> Node | None:
-    """Return the parts of a filter, or None if it has parts that are not understood.
-
-    Examples
-    --------
-    >>> read_filter((pc.field("user") == "ann") & (pc.field("clicks") > 3)).function
-    'and_kleene'
-    """
+    """Return the parts of a filter, or None if it has parts that are not understood."""
     try:
         node = _Reader(expression).node()
         return node if _build(node).equals(expression) else None

@@ -28,8 +28,6 @@ from arrowstate.query.expiry import time_or_null
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, SubtaskStatisticsDocument
 
-__all__ = ["HISTORY_TABLES", "HistorySource", "history_table"]
-
 Rows = Callable[[Storage, LogEntryDocument, Sequence[Pin]], Iterator[dict[str, Any]]]
 
 _WRITTEN = [
@@ -142,18 +140,7 @@ HISTORY_TABLES: dict[str, tuple[pa.Schema, Rows]] = dict(
 def history_table(
     storage: Storage, name: str, columns: Collection[str] | None = None, passes: Node | None = None
 ) -> pa.Table:
-    """Return one of `HISTORY_TABLES`, oldest checkpoint first.
-
-    Parameters
-    ----------
-    storage, name
-        The store, and the table.
-    columns
-        Those that are needed; others may be null.
-    passes
-        A filter; rows may be left out that do not pass. Where it names checkpoints by their ids, other entries of the
-        log are hardly read.
-    """
+    """Return one of `HISTORY_TABLES`, oldest checkpoint first."""
     schema, rows_of = HISTORY_TABLES[name]
     entries = _entries(storage, passes)
     if passes is not None and entries:

@@ -15,8 +15,6 @@ from arrowstate.schema.operator_state import operator_descriptor_of, operator_st
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 
-__all__ = ["SUBTASK_COLUMN", "OperatorStateRows", "OperatorStateSource"]
-
 SUBTASK_COLUMN = "_subtask"
 """The number of the part that an element is in: of the subtask that had it, where each subtask has a part."""
 

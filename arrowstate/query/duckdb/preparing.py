@@ -33,8 +33,6 @@ from arrowstate.query.duckdb.duckdb_internals import (
     tree_of,
 )
 
-__all__ = ["ABOUT_SCHEMA", "FUNCTIONS", "Params", "Tables", "expressions", "pairs_of_names", "prepare", "statements_of"]
-
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 FUNCTIONS = {
@@ -69,13 +67,7 @@ class Tables(Protocol):
 
 
 def prepare(query: str, params: Params, connection: duckdb.DuckDBPyConnection, tables: Tables) -> tuple[str, Params]:
-    """Return statements without what DuckDB's catalog does not know, and the parameters that they still have.
-
-    Raises
-    ------
-    InvalidInputError
-        If a checkpoint or an argument is no constant, or a function is called with too few or too many.
-    """
+    """Return statements without what DuckDB's catalog does not know, and the parameters that they still have."""
     written = query.lower()
     # Most queries need no tokens.
     tokens = _tokens(query) if "at" in written or ABOUT_SCHEMA in written else []
@@ -98,13 +90,7 @@ def prepare(query: str, params: Params, connection: duckdb.DuckDBPyConnection, t
 
 
 def statements_of(text: str) -> list[duckdb.Statement]:
-    """Return the statements of a text.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is no SQL.
-    """
+    """Return the statements of a text."""
     try:
         return parser().extract_statements(text)
     except duckdb.Error as error:
@@ -119,19 +105,7 @@ def pairs_of_names(text: str) -> set[tuple[str, str]]:
 
 
 def expressions(given: Mapping[str, Any]) -> list[str]:
-    """Return texts, each of them one expression over a row, as parts of one query in this order.
-
-    Parameters
-    ----------
-    given
-        By what it is, for messages, each text. Each `?` becomes `$1` and so on, counted over all of them.
-
-    Raises
-    ------
-    InvalidInputError
-        If one is no text, is no single expression of SQL, or one that no row has a value of: a star, an aggregate, a
-        window function.
-    """
+    """Return texts, each of them one expression over a row, as parts of one query in this order."""
     made, count = [], 0
     for what, text in given.items():
         if not isinstance(text, str):

@@ -13,8 +13,6 @@ import re
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["parts_of"]
-
 _METADATA_LINE = re.compile(r"^(call|end|literal|options|field_ref|nested_field_ref): '(.*)'$")
 
 
@@ -23,12 +21,6 @@ def parts_of(expression: pc.Expression) -> tuple[pa.RecordBatch, list[tuple[str,
 
     A `literal` and the `options` of a call have the number of their column as text; a call comes before its arguments,
     and `end` after them.
-
-    Examples
-    --------
-    >>> literals, parts = parts_of(pc.field("clicks") > 3)
-    >>> parts, literals.column(0).to_pylist()
-    ([('call', 'greater'), ('field_ref', 'clicks'), ('literal', '0'), ('end', 'greater')], [3])
     """
     _, (buffer,) = expression.__reduce__()
     reader = pa.ipc.open_file(buffer)

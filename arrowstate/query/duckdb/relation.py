@@ -19,8 +19,6 @@ from arrowstate.errors import ArrowStateError
 from arrowstate.query.duckdb.dataset import ScanStatistics
 from arrowstate.query.duckdb.engine import Held
 
-__all__ = ["Relation", "Watch"]
-
 _SCANS_OF_A_QUERY = 64
 _DONE_WHEN_RETURNED = ("fetchall", "fetchnumpy", "df", "to_df", "to_arrow_table", "filter", "project", "order", "limit")
 """Methods of whose result nothing reads on with the connection, but for what is covered."""

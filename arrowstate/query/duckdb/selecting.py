@@ -19,8 +19,6 @@ from arrowstate.query.duckdb.relation import Relation, Watch
 from arrowstate.query.expiry import Seen
 from arrowstate.schema.row_streams import lasting_tables
 
-__all__ = ["select", "told_of_connection"]
-
 told_of_connection: ContextVar[Callable[[duckdb.DuckDBPyConnection], None] | None] = ContextVar(
     "told_of_connection", default=None
 )
@@ -48,25 +46,7 @@ def select(
     tables: Mapping[str, Any] = MappingProxyType({}),
     others: Callable[[duckdb.DuckDBPyConnection, Watch], Tables] | None = None,
 ) -> duckdb.DuckDBPyRelation:
-    """Run a query.
-
-    Parameters
-    ----------
-    database
-        What it reads.
-    query, params, tables
-        As for `SnapshotReader.sql`, and so are the errors.
-    seen
-        Which rows of states with a time to live it reads.
-    on_scan
-        Called with the statistics of each scan.
-    names
-        Returns those of the tables that there are, for messages.
-    checkpoint_id
-        Of the checkpoint, for messages.
-    others
-        Makes what offers the tables of other checkpoints to the query; None where there are none.
-    """
+    """Run a query."""
     watch = Watch(on_scan)
     held = database.hold(watch, seen, query)
     cursor = held.session.connection

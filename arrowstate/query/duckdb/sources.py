@@ -14,8 +14,6 @@ from arrowstate.query.state import StateReader
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["history_sources", "sources_of"]
-
 
 def sources_of(
     storage: Storage, entry: LogEntryDocument, reader: Callable[[str, str], StateReader], seen: Seen

@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 
 from arrowstate.schema.conversion import with_elements, with_entries
 
-__all__ = ["SqlForm", "distinct_names", "recast"]
-
 Converter = Callable[[pa.Array], pa.Array]
 Leaf = Callable[[pa.DataType, bool], tuple[pa.DataType, Converter] | None]
 
@@ -26,13 +24,7 @@ _MOST_DIGITS = 38
 
 
 class SqlForm:
-    """Turns batches of a state into what DuckDB is shown.
-
-    Parameters
-    ----------
-    schema
-        The columns as they are stored.
-    """
+    """Turns batches of a state into what DuckDB is shown."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._converters: dict[str, Converter] = {}
@@ -72,11 +64,6 @@ def distinct_names(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]
 
     Names that nothing else is like stay as they are. Each of the others gets a number, the first of them too: its own
     name would answer for theirs.
-
-    Examples
-    --------
-    >>> distinct_names(["clicks", "op", "OP", "temp"], ["temp"])
-    ['clicks', 'op~1', 'OP~2', 'temp~2']
     """
     numbers = Counter(name.lower() for name in taken)
     count = Counter(name.lower() for name in names)
@@ -95,18 +82,7 @@ def distinct_names(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]
 
 
 def recast(kind: pa.DataType, leaf: Leaf, *, is_map_key: bool = False) -> tuple[pa.DataType, Converter | None]:
-    """Return a type whose parts are what `leaf` makes of them, at any depth, and what turns values into it.
-
-    Parameters
-    ----------
-    kind
-        The type as it is.
-    leaf
-        Returns for a type that is not nested, and whether it is the key of a map, another type and what turns
-        values into it; None to leave it as it is.
-    is_map_key
-        Whether the values are keys of a map.
-    """
+    """Return a type whose parts are what `leaf` makes of them, at any depth, and what turns values into it."""
     if pa.types.is_struct(kind):
         return _recast_struct(kind, leaf)
     if pa.types.is_map(kind):

@@ -31,26 +31,12 @@ from arrowstate_formats.documents import LogEntryDocument
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["OtherTables"]
-
 Batches = Callable[[list[str], Node | None], Iterator[pa.RecordBatch]]
 """Rows with some columns; those that a filter excludes may be left out."""
 
 
 class OtherTables:
-    """Makes what `preparing` asks for, and registers it with the connection of the query.
-
-    Parameters
-    ----------
-    storage, entry
-        The store, and the checkpoint of the query.
-    sources_of
-        Returns what SQL reads of a checkpoint.
-    seen
-        Which rows of states with a time to live the query reads.
-    connection, on_scan
-        Of the query.
-    """
+    """Makes what `preparing` asks for, and registers it with the connection of the query."""
 
     def __init__(
         self,

@@ -38,8 +38,6 @@ from arrowstate_formats.documents import (
     OperatorStateDocument,
 )
 
-__all__ = ["Entries", "Kept", "recorded_splits", "stored_slots", "stored_splits", "stored_table"]
-
 PROPERTY = "arrowstate.runtime"
 """The property of a log entry that says of which epoch and subtask the parts are that sinks have not had."""
 

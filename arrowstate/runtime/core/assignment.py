@@ -15,8 +15,6 @@ from arrowstate.runtime.graph import Graph, SourceNode
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Assignment", "check_splits"]
-
 
 class Assignment:
     """The splits that are known of each source, and the event time that each slot has told of it."""

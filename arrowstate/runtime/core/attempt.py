@@ -14,8 +14,6 @@ from arrowstate.runtime.core.snapshots import SlotSnapshots
 from arrowstate.runtime.core.task import Channel, OperatorTask, SourceTask, Task
 from arrowstate_formats.run_files import RunFormat
 
-__all__ = ["Attempt", "Outside", "Setting"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-__all__ = ["AlignedBarriers", "BarrierHandler", "Decision", "GiveUp", "Snapshot", "TrackedBarriers"]
-
 _MOST_PENDING = 50
 """How many checkpoints a tracker waits for at once; older ones are given up."""
 
@@ -53,16 +51,7 @@ class BarrierHandler(Protocol):
 
 
 class AlignedBarriers:
-    """Blocks a channel from its barrier on, until the barriers of all channels have come.
-
-    Examples
-    --------
-    >>> barriers = AlignedBarriers(2)
-    >>> barriers.barrier(0, 7), barriers.is_blocked(0), barriers.is_blocked(1)
-    ([], True, False)
-    >>> barriers.barrier(1, 7), barriers.is_blocked(0)
-    ([Snapshot(checkpoint_id=7)], False)
-    """
+    """Blocks a channel from its barrier on, until the barriers of all channels have come."""
 
     def __init__(self, channels: int) -> None:
         self._open = set(range(channels))
@@ -119,16 +108,7 @@ class AlignedBarriers:
 
 
 class TrackedBarriers:
-    """Blocks nothing and counts barriers: after a restore rows may be processed again.
-
-    Examples
-    --------
-    >>> barriers = TrackedBarriers(2)
-    >>> barriers.barrier(0, 7), barriers.is_blocked(0)
-    ([], False)
-    >>> barriers.barrier(1, 7)
-    [Snapshot(checkpoint_id=7)]
-    """
+    """Blocks nothing and counts barriers: after a restore rows may be processed again."""
 
     def __init__(self, channels: int) -> None:
         self._open = set(range(channels))

@@ -24,8 +24,6 @@ from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import BroadcastState
 
-__all__ = ["Body", "FunctionBody", "RelayBody"]
-
 Given = tuple[pa.Table | pa.Array, list[tuple[str, pa.Table]]]
 """What a function emitted, and what it handed to side outputs."""
 

@@ -17,8 +17,6 @@ from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.sinking import SinkTask
 from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SideNode, SinkNode
 
-__all__ = ["Chain"]
-
 
 class Chain:
     """All that follows a task up to the next exchange, in one subtask."""

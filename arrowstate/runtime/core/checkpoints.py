@@ -44,8 +44,6 @@ from arrowstate.log.commit import delete_quietly
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.messages import AbortCheckpoint, CompleteCheckpoint, ToSlot, TriggerCheckpoint
 
-__all__ = ["CheckpointsOutside", "Done", "JobCheckpoints", "JobSide"]
-
 T = TypeVar("T")
 Done = Callable[[int | None, BaseException | None], None]
 """Is told the id of a checkpoint that was asked for, or why there is none."""

@@ -44,8 +44,6 @@ from arrowstate.runtime.graph import Graph
 from arrowstate.runtime.restart import Restart, RestartState, is_unrecoverable
 from arrowstate_formats.documents import LogEntryDocument
 
-__all__ = ["Coordinator", "CoordinatorOutside", "JobState", "RestartStatus"]
-
 JobState: TypeAlias = Literal[
     "created",
     "restoring",
@@ -187,12 +185,9 @@ class Coordinator:
             self._over("stopped", None)
 
     def leave(self, reason: str) -> list[RestartStatus]:
-        """End at once, as `cancel` does, for a job that goes on with another coordinator; return what ended attempts.
+        """End at once, as `cancel` does, for a job that goes on with another coordinator.
 
-        Raises
-        ------
-        InvalidInputError
-            If the job has ended, or is being stopped.
+        Return what ended attempts.
         """
         if self.is_over or self._stopping is not None:
             how = f"has {self.state}" if self.is_over else "is being stopped"

@@ -26,8 +26,6 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 from arrowstate_formats.key_groups import key_group_range
 
-__all__ = ["deploy"]
-
 
 def deploy(attempt: Attempt, message: Deploy, graph: Graph, setting: Setting, storage: Storage) -> None:
     """Make all tasks of an attempt; what was made before an error is in it, to be closed."""

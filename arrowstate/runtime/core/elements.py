@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-__all__ = ["Barrier", "CancelBarrier", "Element", "EndOfData", "Rows", "Status", "Watermark", "bytes_of"]
-
 
 def bytes_of(batch: pa.RecordBatch) -> int:
     """Return how large rows are, as they go through a channel; at least 1."""

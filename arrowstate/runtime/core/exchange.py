@@ -21,8 +21,6 @@ from arrowstate.schema.keys import to_type
 from arrowstate_formats.key_groups import first_hashes, key_group_range, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["CREDIT_BYTES", "FRAME_ROWS", "Exchange", "split_by_subtask"]
-
 CREDIT_BYTES = 4 << 20
 """What a channel may hold of rows that the receiver has not taken up."""
 

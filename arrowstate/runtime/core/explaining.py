@@ -11,8 +11,6 @@ from typing import Any
 from arrowstate.errors import SourceError
 from arrowstate.functions import failing
 
-__all__ = ["explained", "unpicklable"]
-
 _DEEPEST = 6
 """So many attributes of attributes are looked at."""
 

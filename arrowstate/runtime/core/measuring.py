@@ -10,8 +10,6 @@ from __future__ import annotations
 from arrowstate.runtime.core.attempt import Attempt
 from arrowstate.runtime.core.messages import SentFigures, SlotFigures, TaskFigures
 
-__all__ = ["Meter"]
-
 
 class Meter:
     """Measures the tasks of an attempt in one slot."""

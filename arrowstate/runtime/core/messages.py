@@ -12,34 +12,6 @@ from typing import Any, Literal, TypeAlias
 from arrowstate_formats.documents import OperatorPartDocument, SubtaskDocument, SubtaskStatisticsDocument
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = [
-    "AbortCheckpoint",
-    "Acknowledged",
-    "AssignSplits",
-    "Cancel",
-    "CompleteCheckpoint",
-    "Declined",
-    "Deploy",
-    "Ended",
-    "Failed",
-    "FromSlot",
-    "Limit",
-    "NotClosed",
-    "Ready",
-    "Run",
-    "SentFigures",
-    "SlotFigures",
-    "SourceTime",
-    "SplitState",
-    "StatePart",
-    "StopSources",
-    "TakenFigures",
-    "TaskFigures",
-    "TaskHandle",
-    "ToSlot",
-    "TriggerCheckpoint",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SplitState:

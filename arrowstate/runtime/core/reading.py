@@ -18,8 +18,6 @@ from arrowstate.runtime.core.valve import WatermarkValve
 from arrowstate.runtime.graph import SourceNode
 from arrowstate.schema.times import timestamp_array
 
-__all__ = ["MAX_WATERMARK", "SourceSplits", "split_type"]
-
 MAX_WATERMARK = (1 << 63) - 1
 """Event time at the end of the input."""
 

@@ -22,8 +22,6 @@ from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import OperatorPartDocument
 from arrowstate_formats.run_files import INLINE_BYTES
 
-__all__ = ["DirectTask", "KeptRows", "PreparedTask", "SinkTask", "WriteParts", "row_type"]
-
 WriteParts = Callable[[list[str]], list[StatePart]]
 """Writes what was frozen, in another thread; adds the files that it wrote to the list."""
 

@@ -37,8 +37,6 @@ from arrowstate.runtime.graph import Graph, SourceNode
 from arrowstate.runtime.restart import is_unrecoverable
 from arrowstate.storage.base import Storage
 
-__all__ = ["Slot"]
-
 _TELL_MS = 250
 """How often the coordinator is told how the tasks are."""
 

@@ -29,8 +29,6 @@ from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import OperatorPartDocument, SubtaskStatisticsDocument
 from arrowstate_formats.run_files import INLINE_BYTES, RunFormat
 
-__all__ = ["SlotSnapshots", "SnapshotWork", "Written"]
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

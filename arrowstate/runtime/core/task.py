@@ -29,8 +29,6 @@ from arrowstate.runtime.core.messages import TakenFigures
 from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
 from arrowstate.runtime.core.valve import WatermarkValve
 
-__all__ = ["ENOUGH_ROWS", "STEP_ROWS", "Channel", "OperatorTask", "SourceTask", "Task", "TaskHooks"]
-
 STEP_ROWS = FRAME_ROWS
 """A step takes frames until it has so many rows."""
 

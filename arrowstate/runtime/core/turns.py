@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from arrowstate.runtime.core import task as tasks_of
 from arrowstate.runtime.core.task import SourceTask, Task
 
-__all__ = ["PASSED_STEPS", "Turns"]
-
 PASSED_STEPS = 64
 """After so many steps of others a task goes before its consumers."""
 

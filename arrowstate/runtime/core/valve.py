@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["WatermarkValve"]
-
 
 @dataclass(slots=True)
 class _Channel:
@@ -21,16 +19,7 @@ class _Channel:
 
 
 class WatermarkValve:
-    """Makes one watermark of those of several channels.
-
-    Examples
-    --------
-    >>> valve = WatermarkValve(2)
-    >>> valve.advance(0, 10), valve.advance(1, 7), valve.advance(1, 30)
-    (None, 7, 10)
-    >>> valve.set_idle(0, True), valve.watermark
-    (30, 30)
-    """
+    """Makes one watermark of those of several channels."""
 
     def __init__(self, channels: int = 0, *, watermark: int | None = None, waits_for_late: bool = False) -> None:
         self.watermark = watermark

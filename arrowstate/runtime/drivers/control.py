@@ -13,8 +13,6 @@ from typing import Any
 
 from arrowstate.runtime.core.messages import Failed, NotClosed
 
-__all__ = ["Connection", "sendable"]
-
 _LENGTH = struct.Struct("<Q")
 
 

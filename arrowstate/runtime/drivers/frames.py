@@ -22,8 +22,6 @@ from arrowstate.runtime.core.elements import (
     Watermark,
 )
 
-__all__ = ["Credit", "read_frame", "write_credit", "write_element"]
-
 _HEADER = struct.Struct("<BIIqQ")
 """Kind, attempt, edge, a number, and the bytes that follow."""
 

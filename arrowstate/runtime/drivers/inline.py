@@ -20,8 +20,6 @@ from arrowstate.runtime.graph import Graph
 from arrowstate.runtime.restart import Restart
 from arrowstate.storage.base import Storage
 
-__all__ = ["Inline", "InlineDriver", "SlotKilledError"]
-
 T = TypeVar("T")
 
 _STEP_MS = 1

@@ -20,8 +20,6 @@ from arrowstate.runtime.drivers.notes import BUSY_SINCE, TASK, Notes, monotonic_
 from arrowstate.runtime.graph import Graph
 from arrowstate.storage.base import Storage
 
-__all__ = ["Links", "Mailbox"]
-
 T = TypeVar("T")
 _logger = logging.getLogger("arrowstate.runtime")
 

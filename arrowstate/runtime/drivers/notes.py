@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["BEAT", "BEAT_MS", "BUSY_SINCE", "TASK", "Look", "Notes", "Page", "monotonic_ms"]
-
 BUSY_SINCE, TASK, BEAT = range(3)
 """The numbers: when the step began that runs, 0 between two; its task, by its place; the last sign of life."""
 

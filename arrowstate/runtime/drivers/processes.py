@@ -27,8 +27,6 @@ from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.notes import BEAT_MS, Page, monotonic_ms
 from arrowstate.runtime.graph import Declared
 
-__all__ = ["ProcessSlots"]
-
 _logger = logging.getLogger("arrowstate.runtime")
 
 _ENDED_S = 10

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["before_executors_end"]
-
 
 def before_executors_end(do: Callable[[], None]) -> None:
     """Have something done when the main thread has ended; `atexit` comes after executors refuse work."""

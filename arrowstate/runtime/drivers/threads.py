@@ -13,8 +13,6 @@ from arrowstate.runtime.drivers.mailbox import Mailbox
 from arrowstate.runtime.graph import Graph
 from arrowstate.storage.base import Storage
 
-__all__ = ["ThreadSlots"]
-
 
 class ThreadSlots:
     """Slots in threads."""

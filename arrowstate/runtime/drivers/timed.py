@@ -22,8 +22,6 @@ from arrowstate.runtime.drivers.threading_internals import before_executors_end
 from arrowstate.runtime.graph import Declared
 from arrowstate.storage.base import Storage
 
-__all__ = ["Slots", "TimedDriver"]
-
 T = TypeVar("T")
 _logger = logging.getLogger("arrowstate.runtime")
 

@@ -35,8 +35,6 @@ from arrowstate.runtime.graph import StatefulNode
 from arrowstate.storage.registry import open_storage
 from arrowstate_formats.compiled import KERNELS
 
-__all__ = ["main"]
-
 _PR_SET_PDEATHSIG = 1
 
 _YOUNG_OBJECTS = 50_000

@@ -10,8 +10,6 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import DirectSink
 
-__all__ = ["FunctionSink", "PrintSink"]
-
 
 class FunctionSink(DirectSink):
     """Calls a function with rows when they come: at least once.

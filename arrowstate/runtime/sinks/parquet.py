@@ -16,8 +16,6 @@ from arrowstate.errors import InvalidInputError, MissingFileError
 from arrowstate.runtime.connectors import PreparingSink, Sink, SinkWriter, Token
 from arrowstate.runtime.sinks.parquet_folder import OpenFolder, ParquetFolder, file_name
 
-__all__ = ["BulkParquetSink", "ParquetSink"]
-
 _GROUP_ROWS = 1 << 18
 _GROUP_BYTES = 64 << 20
 

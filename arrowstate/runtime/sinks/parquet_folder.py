@@ -21,8 +21,6 @@ import pyarrow.parquet as pq
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Token
 
-__all__ = ["COMPRESSIONS", "ParquetFolder", "file_name"]
-
 COMPRESSIONS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 _WHOSE = "arrowstate.token"
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
@@ -125,13 +123,7 @@ class OpenFolder:
         file.close()
 
     def show(self, hidden: str, name: str, token: str) -> None:
-        """Give a hidden file its name, unless there is one of it.
-
-        Raises
-        ------
-        InvalidInputError
-            If the file of the name has the rows of another token.
-        """
+        """Give a hidden file its name, unless there is one of it."""
         source, target = f"{self._root}/{hidden}", f"{self._root}/{name}"
         if self.is_local:
             try:
@@ -145,13 +137,7 @@ class OpenFolder:
         self.delete(hidden)
 
     def check_own(self, name: str, token: str) -> None:
-        """Refuse a file that has the rows of another token.
-
-        Raises
-        ------
-        InvalidInputError
-            If it has.
-        """
+        """Refuse a file that has the rows of another token."""
         with self._files.open(f"{self._root}/{name}", "rb") as file:
             metadata = pq.ParquetFile(file).metadata.metadata or {}
         found = metadata.get(_WHOSE.encode(), b"").decode()
@@ -163,13 +149,7 @@ class OpenFolder:
 
 
 def _link(source: str, target: str) -> None:
-    """Give a local file a second name, for good.
-
-    Raises
-    ------
-    FileExistsError
-        If there is one of the name.
-    """
+    """Give a local file a second name, for good."""
     try:
         # link fails where the name exists; rename would replace it silently.
         os.link(source, target)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.sql import Identifier
 
-__all__ = ["PostgresSink"]
-
 COMMITS = "arrowstate_commits"
 """The table that says which rows are there."""
 

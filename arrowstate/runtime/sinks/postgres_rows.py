@@ -13,19 +13,11 @@ import pyarrow.csv
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["as_copy_text"]
-
 _BATCH_ROWS = 65_536
 
 
 def as_copy_text(rows: pa.Table) -> Iterator[bytes]:
-    """Yield the rows as CSV without a header: a text is always quoted, a null is empty and not.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is no text for a type.
-    """
+    """Yield the rows as CSV without a header: a text is always quoted, a null is empty and not."""
     options = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
     for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
         columns = [_plain(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]

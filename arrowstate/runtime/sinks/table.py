@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = ["OutputTable"]
-
 
 @dataclass(frozen=True, slots=True)
 class OutputTable:

@@ -13,8 +13,6 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-__all__ = ["FORMATS", "NEED_SCHEMA", "Misfit", "RowFile"]
-
 _BATCH_ROWS = 65_536
 _BLOCK_BYTES = 4 << 20
 """A line of a text is no longer than this."""

@@ -22,8 +22,6 @@ from arrowstate.runtime.connectors import Reader, Source, Split
 from arrowstate.runtime.sources.file_formats import FORMATS, NEED_SCHEMA, Misfit
 from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, checked_schema, row_number
 
-__all__ = ["FileSource"]
-
 Format = Literal["parquet", "csv", "json", "arrow"]
 
 _VERSION_KEYS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")

@@ -22,8 +22,6 @@ from arrowstate.runtime.sources.reading import (
     row_number,
 )
 
-__all__ = ["GeneratorSource", "IteratorSource", "TableSource"]
-
 
 class IteratorSource(Source):
     """The rows of iterators that can be made again at any row.

@@ -15,8 +15,6 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
 
-__all__ = ["ChunkedSplit", "OpenSplit", "SplitsReader", "as_declared", "check_names", "checked_schema", "row_number"]
-
 
 class OpenSplit(ABC):
     """A split while it is read."""
@@ -28,13 +26,7 @@ class OpenSplit(ABC):
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        """Return the next rows, none of them if there is only a position to tell; None if there are none now.
-
-        Raises
-        ------
-        EOFError
-            If there are no more rows and never will be.
-        """
+        """Return the next rows, none of them if there is only a position to tell; None if there are none now."""
 
     def close(self) -> None:  # noqa: B027
         """Let go of what is open."""
@@ -159,13 +151,7 @@ class ChunkedSplit(OpenSplit):
 
 
 def as_declared(rows: Any, schema: pa.Schema, split: str, position: Any) -> pa.RecordBatch:
-    """Return rows if they have the columns of a source.
-
-    Raises
-    ------
-    SourceError
-        If they are no record batch, have another schema, or a null where none may be.
-    """
+    """Return rows if they have the columns of a source."""
     if not isinstance(rows, pa.RecordBatch):
         raise SourceError(split, position, f"rows must come as a pyarrow.RecordBatch, got {type(rows).__name__}")
     if rows.schema is not schema and not rows.schema.equals(schema):
@@ -191,13 +177,7 @@ def checked_schema(schema: object) -> pa.Schema:
 
 
 def check_names(names: Collection[str], known: Sequence[Split]) -> None:
-    """Refuse splits of a checkpoint if they are not those that a source always has, all of them.
-
-    Raises
-    ------
-    SourceError
-        If a split is none of the source, or one of the source is missing.
-    """
+    """Refuse splits of a checkpoint if they are not those that a source always has, all of them."""
     ids = {split.id for split in known}
     if ids == set(names):
         return
@@ -213,13 +193,7 @@ def check_names(names: Collection[str], known: Sequence[Split]) -> None:
 
 
 def row_number(split: Split, position: object) -> int:
-    """Return the number of a row that a position gives, 0 for none.
-
-    Raises
-    ------
-    SourceError
-        If it is no number of a row.
-    """
+    """Return the number of a row that a position gives, 0 for none."""
     if position is None:
         return 0
     if not isinstance(position, int) or isinstance(position, bool) or position < 0:

@@ -41,8 +41,6 @@ from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM, key_group_range
 
-__all__ = ["ChangesSource", "OutputSource"]
-
 _ROWS = "rows"
 """The split of an output table."""
 

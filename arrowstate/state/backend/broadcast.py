@@ -18,8 +18,6 @@ from arrowstate.storage.base import Storage
 from arrowstate.table.table import FrozenTable
 from arrowstate_formats.documents import OperatorStateDocument
 
-__all__ = ["restored_broadcast"]
-
 _KEPT_BYTES = 256 << 20
 """Of the documents and files that they were made of."""
 
@@ -52,13 +50,7 @@ _KEPT = _Kept()
 
 
 def restored_broadcast(storage: Storage, document: OperatorStateDocument, number: int = 0) -> BroadcastState:
-    """Return what a subtask had of a broadcast state; only the first of a process to ask for it reads it.
-
-    Raises
-    ------
-    CorruptDataError
-        If its bytes are missing, truncated, altered, or not what the document says.
-    """
+    """Return what a subtask had of a broadcast state; only the first of a process to ask for it reads it."""
     descriptor = operator_descriptor_of(document)
     assert isinstance(descriptor, BroadcastStateDescriptor)
     part = document.parts[number]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from arrowstate.state.base import KeyedState
     from arrowstate.state.current_key import KeyContext
 
-__all__ = ["Iteration"]
-
 
 class Iteration:
     """The part of a keyed backend that goes through states as a whole; expired rows are left out everywhere.

@@ -56,9 +56,6 @@ from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["KeyedStateBackend"]
-
-
 _KINDS: dict[str, Any] = {
     "value": ValueState,
     "reducing": ReducingState,

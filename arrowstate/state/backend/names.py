@@ -8,8 +8,6 @@ from difflib import get_close_matches
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["check_new_name"]
-
 _logger = logging.getLogger("arrowstate.state.backend")
 
 

@@ -29,8 +29,6 @@ from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM
 
-__all__ = ["OperatorStateBackend", "restore_operator_backend", "split_pieces"]
-
 
 class OperatorStateBackend(Shown):
     """The operator state of one subtask: lists and broadcast maps that belong to no key.
@@ -158,11 +156,6 @@ def split_pieces(totals: Sequence[int], parallelism: int, subtask: int) -> list[
 
     Each subtask gets `total // parallelism` elements of a state, and the first `total % parallelism` in turn one more;
     the turn goes on from one state to the next.
-
-    Examples
-    --------
-    >>> [split_pieces([5], 2, subtask)[0] for subtask in range(2)]
-    [(0, 3), (3, 5)]
     """
     turn = 0
     out = []
@@ -178,17 +171,7 @@ def split_pieces(totals: Sequence[int], parallelism: int, subtask: int) -> list[
 def restore_operator_backend(
     storage: Storage, entry: LogEntryDocument, uid: str, *, parallelism: int = 1, subtask: int = 0
 ) -> OperatorStateBackend:
-    """Return the operator state of one subtask of a checkpoint, at any parallelism.
-
-    Raises
-    ------
-    OperatorNotFoundError
-        If the checkpoint has no such operator.
-    InvalidInputError
-        If not 1 <= parallelism <= 32768, or the subtask is outside 0 to parallelism - 1.
-    CorruptDataError
-        If a file is missing, truncated or altered.
-    """
+    """Return the operator state of one subtask of a checkpoint, at any parallelism."""
     parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
     subtask = check_integer("subtask", subtask, 0, parallelism - 1)
     operator = whole_operator(storage, find_operator(entry, uid))

@@ -32,8 +32,6 @@ from arrowstate.table.run import Run
 from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["ALL_HASHES", "check_merge_rules", "moves_keys", "rekeyed"]
-
 ALL_HASHES = (-(1 << 63), (1 << 63) - 1)
 
 Ints = npt.NDArray[np.int64]
@@ -50,13 +48,7 @@ MergeRule = str | Callable[[Any, Any], Any]
 
 
 def check_merge_rules(merge: Mapping[str, MergeRule], states: Sequence[StateDocument]) -> None:
-    """Refuse a rule for a state that is not there, or that the kind of state has no use for.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is one.
-    """
+    """Refuse a rule for a state that is not there, or that the kind of state has no use for."""
     descriptors = {state.name: descriptor_of(state) for state in states}
     for name, rule in merge.items():
         if name not in descriptors:
@@ -77,29 +69,7 @@ def rekeyed(
     rule: MergeRule | None,
     expired: int | None,
 ) -> tuple[Run, ...]:
-    """Return the live rows of the runs under their new keys and the hashes of these.
-
-    Parameters
-    ----------
-    before, schemas
-        The state under the old key and under the new one.
-    runs
-        All its runs under the old key, of all subtasks.
-    bounds
-        The lowest and the highest hash of the subtask, whose rows alone are returned.
-    rule
-        What is done with rows whose keys became equal.
-    expired
-        The last time of update, in milliseconds, whose rows have expired: they are left out, so that no merge brings
-        their values back. None for no row.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If there are such rows and no rule.
-    ValueOverflowError, ProcessElementError
-        If a sum leaves its type, or a callable raises.
-    """
+    """Return the live rows of the runs under their new keys and the hashes of these."""
     layout = schemas.layout
     descriptor = descriptor_of(schemas.document)
     _, convert = schemas.of_version(before.document.schema_version)

@@ -35,9 +35,6 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import check_max_parallelism, key_group_range
 
-__all__ = ["restore_backend"]
-
-
 _logger = logging.getLogger("arrowstate.state.backend")
 
 
@@ -63,17 +60,6 @@ def restore_backend(
 
     The run files are mapped and cut to the subtask's range of hashes; no row is rewritten, unless the key changes in
     more than the names of its columns.
-
-    Raises
-    ------
-    OperatorNotFoundError
-        If the checkpoint has no such operator.
-    StateNotFoundError, InvalidInputError
-        If a state to be dropped or renamed is not there, or has no room under its new name.
-    IncompatibleStateError
-        If stored keys cannot follow a new key, or keys become equal without a rule to merge their rows.
-    CorruptDataError
-        If a file is missing, truncated or altered.
     """
     operator = find_operator(entry, uid)
     if not operator.key:

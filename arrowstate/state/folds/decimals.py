@@ -15,8 +15,6 @@ import pyarrow as pa
 from arrowstate.errors import ValueOverflowError
 from arrowstate_formats.compiled import kernel, subroutine
 
-__all__ = ["by_group", "fold_decimals"]
-
 Ints = npt.NDArray[np.int64]
 
 
@@ -29,28 +27,7 @@ def fold_decimals(
     old: pa.Array,
     where: str,
 ) -> pa.Array:
-    """Add or multiply the values of each group to its old value.
-
-    Parameters
-    ----------
-    reduce
-        `sum`, whose results must fit the type at the end of the batch, or `product`, which must fit it after each
-        value, with no digits behind those that the type has.
-    values, order, starts, old, where
-        As in `reduce_column`; values and old of one decimal type.
-    valid
-        Which values are not null; empty if all are.
-
-    Returns
-    -------
-    pa.Array
-        One entry a group, null where a group has neither an old nor a new value.
-
-    Raises
-    ------
-    ValueOverflowError
-        If a result does not fit.
-    """
+    """Add or multiply the values of each group to its old value."""
     kind = old.type
     filled = np.array(old.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     if reduce == "sum":
@@ -96,13 +73,7 @@ def _sums(
 
 
 def by_group(combine: np.ufunc, values: npt.NDArray[Any], starts: Ints, nothing: Any) -> npt.NDArray[Any]:
-    """Combine values[starts[g]:starts[g + 1]] for each group g; `nothing` for a group without values.
-
-    Examples
-    --------
-    >>> by_group(np.add, np.array([1, 2, 5]), np.array([0, 2, 2, 3]), 0).tolist()
-    [3, 0, 5]
-    """
+    """Combine values[starts[g]:starts[g + 1]] for each group g; `nothing` for a group without values."""
     out = np.full((starts.size - 1, *values.shape[1:]), nothing, dtype=values.dtype)
     some = np.flatnonzero(np.diff(starts))
     if some.size:

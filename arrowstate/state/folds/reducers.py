@@ -25,8 +25,6 @@ from arrowstate.table.columns import sort_order, take
 from arrowstate_formats.compiled import Kernel, kernel, subroutine
 from arrowstate_formats.key_hash import fixed_dtype
 
-__all__ = ["PLAIN_FOLDS", "fits_in", "reduce_by_callable", "reduce_column", "reduce_scalar"]
-
 Ints = npt.NDArray[np.int64]
 
 _SUM, _PRODUCT, _MIN, _MAX, _FIRST, _LAST = range(6)
@@ -174,33 +172,7 @@ def _counts(valid: npt.NDArray[np.bool_], order: Ints, starts: Ints) -> Ints:
 def reduce_column(
     reduce: str, values: pa.Array, order: Ints, starts: Ints, old: pa.Array, kind: pa.DataType, where: str
 ) -> pa.Array:
-    """Fold the values of each group into its old value.
-
-    Parameters
-    ----------
-    reduce
-        The reducer's name.
-    values
-        One entry a row of the batch; nulls are passed over. For `count` any type.
-    order, starts
-        Group g has the rows order[starts[g]:starts[g + 1]].
-    old
-        One entry a group, of type `kind`, null where there is none.
-    kind
-        The type of the state.
-    where
-        The state's name, for an error.
-
-    Returns
-    -------
-    pa.Array
-        One entry a group, of type `kind`; null where a group has neither an old nor a new value.
-
-    Raises
-    ------
-    ValueOverflowError
-        If a sum or product does not fit `kind`.
-    """
+    """Fold the values of each group into its old value."""
     valid = _validity(values)
     if reduce == "count":
         return pa.array(pc.fill_null(old, 0).to_numpy(zero_copy_only=False) + _counts(valid, order, starts))
@@ -233,11 +205,6 @@ def reduce_by_callable(
 
     Arguments are those of `reduce_column`, and so is the first result. If the callable returns None, what comes after
     it starts anew: the second result says for such groups from which place of `order` on values are in the result.
-
-    Raises
-    ------
-    ProcessElementError
-        If the callable raises, or returns what is not of the type of the state; it names the row.
     """
     what = f"state {where!r}"
     plain, results = plain_values(values, what), plain_values(old, what)
@@ -342,13 +309,7 @@ def _less(left: Any, right: Any) -> bool:
 
 
 def reduce_scalar(reduce: str, old: pa.Scalar | None, new: pa.Scalar, where: str) -> pa.Scalar:
-    """Fold one value into the old one, if there is one; for every reducer but `count`.
-
-    Raises
-    ------
-    ValueOverflowError
-        If a sum or product does not fit the type.
-    """
+    """Fold one value into the old one, if there is one; for every reducer but `count`."""
     if old is None or reduce == "last":
         return new
     if reduce == "first":

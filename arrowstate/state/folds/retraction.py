@@ -18,20 +18,11 @@ from arrowstate.schema.aggregates import Mean
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from arrowstate.schema.keys import value_array
 
-__all__ = ["amounts", "check_retractable", "row_flags", "without_empty"]
-
 _RETRACTABLE = ("sum", "count")
 
 
 def check_retractable(descriptor: ReducingStateDescriptor | AggregatingStateDescriptor) -> None:
-    """Refuse a state that cannot take a value back.
-
-    Raises
-    ------
-    InvalidInputError
-        If a reducer is neither `sum` nor `count`, a sum is of a type without negative numbers, or an aggregate is not
-        `mean`.
-    """
+    """Refuse a state that cannot take a value back."""
     if isinstance(descriptor, AggregatingStateDescriptor):
         if not isinstance(descriptor.declared, Mean):
             raise InvalidInputError(
@@ -53,13 +44,7 @@ def check_retractable(descriptor: ReducingStateDescriptor | AggregatingStateDesc
 
 
 def row_flags(given: Any, rows: int, state: str, what: str) -> pa.BooleanArray:
-    """Return which rows of a batch are meant, one a row.
-
-    Raises
-    ------
-    ValueTypeError, InvalidInputError
-        If it is something else, or a null is among them.
-    """
+    """Return which rows of a batch are meant, one a row."""
     flags = value_array(given, pa.bool_(), rows, state)
     if flags.null_count:
         raise InvalidInputError(f"state {state!r}: {what} must say true or false for each row, got a null")
@@ -67,13 +52,7 @@ def row_flags(given: Any, rows: int, state: str, what: str) -> pa.BooleanArray:
 
 
 def amounts(descriptor: ReducingStateDescriptor, given: pa.Array, retracted: pa.BooleanArray) -> pa.Array:
-    """Return what each value adds to sums and counts: its opposite where it is taken back, ones for what is counted.
-
-    Raises
-    ------
-    ValueOverflowError
-        If an opposite does not fit the type.
-    """
+    """Return what each value adds to sums and counts: its opposite where it is taken back, ones for what is counted."""
     fields = _fields(descriptor)
     if not isinstance(descriptor.reduce, Mapping):
         return _amounts(*fields[0], given, retracted)

@@ -20,8 +20,6 @@ from arrowstate.state.kinds.one_row import OneRowState, after_last_null, of_rows
 from arrowstate.state.transaction import atomic
 from arrowstate.table.table import Found
 
-__all__ = ["AggregatingState"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -27,8 +27,6 @@ from arrowstate.table import kernels
 from arrowstate.table.columns import take
 from arrowstate.table.table import Table, gather
 
-__all__ = ["ListState"]
-
 
 class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescriptor]):
     """Any number of elements per key, duplicates and order kept.

@@ -21,8 +21,6 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
 from arrowstate.table.table import gather
 
-__all__ = ["ManyRowsState", "Rows", "as_lists"]
-
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", ListStateDescriptor, MapStateDescriptor)
 

@@ -24,8 +24,6 @@ from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Found, Table
 
-__all__ = ["MapState"]
-
 
 class MapState(ManyRowsState[MapStateDescriptor]):
     """Any number of entries per key.

@@ -16,8 +16,6 @@ from arrowstate.state.base import KeyedState
 from arrowstate.state.transaction import atomic
 from arrowstate.table.key_batch import KeyBatch
 
-__all__ = ["MergePlan", "MergingState"]
-
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=ListStateDescriptor | ReducingStateDescriptor | AggregatingStateDescriptor)
 

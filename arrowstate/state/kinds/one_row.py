@@ -21,9 +21,6 @@ from arrowstate.state.transaction import atomic
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Found
 
-__all__ = ["LOWEST", "OneRowState", "after_last_null", "of_rows"]
-
-
 Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=ValueStateDescriptor | ReducingStateDescriptor | AggregatingStateDescriptor)
 

@@ -23,9 +23,6 @@ from arrowstate.state.kinds.one_row import LOWEST, OneRowState, after_last_null
 from arrowstate.state.transaction import atomic
 from arrowstate.table.table import Found
 
-__all__ = ["ReducingState"]
-
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -12,8 +12,6 @@ from arrowstate.schema.times import saturated
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.timers import Timer, TimerState
 
-__all__ = ["TimerService"]
-
 
 class TimerService:
     """The timers of an operator, by event time and by processing time.

@@ -33,9 +33,6 @@ from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Found, Table, find_keys, gather
 from arrowstate.table.time_column import TimeColumn
 
-__all__ = ["Timer", "TimerState"]
-
-
 Ints = npt.NDArray[np.int64]
 
 _CHUNK_TIMERS = 1024
@@ -177,13 +174,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
         return fired
 
     def check_not_firing(self) -> None:
-        """Refuse to fire timers from a callback, which would be out of order.
-
-        Raises
-        ------
-        InvalidInputError
-            If timers of this clock are firing.
-        """
+        """Refuse to fire timers from a callback, which would be out of order."""
         if self._firing:
             raise InvalidInputError(f"{self.descriptor.name!r} is firing; a callback registers timers, it fires none")
 

@@ -14,8 +14,6 @@ from arrowstate.schema.keys import value_array
 from arrowstate.state.kinds.one_row import OneRowState
 from arrowstate.state.transaction import atomic
 
-__all__ = ["ValueState"]
-
 
 class ValueState(OneRowState[ValueStateDescriptor]):
     """One value per key.

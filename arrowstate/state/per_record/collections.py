@@ -19,8 +19,6 @@ from arrowstate.state.per_record.places import ElementState, Place
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 
-__all__ = ["ElementList", "ElementMap"]
-
 _GONE = object()
 _MISSING = (None, _GONE)
 

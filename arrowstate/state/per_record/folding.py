@@ -13,8 +13,6 @@ from arrowstate.schema.descriptors import ReducingStateDescriptor
 from arrowstate.schema.plain import fitting, rounding
 from arrowstate.state.folds.reducers import PLAIN_FOLDS, fits_in
 
-__all__ = ["fold_of", "given_of", "same"]
-
 
 def given_of(descriptor: ReducingStateDescriptor) -> Callable[[Any], Any]:
     """Return what gives a value to be added as the type has it; what is counted may be anything."""

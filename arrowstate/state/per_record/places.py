@@ -22,8 +22,6 @@ from arrowstate.state.current_key import identities_of
 from arrowstate.state.shown import Shown
 from arrowstate.table.key_batch import KeyBatch
 
-__all__ = ["ElementState", "Place", "key_rows"]
-
 S = TypeVar("S", bound=KeyedState[Any])
 
 
@@ -153,15 +151,7 @@ class ElementState(Shown, Generic[S]):
 
     @property
     def current_namespace(self) -> Any:
-        """The namespace that the verbs work in, until another is set: a plain value, or a tuple of several.
-
-        Raises
-        ------
-        InvalidInputError
-            If it is read before it was set, or the state has no namespaces.
-        NullKeyError, KeyTypeError
-            If it is set to something that is no namespace of this state.
-        """
+        """The namespace that the verbs work in, until another is set: a plain value, or a tuple of several."""
         return self._spaces().current
 
     @current_namespace.setter

@@ -18,8 +18,6 @@ from arrowstate.state.per_record.folding import fold_of, given_of, same
 from arrowstate.state.per_record.places import ElementState, Place
 from arrowstate.table.key_batch import KeyBatch
 
-__all__ = ["ElementAggregating", "ElementReducing", "ElementValue"]
-
 OneRow = TypeVar("OneRow", bound=ValueState | ReducingState | AggregatingState)
 Folding = TypeVar("Folding", bound=ReducingState | AggregatingState)
 

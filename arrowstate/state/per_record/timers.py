@@ -16,8 +16,6 @@ from arrowstate.state.per_record.places import Place, key_rows
 from arrowstate.state.shown import Shown
 from arrowstate.table.key_batch import KeyBatch
 
-__all__ = ["ElementTimers"]
-
 
 class ElementTimers(Shown):
     """The timers of the element's key: timestamps in milliseconds since 1970, each once per clock.

@@ -23,15 +23,7 @@ __all__ = ["aggregate_of"]
 
 
 def aggregate_of(given: BuiltIn | Aggregate | StoredAggregate, kind: pa.DataType) -> Aggregate:
-    """Return what computes an aggregate of values of a type.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is one of the user's and only its name and columns are known, because nobody has given the descriptor.
-    MissingDependencyError
-        If it needs a package that is not installed.
-    """
+    """Return what computes an aggregate of values of a type."""
     if isinstance(given, Mean):
         return MeanAggregate(given, kind)
     if isinstance(given, Variance):

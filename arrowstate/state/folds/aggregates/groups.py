@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from arrowstate.schema.aggregates import BuiltIn
 
-__all__ = ["BuiltInAggregate", "Floats", "Ints", "borders", "floats"]
-
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 

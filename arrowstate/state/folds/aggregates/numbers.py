@@ -12,8 +12,6 @@ from arrowstate.state.folds.aggregates.groups import BuiltInAggregate, Floats, b
 from arrowstate.state.folds.reducers import reduce_column
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["MeanAggregate", "VarianceAggregate"]
-
 
 class MeanAggregate(BuiltInAggregate):
     """Count and sum."""

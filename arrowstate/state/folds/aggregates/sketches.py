@@ -19,8 +19,6 @@ from arrowstate.state.folds.aggregates.groups import BuiltInAggregate, borders, 
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["CountDistinctAggregate", "QuantilesAggregate"]
-
 
 def _datasketches(name: str) -> Any:
     try:

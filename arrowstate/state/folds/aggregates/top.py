@@ -10,8 +10,6 @@ from arrowstate.schema.aggregates import TopK
 from arrowstate.state.folds.aggregates.groups import BuiltInAggregate, Ints
 from arrowstate.table.columns import sort_order
 
-__all__ = ["TopKAggregate"]
-
 
 class TopKAggregate(BuiltInAggregate):
     """A list of at most `count` values, best first."""
