@@ -1,7 +1,5 @@
 """The README and the docstrings say what the code does: every example in them is run."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What libraries do not promise to keep, each claim by itself: a test that fails here names what an upgrade changed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `import arrowstate` gives, and what its packages for jobs, tests and windows give."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Columns of Arrow as a fill takes them: encodings that are a matter of layout are gone, and which types fit."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest

@@ -1,7 +1,5 @@
 """State made of a table without Spark: `store.bootstrap`, compared with the verbs of a backend, row by row."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import uuid

@@ -1,7 +1,5 @@
 """Several tables and operators in one checkpoint; what a fill takes of memory, and leaves behind when it is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

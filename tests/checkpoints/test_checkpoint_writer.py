@@ -1,7 +1,5 @@
 """The writer of a store: fencing, numbering, and what a failed checkpoint leaves behind."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 from itertools import pairwise
@@ -10,18 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    CommitUnknownError,
-    FencedError,
-    InvalidInputError,
-    KeyedStateBackend,
-    KeyGroupRange,
-    ReducingStateDescriptor,
-    StorageFullError,
-    ValueStateDescriptor,
-    key_group_range,
-    open_store,
-)
+import arrowstate
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id
 from arrowstate.files.open_files import forget_open_files
@@ -31,12 +18,12 @@ from arrowstate.log.entries import path_of
 from arrowstate_formats.run_files import checksum
 
 KEY = pa.schema([("k", pa.int64())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
 
 def backend_of(count=3000, groups=None, max_parallelism=128, key=KEY, state=TOTAL):
     """A backend whose run is large enough for a file of its own."""
-    backend = KeyedStateBackend(key=key, max_parallelism=max_parallelism, key_groups=groups)
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=max_parallelism, key_groups=groups)
     if groups is None and count:
         backend.state(state).add_batch(pa.array(range(count)), pa.array(range(count)))
     else:
@@ -46,7 +33,7 @@ def backend_of(count=3000, groups=None, max_parallelism=128, key=KEY, state=TOTA
 
 @pytest.fixture
 def store(tmp_path):
-    return open_store(tmp_path / "store", create=True)
+    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 def bytes_of(store):
@@ -91,7 +78,7 @@ def test_the_first_of_two_writers_is_fenced_and_its_files_are_deleted(store):
     second = store.writer()
     before = bytes_of(store)
 
-    with pytest.raises(FencedError) as caught:
+    with pytest.raises(arrowstate.FencedError) as caught:
         first.checkpoint({"op": [backend_of(4000)]})
 
     assert (caught.value.writer_epoch, caught.value.current_epoch) == (1, 2)
@@ -104,12 +91,12 @@ def test_a_fenced_writer_writes_nothing_any_more(store):
     first = store.writer()
     second = store.writer()
     second.checkpoint({"op": [backend_of()]})
-    with pytest.raises(FencedError):
+    with pytest.raises(arrowstate.FencedError):
         first.checkpoint({"op": [backend_of(10)]})
     before = bytes_of(store)
 
     for _ in range(2):
-        with pytest.raises(FencedError, match="epoch 2"):
+        with pytest.raises(arrowstate.FencedError, match="epoch 2"):
             first.checkpoint({"op": [backend_of(10)]})
 
     assert bytes_of(store) == before
@@ -135,7 +122,7 @@ def test_writers_that_open_at_once_get_epochs_and_numbers_of_their_own(store):
     winner = max(writers, key=lambda writer: writer.epoch)
     for writer in writers:
         if writer is not winner:
-            with pytest.raises(FencedError):
+            with pytest.raises(arrowstate.FencedError):
                 writer.checkpoint({"op": [backend_of(1)]})
     assert total(winner.checkpoint({"op": [backend_of(5)]})) == 10
 
@@ -181,7 +168,7 @@ def test_properties_that_are_not_json_leave_nothing(store, properties):
     with store.writer() as writer:
         before = bytes_of(store)
 
-        with pytest.raises(InvalidInputError, match="properties"):
+        with pytest.raises(arrowstate.InvalidInputError, match="properties"):
             writer.checkpoint({"op": [backend_of()]}, properties=properties)
 
         assert bytes_of(store) == before
@@ -190,13 +177,13 @@ def test_properties_that_are_not_json_leave_nothing(store, properties):
 
 def subtasks(parallelism, max_parallelism=128):
     return [
-        backend_of(groups=key_group_range(max_parallelism, parallelism=parallelism, subtask=subtask))
+        backend_of(groups=arrowstate.key_group_range(max_parallelism, parallelism=parallelism, subtask=subtask))
         for subtask in range(parallelism)
     ]
 
 
-OTHER_STATE = ReducingStateDescriptor("other", pa.int64(), reduce="sum")
-OTHER_REDUCER = ReducingStateDescriptor("total", pa.int64(), reduce="max")
+OTHER_STATE = arrowstate.ReducingStateDescriptor("other", pa.int64(), reduce="sum")
+OTHER_REDUCER = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="max")
 OTHER_KEY = pa.schema([("q", pa.int64())])
 BAD_SUBTASKS = {
     "none": (list, "no backend"),
@@ -205,18 +192,21 @@ BAD_SUBTASKS = {
     "middle_missing": (lambda: [subtasks(3)[0], subtasks(3)[2]], "expected 43"),
     "twice": (lambda: [subtasks(2)[0], *subtasks(2)], "expected 64"),
     "wrong_order": (lambda: subtasks(2)[::-1], "expected 0"),
-    "overlap": (lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(63, 127))], "expected 64"),
+    "overlap": (lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(63, 127))], "expected 64"),
     "other_max_parallelism": (
-        lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), max_parallelism=256)],
+        lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(64, 127), max_parallelism=256)],
         "one max parallelism",
     ),
-    "other_key": (lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), key=OTHER_KEY)], "one key"),
+    "other_key": (
+        lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(64, 127), key=OTHER_KEY)],
+        "one key",
+    ),
     "other_state": (
-        lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), state=OTHER_STATE)],
+        lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(64, 127), state=OTHER_STATE)],
         "same states",
     ),
     "other_reducer": (
-        lambda: [subtasks(2)[0], backend_of(groups=KeyGroupRange(64, 127), state=OTHER_REDUCER)],
+        lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(64, 127), state=OTHER_REDUCER)],
         "same states",
     ),
 }
@@ -228,7 +218,7 @@ def test_subtasks_that_do_not_make_up_one_operator_are_refused(store, case):
     with store.writer() as writer:
         before = bytes_of(store)
 
-        with pytest.raises(InvalidInputError, match=message):
+        with pytest.raises(arrowstate.InvalidInputError, match=message):
             writer.checkpoint({"op": make()})
 
         assert bytes_of(store) == before
@@ -237,7 +227,7 @@ def test_subtasks_that_do_not_make_up_one_operator_are_refused(store, case):
 
 @pytest.mark.parametrize("uid", ["", "_op", "a/b", "../op", "op ", 5])
 def test_an_operator_uid_is_a_portable_name(store, uid):
-    with store.writer() as writer, pytest.raises(InvalidInputError, match="operator uid"):
+    with store.writer() as writer, pytest.raises(arrowstate.InvalidInputError, match="operator uid"):
         writer.checkpoint({uid: [backend_of(1)]})
 
 
@@ -245,7 +235,7 @@ def test_an_operator_is_not_dropped_by_mistake(store):
     with store.writer() as writer:
         writer.checkpoint({"op": [backend_of()], "gone": [backend_of(1)]})
 
-        with pytest.raises(InvalidInputError, match="gone.*allow_dropped_state"):
+        with pytest.raises(arrowstate.InvalidInputError, match="gone.*allow_dropped_state"):
             writer.checkpoint({"op": [backend_of()]})
         snapshot = writer.checkpoint({"op": [backend_of()]}, allow_dropped_state=True)
 
@@ -256,10 +246,10 @@ def test_an_operator_is_not_dropped_by_mistake(store):
 def test_a_state_is_not_dropped_by_mistake(store):
     with store.writer() as writer:
         full = backend_of(1)
-        full.state(ValueStateDescriptor("kept", pa.int64()))
+        full.state(arrowstate.ValueStateDescriptor("kept", pa.int64()))
         writer.checkpoint({"op": [full]})
 
-        with pytest.raises(InvalidInputError, match="kept of op.*allow_dropped_state"):
+        with pytest.raises(arrowstate.InvalidInputError, match="kept of op.*allow_dropped_state"):
             writer.checkpoint({"op": [backend_of(1)]})
         snapshot = writer.checkpoint({"op": [backend_of(1)]}, allow_dropped_state=True)
 
@@ -309,7 +299,9 @@ def writer_on(store, storage):
 
 
 @pytest.mark.parametrize(
-    "error", [StorageFullError("x", "full"), KeyboardInterrupt(), MemoryError()], ids=["full", "interrupt", "memory"]
+    "error",
+    [arrowstate.StorageFullError("x", "full"), KeyboardInterrupt(), MemoryError()],
+    ids=["full", "interrupt", "memory"],
 )
 def test_a_checkpoint_that_fails_while_writing_leaves_the_store_as_it_was(store, error):
     operators = {"op": [backend_of()], "second": [backend_of(2000)]}
@@ -328,7 +320,7 @@ def test_a_checkpoint_that_fails_while_writing_leaves_the_store_as_it_was(store,
             entry = writer.checkpoint(operators)
             break
         except type(error):
-            if isinstance(error, StorageFullError) or failures < 3:
+            if isinstance(error, arrowstate.StorageFullError) or failures < 3:
                 assert bytes_of(store) == before
             assert total(store.latest()) == sum(range(3000))
 
@@ -342,7 +334,7 @@ def test_a_checkpoint_that_fails_while_writing_leaves_the_store_as_it_was(store,
     [
         (KeyboardInterrupt(), 1),
         (MemoryError(), 1),
-        (CommitUnknownError("log", "id", "lost"), 1),
+        (arrowstate.CommitUnknownError("log", "id", "lost"), 1),
         (KeyboardInterrupt(), 2),
         (MemoryError(), 2),
     ],
@@ -363,19 +355,19 @@ def test_a_checkpoint_that_is_interrupted_after_its_commit_keeps_its_files(store
     assert total(store.latest()) == sum(range(3000))
     with store.writer() as again:
         assert total(again.checkpoint({"op": [backend]})) == sum(range(3000))
-    with pytest.raises(FencedError):
+    with pytest.raises(arrowstate.FencedError):
         writer.checkpoint({"op": [backend]})
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["not committed", "committed"])
 def test_a_writer_goes_on_after_a_commit_of_which_the_outcome_was_unknown(store, committed):
-    error = CommitUnknownError("log", "id", "lost")
+    error = arrowstate.CommitUnknownError("log", "id", "lost")
     storage = Failing(store.storage, 0, error, after=committed)
     writer = writer_on(store, storage)
     backend = backend_of()
     # One run file is counted before the entry.
     storage._number = 2
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         writer.checkpoint({"op": [backend]}, properties={"offset": 1})
     backend.state(TOTAL).add_batch([0], [1])
 
@@ -387,7 +379,7 @@ def test_a_writer_goes_on_after_a_commit_of_which_the_outcome_was_unknown(store,
     assert total(store.latest()) == sum(range(3000)) + 1
     with store.writer() as newer:
         newer.checkpoint({"op": [backend]})
-    with pytest.raises(FencedError, match=f"epoch {writer.epoch}.*epoch {newer.epoch}"):
+    with pytest.raises(arrowstate.FencedError, match=f"epoch {writer.epoch}.*epoch {newer.epoch}"):
         writer.checkpoint({"op": [backend]})
 
 
@@ -427,7 +419,7 @@ def test_a_checkpoint_of_an_older_state_is_a_new_checkpoint(store):
 
 def test_values_and_sums_of_one_operator_are_one_checkpoint(store):
     backend = backend_of(10)
-    notes = backend.state(ValueStateDescriptor("note", pa.string()))
+    notes = backend.state(arrowstate.ValueStateDescriptor("note", pa.string()))
     backend.current_key = 5
     notes.update("pending")
 

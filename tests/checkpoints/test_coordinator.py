@@ -10,25 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    CheckpointAbortedError,
-    CheckpointOptions,
-    CheckpointsStoppedError,
-    CommitUnknownError,
-    CompactionPolicy,
-    FencedError,
-    InvalidInputError,
-    KeyedStateBackend,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    StateStore,
-    StorageError,
-    StorageFullError,
-    key_group_range,
-    key_groups,
-    open_store,
-)
+import arrowstate
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.savepoint import write_frozen_savepoint
@@ -37,7 +19,7 @@ from arrowstate.storage import open_storage
 from arrowstate.storage.base import Outcome
 
 KEY = pa.schema([("k", pa.int64())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 ROWS = 4000
 """Enough for a run file of its own."""
 
@@ -73,7 +55,7 @@ class Gate:
             outcome = self._storage.put_if_absent(path, data, commit_id)
         if self.lost_answers and path.startswith("log/"):
             self.lost_answers -= 1
-            raise CommitUnknownError(path, commit_id, "the answer was lost")
+            raise arrowstate.CommitUnknownError(path, commit_id, "the answer was lost")
         return outcome
 
     def hold(self):
@@ -95,11 +77,11 @@ def clock():
 @pytest.fixture
 def store(gate, clock):
     document = create_store(gate, "store", 0)
-    return StateStore(gate, document.store_id, clock_ms=lambda: clock[0])
+    return arrowstate.StateStore(gate, document.store_id, clock_ms=lambda: clock[0])
 
 
 def backend_of(groups=None):
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
     backend.state(TOTAL)
     return backend
 
@@ -147,8 +129,8 @@ def test_a_trigger_freezes_and_returns_and_what_comes_later_is_not_in_it(store, 
 def test_only_what_is_new_is_written_and_the_figures_are_in_the_log(store):
     backend = backend_of()
     add(backend)
-    operator = OperatorStateBackend()
-    operator.state(OperatorListStateDescriptor("offsets", pa.int64())).add_all([7, 8])
+    operator = arrowstate.OperatorStateBackend()
+    operator.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add_all([7, 8])
     writer = store.writer()
     with writer.coordinator({"op": [backend]}, operator_states={"source": [operator]}) as checkpoints:
         first = checkpoints.trigger().result()
@@ -175,7 +157,7 @@ def test_only_what_is_new_is_written_and_the_figures_are_in_the_log(store):
 
 def test_checkpoints_in_flight_hold_each_its_own_moment(store, gate):
     backend = backend_of()
-    options = CheckpointOptions(max_concurrent=3, writer_threads=3)
+    options = arrowstate.CheckpointOptions(max_concurrent=3, writer_threads=3)
     with store.writer() as writer, writer.coordinator({"op": [backend]}, options=options) as checkpoints:
         gate.hold()
         pending = []
@@ -188,9 +170,9 @@ def test_checkpoints_in_flight_hold_each_its_own_moment(store, gate):
         for each in pending:
             try:
                 done[each.checkpoint_id] = total(each.result())
-            except CheckpointAbortedError as error:
+            except arrowstate.CheckpointAbortedError as error:
                 assert error.status == "subsumed"
-                assert not isinstance(error, FencedError)
+                assert not isinstance(error, arrowstate.FencedError)
 
     assert max(done) == pending[-1].checkpoint_id
     moments = {each.checkpoint_id: place * ROWS for place, each in enumerate(pending, 1)}
@@ -207,7 +189,7 @@ def test_cancelling_deletes_what_was_written_and_the_next_one_has_it_all(store, 
 
         pending.cancel("changed my mind")
 
-        with pytest.raises(CheckpointAbortedError, match="changed my mind") as caught:
+        with pytest.raises(arrowstate.CheckpointAbortedError, match="changed my mind") as caught:
             pending.result()
         assert caught.value.status == "cancelled"
         gate.open.set()
@@ -217,13 +199,13 @@ def test_cancelling_deletes_what_was_written_and_the_next_one_has_it_all(store, 
 
 
 def test_what_is_cancelled_begins_no_further_file(store, gate):
-    backends = [backend_of(key_group_range(128, parallelism=2, subtask=number)) for number in range(2)]
+    backends = [backend_of(arrowstate.key_group_range(128, parallelism=2, subtask=number)) for number in range(2)]
     for backend in backends:
-        keys = [key for key, group in enumerate(key_groups(pa.array(range(9000)), 128).to_pylist())
+        keys = [key for key, group in enumerate(arrowstate.key_groups(pa.array(range(9000)), 128).to_pylist())
                 if backend.key_groups.start <= group <= backend.key_groups.end]  # fmt: skip
-        for state in (TOTAL, ReducingStateDescriptor("other", pa.int64(), reduce="max")):
+        for state in (TOTAL, arrowstate.ReducingStateDescriptor("other", pa.int64(), reduce="max")):
             backend.state(state).add_batch(pa.array(keys), pa.array(keys))
-    options = CheckpointOptions(writer_threads=1)
+    options = arrowstate.CheckpointOptions(writer_threads=1)
     with store.writer() as writer, writer.coordinator({"op": backends}, options=options) as checkpoints:
         gate.hold()
         pending = checkpoints.trigger()
@@ -256,7 +238,7 @@ def test_a_job_that_outruns_its_uploads_waits(store, gate):
 def test_one_that_takes_too_long_expires_and_its_late_files_are_deleted(store, gate, clock):
     backend = backend_of()
     add(backend)
-    options = CheckpointOptions(timeout_ms=1000, tolerated_failures=1)
+    options = arrowstate.CheckpointOptions(timeout_ms=1000, tolerated_failures=1)
     with store.writer() as writer, writer.coordinator({"op": [backend]}, options=options) as checkpoints:
         gate.hold()
         pending = checkpoints.trigger()
@@ -265,7 +247,7 @@ def test_one_that_takes_too_long_expires_and_its_late_files_are_deleted(store, g
 
         assert checkpoints.poll() is None
 
-        with pytest.raises(CheckpointAbortedError, match="expired"):
+        with pytest.raises(arrowstate.CheckpointAbortedError, match="expired"):
             pending.result()
         gate.open.set()
     assert data_files(store) == set()
@@ -276,16 +258,16 @@ def test_more_failures_than_tolerated_stop_the_checkpoints_and_nothing_is_left(s
     backend = backend_of()
     add(backend)
     writer = store.writer()
-    options = CheckpointOptions(tolerated_failures=1)
-    gate.failure = StorageFullError("data/x", "no space left on device")
+    options = arrowstate.CheckpointOptions(tolerated_failures=1)
+    gate.failure = arrowstate.StorageFullError("data/x", "no space left on device")
     with (
-        pytest.raises(CheckpointsStoppedError, match="2 checkpoints in a row failed.*no space left"),
+        pytest.raises(arrowstate.CheckpointsStoppedError, match="2 checkpoints in a row failed.*no space left"),
         writer.coordinator({"op": [backend]}, options=options) as checkpoints,
     ):
         for _ in range(2):
-            with pytest.raises(CheckpointAbortedError, match="no space left") as caught:
+            with pytest.raises(arrowstate.CheckpointAbortedError, match="no space left") as caught:
                 checkpoints.trigger().result()
-            assert isinstance(caught.value.__cause__, StorageFullError)
+            assert isinstance(caught.value.__cause__, arrowstate.StorageFullError)
         checkpoints.trigger()
     assert data_files(store) == set()
 
@@ -298,10 +280,10 @@ def test_a_fenced_coordinator_says_so_and_deletes_its_files(store):
     backend = backend_of()
     add(backend)
     writer = store.writer()
-    with pytest.raises(FencedError), writer.coordinator({"op": [backend]}) as checkpoints:
+    with pytest.raises(arrowstate.FencedError), writer.coordinator({"op": [backend]}) as checkpoints:
         store.writer()
         pending = checkpoints.trigger()
-        with pytest.raises(FencedError):
+        with pytest.raises(arrowstate.FencedError):
             pending.result()
         checkpoints.trigger()
     assert data_files(store) == set()
@@ -311,12 +293,12 @@ def test_a_commit_of_unknown_outcome_keeps_its_files_and_stops(store, gate):
     backend = backend_of()
     add(backend)
     with (
-        pytest.raises(CommitUnknownError),
+        pytest.raises(arrowstate.CommitUnknownError),
         store.writer() as writer,
         writer.coordinator({"op": [backend]}) as checkpoints,
     ):
         gate.lost_answers = 1
-        with pytest.raises(CommitUnknownError):
+        with pytest.raises(arrowstate.CommitUnknownError):
             checkpoints.trigger().result()
 
     assert total(store.latest()) == ROWS
@@ -331,7 +313,7 @@ def test_after_a_commit_of_unknown_outcome_a_new_coordinator_of_the_writer_goes_
     gate.lost_answers = 1
     gate.lost_requests = not committed
     first = writer.coordinator({"op": [backend]})
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         first.trigger().result()
     add(backend)
 
@@ -373,7 +355,7 @@ def test_listeners_are_told_in_the_thread_that_triggers(store, gate):
 
 def test_polling_takes_a_checkpoint_when_one_is_due(store, clock):
     backend = backend_of()
-    options = CheckpointOptions(interval_ms=1000, min_pause_ms=700)
+    options = arrowstate.CheckpointOptions(interval_ms=1000, min_pause_ms=700)
     with store.writer() as writer, writer.coordinator({"op": [backend]}, options=options) as checkpoints:
         checkpoints.poll(properties={"offset": 1}).result()
         clock[0] += 999
@@ -388,30 +370,30 @@ def test_polling_takes_a_checkpoint_when_one_is_due(store, clock):
 
 def test_what_cannot_be_frozen_is_refused_at_once_and_does_no_harm(store):
     backend = backend_of()
-    half = backend_of(key_group_range(128, parallelism=2, subtask=0))
+    half = backend_of(arrowstate.key_group_range(128, parallelism=2, subtask=0))
     with store.writer() as writer:
         with writer.coordinator({"op": [half]}) as checkpoints:
-            with pytest.raises(InvalidInputError, match="cover"):
+            with pytest.raises(arrowstate.InvalidInputError, match="cover"):
                 checkpoints.trigger()
-            with pytest.raises(InvalidInputError, match="JSON|finite"):
+            with pytest.raises(arrowstate.InvalidInputError, match="JSON|finite"):
                 checkpoints.trigger(properties={"offset": float("nan")})
         with writer.coordinator({"op": [backend]}) as checkpoints:
             assert checkpoints.trigger().result().checkpoint_id > 0
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(arrowstate.InvalidInputError):
             writer.coordinator({})
 
 
 def test_a_backend_alone_is_refused_with_what_is_asked_for(store):
-    backend, own = backend_of(), OperatorStateBackend()
+    backend, own = backend_of(), arrowstate.OperatorStateBackend()
     writer = store.writer()
     asked = "operator 'op' needs a list of backends, one per subtask"
 
     for take in (writer.checkpoint, writer.coordinator):
-        with pytest.raises(InvalidInputError, match=f"{asked}, got a KeyedStateBackend"):
+        with pytest.raises(arrowstate.InvalidInputError, match=f"{asked}, got a KeyedStateBackend"):
             take({"op": backend})
-        with pytest.raises(InvalidInputError, match=f"{asked}, got a OperatorStateBackend"):
+        with pytest.raises(arrowstate.InvalidInputError, match=f"{asked}, got a OperatorStateBackend"):
             take({"op": [backend]}, operator_states={"op": own})
-        with pytest.raises(InvalidInputError, match=f"{asked}, got a NoneType"):
+        with pytest.raises(arrowstate.InvalidInputError, match=f"{asked}, got a NoneType"):
             take({"op": None})
     assert store.checkpoints() == []
 
@@ -429,23 +411,23 @@ def test_leaving_after_an_error_gives_up_what_is_in_flight(store, gate):
         threading.Timer(0.2, gate.open.set).start()
         raise ZeroDivisionError
 
-    with pytest.raises(CheckpointAbortedError, match="the job failed"):
+    with pytest.raises(arrowstate.CheckpointAbortedError, match="the job failed"):
         pending.result()
     assert data_files(store) == set()
-    with pytest.raises(CheckpointsStoppedError, match="closed"):
+    with pytest.raises(arrowstate.CheckpointsStoppedError, match="closed"):
         checkpoints.trigger()
 
 
 def test_ids_rise_through_failures_writers_and_coordinators(store, gate):
     backend = backend_of()
     with store.writer() as writer:
-        options = CheckpointOptions(tolerated_failures=9)
+        options = arrowstate.CheckpointOptions(tolerated_failures=9)
         with writer.coordinator({"op": [backend]}, options=options) as checkpoints:
             ids = [checkpoints.trigger().result().checkpoint_id]
             add(backend)
-            gate.failure = StorageFullError("data/x", "full")
+            gate.failure = arrowstate.StorageFullError("data/x", "full")
             for _ in range(5):
-                with pytest.raises(CheckpointAbortedError):
+                with pytest.raises(arrowstate.CheckpointAbortedError):
                     checkpoints.trigger().result()
             gate.failure = None
             ids.append(checkpoints.trigger().result().checkpoint_id)
@@ -498,7 +480,7 @@ def test_a_savepoint_stands_beside_the_checkpoints_and_holds_its_own_moment(stor
         assert total(before.result()) == ROWS
         assert checkpoints.trigger().result().checkpoint_id > savepoint.checkpoint_id
     assert [snapshot.entry.kind for snapshot in store.checkpoints()] == ["checkpoint", "checkpoint"]
-    assert total(open_store(tmp_path / "saved").latest()) == 2 * ROWS
+    assert total(arrowstate.open_store(tmp_path / "saved").latest()) == 2 * ROWS
 
 
 def test_a_savepoint_where_files_are_fails_alone_and_leaves_them(store, tmp_path):
@@ -507,9 +489,9 @@ def test_a_savepoint_where_files_are_fails_alone_and_leaves_them(store, tmp_path
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("keep me")
     with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
-        with pytest.raises(CheckpointAbortedError, match="holds files") as caught:
+        with pytest.raises(arrowstate.CheckpointAbortedError, match="holds files") as caught:
             checkpoints.trigger_savepoint(tmp_path / "full").result()
-        assert isinstance(caught.value.__cause__, InvalidInputError)
+        assert isinstance(caught.value.__cause__, arrowstate.InvalidInputError)
         assert total(checkpoints.trigger().result()) == ROWS
     assert [path.name for path in (tmp_path / "full").rglob("*")] == ["letter.txt"]
 
@@ -519,13 +501,13 @@ def test_a_savepoint_that_cannot_be_read_back_fails_at_once_and_is_disposed_of(s
     add(backend)
 
     def refuse(storage):
-        raise StorageError("arrowstate.json", "Input/output error", storage.url)
+        raise arrowstate.StorageError("arrowstate.json", "Input/output error", storage.url)
 
     with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
         with monkeypatch.context() as patched:
             patched.setattr("arrowstate.store.store.open_store_document", refuse)
             savepoint = checkpoints.trigger_savepoint(tmp_path / "saved")
-            with pytest.raises(CheckpointAbortedError, match="Input/output error"):
+            with pytest.raises(arrowstate.CheckpointAbortedError, match="Input/output error"):
                 savepoint.result(timeout_ms=20_000)
         assert total(checkpoints.trigger().result()) == ROWS
 
@@ -549,13 +531,13 @@ def test_a_savepoint_that_was_whole_when_it_was_given_up_is_disposed_of(store, t
         assert written.wait(60)
         savepoint.cancel()
         go_on.set()
-        with pytest.raises(CheckpointAbortedError, match="cancelled"):
+        with pytest.raises(arrowstate.CheckpointAbortedError, match="cancelled"):
             savepoint.result()
 
     assert [path for path in (tmp_path / "saved").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("policy", [None, CompactionPolicy(max_space_amplification=1.2)])
+@pytest.mark.parametrize("policy", [None, arrowstate.CompactionPolicy(max_space_amplification=1.2)])
 def test_runs_with_dead_rows_are_merged_beside_the_job(store, gate, policy):
     backend = backend_of()
     add(backend, rows=20_000)
@@ -580,18 +562,20 @@ def test_runs_with_dead_rows_are_merged_beside_the_job(store, gate, policy):
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_in_flight_a_committed_checkpoint_is_the_state_at_its_trigger(tmp_path, seed):
     draw = random.Random(seed)
-    store = open_store(tmp_path / "store", create=True)
-    policy = draw.choice((None, CompactionPolicy(max_space_amplification=1.1, min_bytes=0, max_small_files=1)))
-    groups = [key_group_range(128, parallelism=2, subtask=number) for number in range(2)]
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    policy = draw.choice(
+        (None, arrowstate.CompactionPolicy(max_space_amplification=1.1, min_bytes=0, max_small_files=1))
+    )
+    groups = [arrowstate.key_group_range(128, parallelism=2, subtask=number) for number in range(2)]
     backends = [backend_of(each) for each in groups]
     model: dict[int, int] = {}
     expected, pending = {}, []
-    options = CheckpointOptions(max_concurrent=draw.randint(1, 3), tolerated_failures=99)
+    options = arrowstate.CheckpointOptions(max_concurrent=draw.randint(1, 3), tolerated_failures=99)
     writer = store.writer(compaction=policy)
     with writer.coordinator({"op": backends}, options=options, retention=None) as checkpoints:
         for _ in range(40):
             keys = [draw.randrange(3000) for _ in range(draw.choice((1, 50, 2000)))]
-            numbers = key_groups(pa.array(keys), 128).to_pylist()
+            numbers = arrowstate.key_groups(pa.array(keys), 128).to_pylist()
             for own, backend in zip(groups, backends, strict=True):
                 mine = [key for key, number in zip(keys, numbers, strict=True) if own.start <= number <= own.end]
                 backend.state(TOTAL).add_batch(pa.array(mine, pa.int64()), pa.array([1] * len(mine), pa.int64()))
@@ -609,7 +593,7 @@ def test_whatever_is_in_flight_a_committed_checkpoint_is_the_state_at_its_trigge
     for each in pending:
         try:
             snapshot = each.result()
-        except CheckpointAbortedError:
+        except arrowstate.CheckpointAbortedError:
             continue
         committed += 1
         rows = snapshot.to_arrow("op.total").to_pylist()
@@ -625,12 +609,12 @@ def test_two_coordinators_of_one_store_never_both_commit_a_number(store):
     other = store.writer().coordinator({"op": [second]})
     pending = [one.trigger(), other.trigger()]
 
-    with pytest.raises(FencedError):
+    with pytest.raises(arrowstate.FencedError):
         pending[0].result()
     snapshot = pending[1].result()
 
     assert store.latest().entry == snapshot.entry
     assert store.storage.put_if_absent(path_of(snapshot.entry.number), b"x late", "late") is Outcome.LOST
     other.close()
-    with pytest.raises(FencedError):
+    with pytest.raises(arrowstate.FencedError):
         one.close()

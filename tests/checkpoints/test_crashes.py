@@ -1,7 +1,5 @@
 """What a store holds after its writer was killed, or the disk was full, at any moment."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

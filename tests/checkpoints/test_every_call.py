@@ -6,8 +6,6 @@ store is opened as a new process does: what was acknowledged is there bit for bi
 goes on, and a collection leaves nothing that no checkpoint needs.
 """
 
-from __future__ import annotations
-
 import random
 import uuid
 

@@ -8,39 +8,30 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    KeyedStateBackend,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    StateStore,
-    key_group_range,
-    key_groups,
-    open_store,
-)
+import arrowstate
 
 KEY = pa.schema([("k", pa.string())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 
 
-def new_backend(*keys: str, subtask: int | None = None) -> KeyedStateBackend:
-    groups = None if subtask is None else key_group_range(128, parallelism=2, subtask=subtask)
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
+def new_backend(*keys: str, subtask: int | None = None) -> arrowstate.KeyedStateBackend:
+    groups = None if subtask is None else arrowstate.key_group_range(128, parallelism=2, subtask=subtask)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
     backend.state(TOTAL).add_batch(list(keys), [1] * len(keys))
     return backend
 
 
-def new_offsets(*offsets: int) -> OperatorStateBackend:
-    backend = OperatorStateBackend()
+def new_offsets(*offsets: int) -> arrowstate.OperatorStateBackend:
+    backend = arrowstate.OperatorStateBackend()
     backend.state(OFFSETS).add_all(offsets)
     return backend
 
 
 @pytest.fixture
-def store(tmp_path) -> StateStore:
+def store(tmp_path) -> arrowstate.StateStore:
     """A store whose newest checkpoint has two rows of keyed state and two of operator state."""
-    store = open_store(tmp_path / "store", create=True)
+    store = arrowstate.open_store(tmp_path / "store", create=True)
     with store.writer() as writer:
         writer.checkpoint({"op": [new_backend("a", "b")]}, operator_states={"op": [new_offsets(5, 7)]})
     return store
@@ -71,7 +62,7 @@ def test_neither_do_those_of_operator_state(store):
 def test_one_subtask_that_was_not_restored_is_enough(store):
     subtasks = [store.latest().restore("op", parallelism=2, subtask=number) for number in range(2)]
     offsets = [store.latest().restore_operator_state("op", parallelism=2, subtask=number) for number in range(2)]
-    of_a = key_groups(pa.array(["a"]), 128)[0].as_py() // 64
+    of_a = arrowstate.key_groups(pa.array(["a"]), 128)[0].as_py() // 64
     subtasks[of_a] = new_backend(subtask=of_a)
 
     with store.writer() as writer, pytest.warns(RuntimeWarning, match="were not restored"):
@@ -79,15 +70,15 @@ def test_one_subtask_that_was_not_restored_is_enough(store):
 
 
 def test_as_many_subtasks_as_have_lists_in_files_are_counted_too(tmp_path):
-    many = open_store(tmp_path / "many", create=True)
-    groups = [key_group_range(256, parallelism=256, subtask=number) for number in range(256)]
+    many = arrowstate.open_store(tmp_path / "many", create=True)
+    groups = [arrowstate.key_group_range(256, parallelism=256, subtask=number) for number in range(256)]
 
-    def backends(*keys: str) -> list[KeyedStateBackend]:
-        made = [KeyedStateBackend(key=KEY, max_parallelism=256, key_groups=own) for own in groups]
+    def backends(*keys: str) -> list[arrowstate.KeyedStateBackend]:
+        made = [arrowstate.KeyedStateBackend(key=KEY, max_parallelism=256, key_groups=own) for own in groups]
         for backend in made:
             backend.state(TOTAL)
         for key in keys:
-            made[key_groups(pa.array([key]), 256)[0].as_py()].state(TOTAL).add_batch([key], [1])
+            made[arrowstate.key_groups(pa.array([key]), 256)[0].as_py()].state(TOTAL).add_batch([key], [1])
         return made
 
     with many.writer() as writer:
@@ -118,16 +109,18 @@ def test_a_coordinator_tells_it_too_and_once(store):
     assert len(said) == 1
 
 
-def restored(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+def restored(store: arrowstate.StateStore) -> tuple[arrowstate.KeyedStateBackend, arrowstate.OperatorStateBackend]:
     return store.latest().restore("op"), store.latest().restore_operator_state("op")
 
 
-def restored_elsewhere(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+def restored_elsewhere(
+    store: arrowstate.StateStore,
+) -> tuple[arrowstate.KeyedStateBackend, arrowstate.OperatorStateBackend]:
     savepoint = store.savepoint("before")
     return savepoint.restore("op"), savepoint.restore_operator_state("op")
 
 
-def checkpointed(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+def checkpointed(store: arrowstate.StateStore) -> tuple[arrowstate.KeyedStateBackend, arrowstate.OperatorStateBackend]:
     backends = new_backend("z"), new_offsets(1)
     with store.writer() as writer:
         writer.checkpoint({"op": [backends[0]]}, operator_states={"op": [backends[1]]}, allow_dropped_state=True)
@@ -135,20 +128,23 @@ def checkpointed(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBac
     return backends
 
 
-def of_an_empty_operator(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+def of_an_empty_operator(
+    store: arrowstate.StateStore,
+) -> tuple[arrowstate.KeyedStateBackend, arrowstate.OperatorStateBackend]:
     with store.writer() as writer:
         empty = {"op": [new_backend()]}, {"op": [new_offsets()]}
         writer.checkpoint(empty[0], operator_states=empty[1], allow_dropped_state=True)
     return new_backend("z"), new_offsets(1)
 
 
-def computed_anew(store: StateStore) -> tuple[KeyedStateBackend, OperatorStateBackend]:
+def computed_anew(store: arrowstate.StateStore) -> tuple[arrowstate.KeyedStateBackend, arrowstate.OperatorStateBackend]:
     return new_backend("c", "d"), new_offsets(8, 9)
 
 
 @pytest.mark.parametrize("make", [restored, restored_elsewhere, checkpointed, of_an_empty_operator, computed_anew])
 def test_what_goes_on_from_state_or_follows_on_none_is_not_warned_of(
-    store: StateStore, make: Callable[[StateStore], tuple[KeyedStateBackend, OperatorStateBackend]]
+    store: arrowstate.StateStore,
+    make: Callable[[arrowstate.StateStore], tuple[arrowstate.KeyedStateBackend, arrowstate.OperatorStateBackend]],
 ) -> None:
     keyed, offsets = make(store)
 

@@ -1,7 +1,5 @@
 """Checkpoints of several processes: each writes its subtask, one commits the handles."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Processes that were stopped, cut off or deceived by their clocks can not commit, nor have a live file collected."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The command line over lists, maps, namespaces and times to live."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

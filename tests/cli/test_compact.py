@@ -1,7 +1,5 @@
 """`arrowstate compact`: what it prints, and that only --apply changes anything."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

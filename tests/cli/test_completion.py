@@ -1,7 +1,5 @@
 """The scripts by which shells complete the command line."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """`arrowstate edit`: scripts, keys and properties; as a plan, for good, into a savepoint, and gone back from."""
 
-from __future__ import annotations
-
 import io
 import json
 

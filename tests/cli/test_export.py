@@ -1,7 +1,5 @@
 """A state as a file."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

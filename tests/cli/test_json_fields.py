@@ -1,7 +1,5 @@
 """The fields that each command prints with `--json`, which are added to and not renamed: see docs/versions.md."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the command line says where something is wrong: in its own terms, and as JSON where that is asked for."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The shell of `arrowstate sql`, on a pseudo terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Where queries come from, where their results go, and that Ctrl-C ends them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Tables that people read: in a narrow terminal too, and with whatever states hold."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

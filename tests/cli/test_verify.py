@@ -1,7 +1,5 @@
 """`arrowstate verify` and `arrowstate diagnose`, and going back to the newest checkpoint that is whole."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

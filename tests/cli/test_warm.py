@@ -1,7 +1,5 @@
 """`arrowstate warm`."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every deployment of arrowstate's own."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.register_assert_rewrite("arrowstate.testing", "suites")

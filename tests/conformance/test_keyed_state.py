@@ -1,7 +1,5 @@
 """The conformance suites, over every deployment of arrowstate's own."""
 
-from __future__ import annotations
-
 from suites import (
     AggregatingStateSuite,
     EveryKindSuite,

@@ -1,7 +1,5 @@
 """The conformance suites in which runs matter most, over checkpoints in the Lance format."""
 
-from __future__ import annotations
-
 import pytest
 
 from suites import LANCE, ExpiredRowsSuite, KeyGroupSuite, ListStateSuite, MapStateSuite, TimerSuite, ValueStateSuite

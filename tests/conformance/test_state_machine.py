@@ -3,8 +3,6 @@
 The long form tries forty times as many, each twice as long.
 """
 
-from __future__ import annotations
-
 import uuid
 
 import pyarrow as pa
@@ -12,25 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from arrowstate import (
-    AggregatingStateDescriptor,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    TimeToLive,
-    ValueStateDescriptor,
-    key_group_range,
-    key_groups,
-    open_store,
-)
-from arrowstate.checkpoints.compaction import CompactionPolicy, plan_compaction
+import arrowstate
+from arrowstate.checkpoints.compaction import plan_compaction
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.reading import store_key
 from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage import clear_memory_storage
-from arrowstate.store import StateStore
-from arrowstate.table.merging import MergePolicy
 from long_form import short_or_long
 from suites import Clock
 from suites.models import Folding, StateModel, TimerModel
@@ -76,21 +61,21 @@ EACH = Folding(first=lambda given: folded({"n": 0, "low": None, "last": None}, g
 def kinds(suffix, ttl):
     common = {"namespace": SPACE, "ttl": ttl}
     return {
-        ValueStateDescriptor(f"value{suffix}", pa.string(), **common): Folding(),
-        ReducingStateDescriptor(f"total{suffix}", pa.int64(), reduce="sum", **common): SUM,
-        AggregatingStateDescriptor(f"mean{suffix}", pa.int64(), aggregate="mean", **common): MEAN,
-        ListStateDescriptor(f"list{suffix}", pa.int64(), **common): Folding(),
-        MapStateDescriptor(f"map{suffix}", COLLIDING, pa.int64(), **common): Folding(),
+        arrowstate.ValueStateDescriptor(f"value{suffix}", pa.string(), **common): Folding(),
+        arrowstate.ReducingStateDescriptor(f"total{suffix}", pa.int64(), reduce="sum", **common): SUM,
+        arrowstate.AggregatingStateDescriptor(f"mean{suffix}", pa.int64(), aggregate="mean", **common): MEAN,
+        arrowstate.ListStateDescriptor(f"list{suffix}", pa.int64(), **common): Folding(),
+        arrowstate.MapStateDescriptor(f"map{suffix}", COLLIDING, pa.int64(), **common): Folding(),
     }
 
 
 FOLDINGS = {
     **kinds("", None),
-    **kinds("_clock", TimeToLive(20)),
-    **kinds("_event", TimeToLive(30, clock="event_time")),
-    **kinds("_read", TimeToLive(25, update="on_read_and_write")),
-    ValueStateDescriptor("plain", pa.string()): Folding(),
-    ReducingStateDescriptor(
+    **kinds("_clock", arrowstate.TimeToLive(20)),
+    **kinds("_event", arrowstate.TimeToLive(30, clock="event_time")),
+    **kinds("_read", arrowstate.TimeToLive(25, update="on_read_and_write")),
+    arrowstate.ValueStateDescriptor("plain", pa.string()): Folding(),
+    arrowstate.ReducingStateDescriptor(
         "each",
         pa.struct([("n", pa.int64()), ("low", pa.float64()), ("last", pa.list_(pa.int64()))]),
         reduce={"n": "count", "low": "min", "last": "last"},
@@ -113,12 +98,14 @@ ROWS = st.lists(st.tuples(PLACES, st.sampled_from(USER_KEYS), st.none() | st.int
 TIMERS = st.lists(st.tuples(PLACES, st.integers(990, 1060)), max_size=8)
 POLICIES = st.sampled_from(
     [
-        MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1),
-        MergePolicy(fan_in=3, first_tier_rows=8),
-        MergePolicy(),
+        arrowstate.MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1),
+        arrowstate.MergePolicy(fan_in=3, first_tier_rows=8),
+        arrowstate.MergePolicy(),
     ]
 )
-LIMITS = st.sampled_from([CompactionPolicy(1.001, max_small_files=1, min_bytes=0), CompactionPolicy(1.3, min_bytes=0)])
+LIMITS = st.sampled_from(
+    [arrowstate.CompactionPolicy(1.001, max_small_files=1, min_bytes=0), arrowstate.CompactionPolicy(1.3, min_bytes=0)]
+)
 SCALES = st.integers(1, 6).flatmap(lambda p: st.tuples(st.just(p), st.integers(p, 20) | st.sampled_from([128, 32768])))
 
 
@@ -154,8 +141,8 @@ class Job(RuleBasedStateMachine):
         self.url = f"memory://{uuid.uuid4().hex}"
         self.clock = Clock(1000)
         self.watermark = 1000
-        opened = open_store(self.url, create=True)
-        self.store = StateStore(opened.storage, opened.store_id, clock_ms=self.clock)
+        opened = arrowstate.open_store(self.url, create=True)
+        self.store = arrowstate.StateStore(opened.storage, opened.store_id, clock_ms=self.clock)
         self.writer = self.store.writer()
         self.models = {state.name: StateModel(state, folding) for state, folding in FOLDINGS.items()}
         self.models |= {clock: TimerModel() for clock in CLOCKS}
@@ -179,10 +166,10 @@ class Job(RuleBasedStateMachine):
         self.states = [*states, TOTAL] if TOTAL not in states else states
         self.policy, self.budget = policy, budget
         self.backends = [
-            KeyedStateBackend(
+            arrowstate.KeyedStateBackend(
                 key=KEY,
                 max_parallelism=self.max_parallelism,
-                key_groups=key_group_range(self.max_parallelism, parallelism=parallelism, subtask=subtask),
+                key_groups=arrowstate.key_group_range(self.max_parallelism, parallelism=parallelism, subtask=subtask),
                 merge_policy=policy,
                 memory_budget_bytes=budget,
                 clock_ms=self.clock,
@@ -206,7 +193,11 @@ class Job(RuleBasedStateMachine):
 
     def parts(self, rows):
         """Rows that begin with a (key, space), by the backend that owns the key."""
-        groups = key_groups(key_batch([row[0][0] for row in rows]), self.max_parallelism).to_pylist() if rows else []
+        groups = (
+            arrowstate.key_groups(key_batch([row[0][0] for row in rows]), self.max_parallelism).to_pylist()
+            if rows
+            else []
+        )
         for backend in self.backends:
             part = [row for row, group in zip(rows, groups, strict=True) if group in backend.key_groups]
             if part:
@@ -427,7 +418,7 @@ class Job(RuleBasedStateMachine):
 
     def owners(self):
         """Each backend with its timers and its keys."""
-        groups = key_groups(key_batch(KEYS), self.max_parallelism).to_pylist()
+        groups = arrowstate.key_groups(key_batch(KEYS), self.max_parallelism).to_pylist()
         for backend in self.backends:
             own = [key for key, group in zip(KEYS, groups, strict=True) if group in backend.key_groups]
             yield backend, self.timers(backend), own

@@ -1,7 +1,5 @@
 """The adversary over a backend that merges and spills all the time, so that every verb needs room on disk."""
 
-from __future__ import annotations
-
 import pytest
 
 from arrowstate.table.merging import MergePolicy

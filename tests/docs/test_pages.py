@@ -1,7 +1,5 @@
 """The pages of docs/ say what the code does: every example in them is run, page by page."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What an edit refuses: it says why, and has done nothing."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 

@@ -1,7 +1,5 @@
 """An edit and a purge with a fault at each of their storage calls: the store has the one or the other."""
 
-from __future__ import annotations
-
 import warnings
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Values and keys of every type, at every place, stay what they are bit by bit while other things are edited."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest

@@ -1,7 +1,5 @@
 """Random edits of state of every kind are what the same statements are on plain tables."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A purge leaves no byte of what was deleted in any file of the store, and says what still holds it."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

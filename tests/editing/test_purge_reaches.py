@@ -3,8 +3,6 @@
 Every file is decoded: Arrow, Parquet and Lance, deletion vectors and what is inline in documents.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import suppress

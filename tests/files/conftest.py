@@ -1,7 +1,5 @@
 """A store on disk and a large and a small state to put into it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,26 +1,19 @@
 """A checkpoint that is cancelled while its files are written stops at the next batch and leaves nothing."""
 
-from __future__ import annotations
-
 import itertools
 
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    CheckpointCancelledError,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-)
+import arrowstate
 from arrowstate.clock import new_id
 from arrowstate.files.operator import write_operator_states
 from arrowstate.files.subtasks import read_states
 from arrowstate.files.writing import write_subtask
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
-PENDING = OperatorListStateDescriptor("pending", pa.string())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+PENDING = arrowstate.OperatorListStateDescriptor("pending", pa.string())
 
 
 class AtCall:
@@ -71,7 +64,7 @@ def test_a_write_that_is_cancelled_at_any_call_raises_and_leaves_nothing(store, 
 
     # The last ones stand for the directory, the manifest and what makes them durable.
     for number in {*range(1, never.asked, 5), *range(never.asked - 9, never.asked + 1)}:
-        with pytest.raises(CheckpointCancelledError) as caught:
+        with pytest.raises(arrowstate.CheckpointCancelledError) as caught:
             write(AtCall(number))
 
         assert caught.value.checkpoint_id is None
@@ -83,7 +76,7 @@ def test_a_write_that_is_cancelled_at_any_call_raises_and_leaves_nothing(store, 
 
 
 def test_operator_states_that_are_cancelled_at_any_call_leave_nothing(store, files):
-    backend = OperatorStateBackend()
+    backend = arrowstate.OperatorStateBackend()
     backend.state(OFFSETS).update(list(range(10_000)))
     backend.state(PENDING).update(["x" * 100] * 10_000)
     before, paths = files.all(), ["another's"]
@@ -100,7 +93,7 @@ def test_operator_states_that_are_cancelled_at_any_call_leave_nothing(store, fil
     del paths[1:]
 
     for number in range(1, never.asked + 1):
-        with pytest.raises(CheckpointCancelledError):
+        with pytest.raises(arrowstate.CheckpointCancelledError):
             write(AtCall(number))
 
         assert files.all() == before

@@ -1,7 +1,5 @@
 """A checkpoint writes what the store does not have yet, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 

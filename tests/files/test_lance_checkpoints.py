@@ -1,7 +1,5 @@
 """Checkpoints in the Lance format: what is read of a file, from where, and what happens where that is not possible."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import sys
@@ -13,21 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    CorruptDataError,
-    KeyedStateBackend,
-    MissingDependencyError,
-    ReducingStateDescriptor,
-    RetentionPolicy,
-    StorageError,
-    open_store,
-)
+import arrowstate
 from arrowstate.files.open_files import forget_open_files, open_file
 from arrowstate.files.reading import subtask_runs
 from arrowstate.schema.versions import RunSchemas
 from arrowstate_formats import run_files, run_reading
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 KEYS = pa.array(range(100_000))
 
 
@@ -144,7 +134,7 @@ def test_a_flipped_bit_anywhere_is_found_by_reading_any_row(snapshot):
             lambda: snapshot.to_arrow("op.total", columns=["total"]),
             lambda: snapshot.restore("op", parallelism=100, subtask=7).state(TOTAL),
         ):
-            with pytest.raises(CorruptDataError, match=path.name):
+            with pytest.raises(arrowstate.CorruptDataError, match=path.name):
                 read()
 
 
@@ -159,12 +149,12 @@ def test_a_file_that_goes_while_it_is_open_is_missing(snapshot):
     assert snapshot.lookup("op.total", KEYS.slice(0, 1)).num_rows == 1
     path_of(snapshot).unlink()
 
-    with pytest.raises(CorruptDataError, match="the file is missing"):
+    with pytest.raises(arrowstate.CorruptDataError, match="the file is missing"):
         snapshot.to_arrow("op.total")
 
 
 def test_a_storage_without_local_files_is_read_through_one_copy_that_goes_with_the_open_file(counts, temporary):
-    store = open_store("memory://lance-checkpoints", create=True)
+    store = arrowstate.open_store("memory://lance-checkpoints", create=True)
     with store.writer() as writer:
         snapshot = writer.checkpoint({"op": [counts]}, format="lance")
     assert list(temporary.iterdir()) == []
@@ -179,7 +169,7 @@ def test_a_storage_without_local_files_is_read_through_one_copy_that_goes_with_t
 
 
 def test_small_runs_are_inline_and_read_through_temporary_files(store, temporary):
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch([1, 2], [10, 20])
     with store.writer() as writer:
         snapshot = writer.checkpoint({"op": [backend]}, format="lance")
@@ -194,7 +184,7 @@ def test_without_room_for_temporary_files_nothing_is_committed(store, files, cou
     with store.writer() as writer:
         before = files.all()
         temporary.rmdir()
-        with pytest.raises(StorageError, match="a temporary file for data/op/total"):
+        with pytest.raises(arrowstate.StorageError, match="a temporary file for data/op/total"):
             writer.checkpoint({"op": [counts]}, format="lance")
         assert files.all() == before
         temporary.mkdir()
@@ -212,12 +202,12 @@ def test_without_the_library_nothing_is_committed_or_called_damaged(store, files
 
     with store.writer() as writer:
         before = files.all()
-        with pytest.raises(MissingDependencyError, match=r"pip install 'arrowstate\[lance\]'"):
+        with pytest.raises(arrowstate.MissingDependencyError, match=r"pip install 'arrowstate\[lance\]'"):
             writer.checkpoint({"op": [counts]}, format="lance")
         assert files.all() == before
-        with pytest.raises(MissingDependencyError, match=r"pip install 'arrowstate\[lance\]'"):
+        with pytest.raises(arrowstate.MissingDependencyError, match=r"pip install 'arrowstate\[lance\]'"):
             snapshot.to_arrow("op.total")
-        with pytest.raises(MissingDependencyError):
+        with pytest.raises(arrowstate.MissingDependencyError):
             snapshot.verify(deep=True)
         second = writer.checkpoint({"op": [counts]}, format="arrow")
 
@@ -230,7 +220,7 @@ def test_a_copied_store_is_read_at_its_new_place(snapshot, tmp_path):
     shutil.copytree(snapshot.storage.url, tmp_path / "a b%20#c")
     shutil.rmtree(snapshot.storage.url)
 
-    copy = open_store(tmp_path / "a b%20#c").latest()
+    copy = arrowstate.open_store(tmp_path / "a b%20#c").latest()
 
     assert copy.to_arrow("op.total").num_rows == 100_000
     assert copy.verify(deep=True).ok
@@ -243,12 +233,12 @@ def test_a_collection_takes_lance_files_that_no_kept_checkpoint_needs(store, cou
     with store.writer() as writer:
         writer.checkpoint({"op": [counts]}, format="lance")
         old = lance_files()
-        fresh = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+        fresh = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
         fresh.state(TOTAL).add_batch(KEYS, KEYS)
         newest = writer.checkpoint({"op": [fresh]}, format="lance")
     kept = lance_files() - old
 
-    done = store.collect(RetentionPolicy(count=1)).apply()
+    done = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
 
     assert len(old) == len(kept) == 1
     assert old <= set(done.deleted)

@@ -1,20 +1,9 @@
 """Namespace columns that are named like a key column, the state or its value keep apart, on disk and in SQL."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    AggregatingStateDescriptor,
-    InvalidInputError,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-    open_store,
-)
+import arrowstate
 
 KEY = pa.schema([("user", pa.string())])
 INT = pa.int64()
@@ -26,27 +15,30 @@ def spaces(*names):
 
 
 def backend_of():
-    return KeyedStateBackend(key=KEY, max_parallelism=128)
+    return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
 
 
 PAIR = pa.struct([("user", INT), ("page", INT)])
 STATES = {
-    "named like the key": (ValueStateDescriptor("v", INT, namespace=spaces("user")), ["user", "v_user", "v"]),
-    "named like the state": (ValueStateDescriptor("w", INT, namespace=spaces("w")), ["user", "w", "w_w"]),
+    "named like the key": (
+        arrowstate.ValueStateDescriptor("v", INT, namespace=spaces("user")),
+        ["user", "v_user", "v"],
+    ),
+    "named like the state": (arrowstate.ValueStateDescriptor("w", INT, namespace=spaces("w")), ["user", "w", "w_w"]),
     "both, in another case": (
-        ReducingStateDescriptor("r", INT, reduce="sum", namespace=spaces("User", "R")),
+        arrowstate.ReducingStateDescriptor("r", INT, reduce="sum", namespace=spaces("User", "R")),
         ["user", "r_User", "R", "r_r"],
     ),
     "named like a field": (
-        ListStateDescriptor("l", PAIR, namespace=spaces("page", "day")),
+        arrowstate.ListStateDescriptor("l", PAIR, namespace=spaces("page", "day")),
         ["user", "page", "day", "l_user", "l_page"],
     ),
     "named like the state, of a map": (
-        MapStateDescriptor("m", pa.string(), INT, namespace=spaces("user", "m")),
+        arrowstate.MapStateDescriptor("m", pa.string(), INT, namespace=spaces("user", "m")),
         ["user", "m_user", "m", "m_key", "m_m"],
     ),
     "named like a part of the accumulator": (
-        AggregatingStateDescriptor("a", INT, aggregate="mean", namespace=spaces("count", "user")),
+        arrowstate.AggregatingStateDescriptor("a", INT, aggregate="mean", namespace=spaces("count", "user")),
         ["user", "count", "a_user", "a_count", "sum"],
     ),
 }
@@ -77,7 +69,7 @@ def test_a_namespace_keeps_apart_from_what_has_its_name(descriptor, columns, tmp
         fill(state, namespace)
     state.clear_batch(["eve"], namespace=there)
     expected = [held(state, namespace) for namespace in (here, there)]
-    store = open_store(tmp_path / "store", create=True)
+    store = arrowstate.open_store(tmp_path / "store", create=True)
     with store.writer() as writer:
         first = writer.checkpoint({"op": [backend]})
         # Once as a state that nobody asks for, and once in two subtasks.
@@ -101,17 +93,17 @@ def test_a_namespace_keeps_apart_from_what_has_its_name(descriptor, columns, tmp
 @pytest.mark.parametrize(
     "descriptor",
     [
-        ValueStateDescriptor("user", INT, namespace=spaces("user")),
-        ListStateDescriptor("l", PAIR, namespace=spaces("user")),
-        MapStateDescriptor("m", pa.string(), INT, namespace=spaces("m_key")),
-        ValueStateDescriptor("v", INT, namespace=spaces("user", "v_user")),
+        arrowstate.ValueStateDescriptor("user", INT, namespace=spaces("user")),
+        arrowstate.ListStateDescriptor("l", PAIR, namespace=spaces("user")),
+        arrowstate.MapStateDescriptor("m", pa.string(), INT, namespace=spaces("m_key")),
+        arrowstate.ValueStateDescriptor("v", INT, namespace=spaces("user", "v_user")),
     ],
     ids=["state and key", "field and key", "user key", "each other"],
 )
 def test_names_that_clash_even_with_the_name_of_the_state_before_them_are_refused_at_once(descriptor):
     backend = backend_of()
 
-    with pytest.raises(InvalidInputError, match=f"the columns of state '{descriptor.name}' clash"):
+    with pytest.raises(arrowstate.InvalidInputError, match=f"the columns of state '{descriptor.name}' clash"):
         backend.state(descriptor)
 
     assert backend.state_names == ()

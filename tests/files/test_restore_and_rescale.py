@@ -1,26 +1,12 @@
 """Restoring at another parallelism and another max parallelism: slices of what is there, and no row rewritten."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    InvalidInputError,
-    KeyedStateBackend,
-    KeyGroupRange,
-    OperatorNotFoundError,
-    ReducingStateDescriptor,
-    StateNotFoundError,
-    ValueStateDescriptor,
-    key_group_range,
-    key_groups,
-    key_hash,
-    open_store,
-)
+import arrowstate
 from arrowstate.clock import new_id
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.reading import find_operator, find_state, open_state
@@ -28,14 +14,14 @@ from arrowstate.files.subtasks import read_states
 from arrowstate.files.writing import operator_document, write_subtask
 from arrowstate.schema.versions import RunSchemas
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = ValueStateDescriptor("note", pa.string())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
 KEY = pa.schema([("k", pa.int64())])
 SCALES = [(1, 1), (1, 128), (2, 128), (3, 128), (4, 128), (3, 192), (5, 7), (7, 7), (2, 32768), (9, 100)]
 
 
 def owned(keys, groups, max_parallelism):
-    inside = np.isin(np.array(key_groups(keys, max_parallelism)), list(groups))
+    inside = np.isin(np.array(arrowstate.key_groups(keys, max_parallelism)), list(groups))
     return keys.filter(pa.array(inside))
 
 
@@ -85,8 +71,8 @@ AT_BORDERS = {
 @pytest.mark.parametrize(("parallelism", "max_parallelism"), [(2, 128), (4, 4)])
 def test_rows_at_the_very_ends_of_a_range_go_to_its_owner(store, parallelism, max_parallelism):
     keys = pa.array(AT_BORDERS)
-    assert key_hash(keys).to_pylist() == [*AT_BORDERS.values()]
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    assert arrowstate.key_hash(keys).to_pylist() == [*AT_BORDERS.values()]
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch(keys, pa.array([1, 2, 3, 4]))
     with store.writer() as writer:
         snapshot = writer.checkpoint({"op": [backend]})
@@ -102,8 +88,8 @@ def test_rows_at_the_very_ends_of_a_range_go_to_its_owner(store, parallelism, ma
 def test_a_subtask_of_several_goes_on_at_the_lowest_of_their_watermarks(store, watermarks, expected):
     backends = []
     for subtask, watermark in enumerate(watermarks):
-        groups = key_group_range(128, parallelism=2, subtask=subtask)
-        backend = KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
+        groups = arrowstate.key_group_range(128, parallelism=2, subtask=subtask)
+        backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=groups)
         backend.state(TOTAL)
         if watermark is not None:
             backend.advance_watermark(watermark)
@@ -122,7 +108,9 @@ def history(store):
     """A store whose last checkpoint has several runs with dead rows, and what it holds."""
     keys = pa.array(range(6000))
     backends = [
-        KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=key_group_range(128, parallelism=2, subtask=subtask))
+        arrowstate.KeyedStateBackend(
+            key=KEY, max_parallelism=128, key_groups=arrowstate.key_group_range(128, parallelism=2, subtask=subtask)
+        )
         for subtask in range(2)
     ]
     model = {}
@@ -150,7 +138,8 @@ def test_a_restore_at_any_scale_equals_the_model_and_writes_nothing(
     assert files.new() == []
     assert [backend.max_parallelism for backend in backends] == [max_parallelism] * parallelism
     assert [backend.key_groups for backend in backends] == [
-        key_group_range(max_parallelism, parallelism=parallelism, subtask=subtask) for subtask in range(parallelism)
+        arrowstate.key_group_range(max_parallelism, parallelism=parallelism, subtask=subtask)
+        for subtask in range(parallelism)
     ]
 
 
@@ -201,7 +190,7 @@ def test_slices_of_a_large_run_use_its_directory_at_every_scale(store, counts):
 
 
 def test_a_slice_of_a_large_run_is_written_to_another_store_with_a_directory_of_its_own(store, counts, tmp_path):
-    other = open_store(tmp_path / "other", create=True)
+    other = arrowstate.open_store(tmp_path / "other", create=True)
     with store.writer() as writer:
         writer.checkpoint({"op": [counts]})
     # Shares above 65,536 rows, so that each has a directory beside its file.
@@ -224,8 +213,8 @@ def test_a_slice_of_a_large_run_is_written_to_another_store_with_a_directory_of_
 
 def _restore_groups(snapshot, groups):
     """A backend of key groups that no subtask of a usual scale owns."""
-    chosen = KeyGroupRange(groups[0], groups[-1])
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=chosen)
+    chosen = arrowstate.KeyGroupRange(groups[0], groups[-1])
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=chosen)
     backend._add(TOTAL, _open(snapshot, chosen.hash_bounds(128)).runs)
     return backend
 
@@ -238,7 +227,9 @@ def _open(snapshot, hash_bounds, name="total"):
 
 def test_rescaling_reads_little_more_than_it_needs(store):
     backends = [
-        KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=key_group_range(128, parallelism=4, subtask=subtask))
+        arrowstate.KeyedStateBackend(
+            key=KEY, max_parallelism=128, key_groups=arrowstate.key_group_range(128, parallelism=4, subtask=subtask)
+        )
         for subtask in range(4)
     ]
     write_in(backends, pa.array(range(400_000)), 1, {})
@@ -247,7 +238,9 @@ def test_rescaling_reads_little_more_than_it_needs(store):
 
     def bytes_read(parallelism):
         return sum(
-            _open(snapshot, key_group_range(128, parallelism=parallelism, subtask=subtask).hash_bounds(128)).bytes_read
+            _open(
+                snapshot, arrowstate.key_group_range(128, parallelism=parallelism, subtask=subtask).hash_bounds(128)
+            ).bytes_read
             for subtask in range(parallelism)
         )
 
@@ -256,11 +249,11 @@ def test_rescaling_reads_little_more_than_it_needs(store):
 
 
 def test_every_state_of_an_operator_is_restored(store):
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch([1, 2], [5, 6])
     backend.state(NOTE).update_batch([1, 3], ["a", "b"])
     with store.writer() as writer:
-        writer.checkpoint({"op": [backend], "other": [KeyedStateBackend(key=KEY, max_parallelism=4)]})
+        writer.checkpoint({"op": [backend], "other": [arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4)]})
 
     restored = store.latest().restore("op")
 
@@ -284,16 +277,16 @@ def test_every_state_of_an_operator_is_restored(store):
     ids=str,
 )
 def test_a_scale_that_does_not_exist_is_refused(store, history, arguments):
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(arrowstate.InvalidInputError):
         store.latest().restore("op", **arguments)
 
 
 def test_a_name_that_does_not_exist_lists_those_that_do(store, history):
     snapshot = store.latest()
 
-    with pytest.raises(OperatorNotFoundError, match="'po'.*'op'"):
+    with pytest.raises(arrowstate.OperatorNotFoundError, match="'po'.*'op'"):
         snapshot.restore("po")
-    with pytest.raises(StateNotFoundError, match="'totl' of operator 'op' in checkpoint 3; it has 'total'"):
+    with pytest.raises(arrowstate.StateNotFoundError, match="'totl' of operator 'op' in checkpoint 3; it has 'total'"):
         _open(snapshot, None, "totl")
 
 
@@ -310,7 +303,7 @@ def test_restored_backends_do_not_touch_each_other(store, history):
 
 @pytest.mark.parametrize("format", ["arrow", "parquet", "lance"])
 def test_a_group_that_no_key_is_in_is_an_empty_subtask(store, format):
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch([1], [1])
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]}, format=format)

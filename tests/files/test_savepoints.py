@@ -1,7 +1,5 @@
 """Savepoints: plain Parquet that any tool reads, in a folder that may go anywhere."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -15,34 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arrowstate import (
-    CheckpointCancelledError,
-    CheckpointNotFoundError,
-    CommitUnknownError,
-    InvalidInputError,
-    KeyedStateBackend,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    StorageFullError,
-    TimeToLive,
-    UnsupportedStorageError,
-    ValueStateDescriptor,
-    key_group_range,
-    key_groups,
-    open_store,
-)
+import arrowstate
 from arrowstate.clock import new_id
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.savepoint import write_frozen_savepoint, write_savepoint
 from arrowstate.storage import open_storage
-from arrowstate.store import Snapshot, StateStore
-from arrowstate.table.merging import MergePolicy
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int32())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
-EMPTY = ValueStateDescriptor("empty", pa.float64())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = arrowstate.ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
+EMPTY = arrowstate.ValueStateDescriptor("empty", pa.float64())
 
 
 def keys_of(numbers):
@@ -51,7 +31,7 @@ def keys_of(numbers):
 
 
 def own(backend, keys):
-    groups = key_groups(keys, backend.max_parallelism).to_pylist()
+    groups = arrowstate.key_groups(keys, backend.max_parallelism).to_pylist()
     return keys.filter(pa.array([group in backend.key_groups for group in groups], pa.bool_()))
 
 
@@ -59,7 +39,9 @@ def own(backend, keys):
 def model(store):
     """What the two checkpoints of the store hold; the second has dead rows, several runs and an empty state."""
     backends = [
-        KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=key_group_range(128, parallelism=3, subtask=subtask))
+        arrowstate.KeyedStateBackend(
+            key=KEY, max_parallelism=128, key_groups=arrowstate.key_group_range(128, parallelism=3, subtask=subtask)
+        )
         for subtask in range(3)
     ]
     models = []
@@ -147,7 +129,7 @@ def test_a_savepoint_works_wherever_its_folder_goes(store, model, tmp_path, how)
     shutil.rmtree(store.url)
     forget_open_files()
 
-    moved = open_store(place)
+    moved = arrowstate.open_store(place)
 
     assert totals(moved.latest()) == model[1]
     backends = [moved.latest().restore("op", parallelism=2, subtask=i, max_parallelism=96) for i in range(2)]
@@ -157,7 +139,7 @@ def test_a_savepoint_works_wherever_its_folder_goes(store, model, tmp_path, how)
 
 def test_a_savepoint_is_a_store_that_goes_on(store, model, tmp_path):
     store.savepoint(tmp_path / "fork")
-    fork = open_store(tmp_path / "fork")
+    fork = arrowstate.open_store(tmp_path / "fork")
     backend = fork.latest().restore("op")
     key = keys_of([5000])
 
@@ -185,15 +167,15 @@ def test_a_job_goes_on_in_its_store_from_a_savepoint(store, model):
 
 def test_a_savepoint_of_a_savepoint_is_equal(store, model, tmp_path):
     store.savepoint(tmp_path / "one")
-    two = open_store(tmp_path / "one").savepoint(tmp_path / "two")
+    two = arrowstate.open_store(tmp_path / "one").savepoint(tmp_path / "two")
 
     assert totals(two) == model[1]
     assert sorted(two.restore("op").state_names) == ["empty", "note", "total"]
 
 
 def test_savepoints_live_in_memory_too():
-    store = open_store("memory://savepoints-live-in-memory", create=True)
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    store = arrowstate.open_store("memory://savepoints-live-in-memory", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch(keys_of(range(10)), range(10))
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]})
@@ -202,7 +184,7 @@ def test_savepoints_live_in_memory_too():
 
     assert savepoint.storage.url == "memory://savepoints-live-in-memory/savepoints/copy"
     assert sorted(totals(savepoint).values()) == list(range(10))
-    assert totals(open_store(savepoint.storage.url).latest()) == totals(store.latest())
+    assert totals(arrowstate.open_store(savepoint.storage.url).latest()) == totals(store.latest())
 
 
 def test_progress_counts_every_file(store, model):
@@ -218,28 +200,28 @@ def test_a_place_with_files_is_refused_and_left_alone(store, model, tmp_path):
     taken.mkdir()
     (taken / "mine.txt").write_text("mine")
 
-    with pytest.raises(InvalidInputError, match="empty place"):
+    with pytest.raises(arrowstate.InvalidInputError, match="empty place"):
         store.savepoint(taken)
     store.savepoint("twice")
-    with pytest.raises(InvalidInputError, match="empty place"):
+    with pytest.raises(arrowstate.InvalidInputError, match="empty place"):
         store.savepoint("twice")
 
     assert [path.name for path in files_in(taken)] == ["mine.txt"]
-    assert totals(open_store(Path(store.url) / "savepoints" / "twice").latest()) == model[1]
+    assert totals(arrowstate.open_store(Path(store.url) / "savepoints" / "twice").latest()) == model[1]
 
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a b", "-x", "é"])
 def test_a_savepoint_name_is_a_portable_name(store, model, name):
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(arrowstate.InvalidInputError):
         store.savepoint(name)
 
     assert not (Path(store.url) / "savepoints").exists()
 
 
 def test_a_checkpoint_or_a_storage_that_does_not_exist_makes_no_savepoint(store, model, tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match="99"):
+    with pytest.raises(arrowstate.CheckpointNotFoundError, match="99"):
         store.savepoint(tmp_path / "new", checkpoint=99)
-    with pytest.raises(UnsupportedStorageError):
+    with pytest.raises(arrowstate.UnsupportedStorageError):
         store.savepoint("sftp://host/x")
 
     assert not (tmp_path / "new").exists()
@@ -272,7 +254,9 @@ class Failing:
         return self._storage.put_if_absent(path, data, commit_id)
 
 
-@pytest.mark.parametrize("error", [StorageFullError("x", "full"), KeyboardInterrupt()], ids=["full", "interrupt"])
+@pytest.mark.parametrize(
+    "error", [arrowstate.StorageFullError("x", "full"), KeyboardInterrupt()], ids=["full", "interrupt"]
+)
 def test_a_savepoint_that_fails_at_any_file_leaves_nothing_and_can_be_written_again(store, model, tmp_path, error):
     place = tmp_path / "copy"
 
@@ -295,7 +279,7 @@ def test_a_savepoint_that_fails_at_any_file_leaves_nothing_and_can_be_written_ag
 
     # 7 runs (the empty state has one), a log entry, and the document that makes the folder a store.
     assert number == 10
-    assert totals(open_store(place).latest()) == model[1]
+    assert totals(arrowstate.open_store(place).latest()) == model[1]
 
 
 class Blind:
@@ -326,11 +310,11 @@ def test_of_two_savepoints_to_one_place_the_later_one_leaves_the_first_alone(sto
             progress=progress,
         )
 
-    with pytest.raises(InvalidInputError, match="another savepoint"):
+    with pytest.raises(arrowstate.InvalidInputError, match="another savepoint"):
         write(lambda done, total: write() if done == 3 else None)
     forget_open_files()
 
-    assert totals(open_store(place).latest()) == model[1]
+    assert totals(arrowstate.open_store(place).latest()) == model[1]
 
 
 FULL = """
@@ -409,12 +393,12 @@ def test_only_large_runs_in_arrow_have_a_directory(store, counts, tmp_path, form
     savepoint = store.savepoint(tmp_path / "copy", format=format)
 
     assert sorted(path.suffix for path in files_in(tmp_path / "copy" / "data")) == suffixes
-    assert open_store(tmp_path / "copy").verify(deep=True).problems == []
+    assert arrowstate.open_store(tmp_path / "copy").verify(deep=True).problems == []
     assert savepoint.restore("op").state(TOTAL).get_batch(pa.array([7])).to_pylist() == [7]
 
 
 def test_an_unknown_format_is_refused_and_nothing_written(store, model, tmp_path):
-    with pytest.raises(InvalidInputError, match="'parquet'.* got 'csv'"):
+    with pytest.raises(arrowstate.InvalidInputError, match="'parquet'.* got 'csv'"):
         store.savepoint(tmp_path / "copy", format="csv")
 
     assert files_in(tmp_path / "copy") == []
@@ -422,13 +406,13 @@ def test_an_unknown_format_is_refused_and_nothing_written(store, model, tmp_path
 
 @pytest.mark.parametrize("format", ["parquet", "arrow", "lance"])
 def test_a_job_that_starts_from_a_savepoint_in_a_new_store_never_needs_it_again(store, model, tmp_path, format):
-    offsets = OperatorStateBackend()
-    offsets.state(OperatorListStateDescriptor("offsets", pa.int64())).update(list(range(10_000)))
+    offsets = arrowstate.OperatorStateBackend()
+    offsets.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).update(list(range(10_000)))
     with store.writer() as writer:
         backends = [store.latest().restore("op")]
         writer.checkpoint({"op": backends}, operator_states={"op": [offsets]})
     savepoint = store.savepoint(tmp_path / "copy", format=format)
-    other = open_store(tmp_path / "other", create=True)
+    other = arrowstate.open_store(tmp_path / "other", create=True)
 
     backend, restored = savepoint.restore("op"), savepoint.restore_operator_state("op")
     with other.writer() as writer:
@@ -450,22 +434,22 @@ def test_a_job_that_starts_from_a_savepoint_in_a_new_store_never_needs_it_again(
 class Job:
     """Two subtasks that change their state in every way, with a model of it."""
 
-    SEEN = ValueStateDescriptor("seen", pa.int64(), ttl=TimeToLive(100))
-    OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
+    SEEN = arrowstate.ValueStateDescriptor("seen", pa.int64(), ttl=arrowstate.TimeToLive(100))
+    OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 
     def __init__(self):
         self.now_ms = 0
         self.backends = [
-            KeyedStateBackend(
+            arrowstate.KeyedStateBackend(
                 key=KEY,
                 max_parallelism=128,
-                key_groups=key_group_range(128, parallelism=2, subtask=subtask),
-                merge_policy=MergePolicy(fan_in=2, first_tier_rows=64),
+                key_groups=arrowstate.key_group_range(128, parallelism=2, subtask=subtask),
+                merge_policy=arrowstate.MergePolicy(fan_in=2, first_tier_rows=64),
                 clock_ms=lambda: self.now_ms,
             )
             for subtask in range(2)
         ]
-        self.offsets = [OperatorStateBackend() for _ in self.backends]
+        self.offsets = [arrowstate.OperatorStateBackend() for _ in self.backends]
         for backend in self.backends:
             backend.state(EMPTY)
             backend.state(self.SEEN)
@@ -513,7 +497,7 @@ def save(target, frozen, *, clock_ms=lambda: 0, **options):
         clock_ms=clock_ms,
         **options,
     )
-    return Snapshot(target, "frozen", entry, clock_ms=clock_ms)
+    return arrowstate.Snapshot(target, "frozen", entry, clock_ms=clock_ms)
 
 
 @pytest.mark.parametrize("format", ["parquet", "arrow", "lance"])
@@ -534,7 +518,7 @@ def test_a_savepoint_of_frozen_state_is_what_it_was_while_the_job_goes_on(tmp_pa
     assert totals(savepoint) == expected
     assert savepoint.operator_state("op", "offsets")["offsets"].to_pylist() == [1, 2, 3, 4, 5, 6, 7] * 2
     assert (savepoint.checkpoint_id, savepoint.properties, savepoint.entry.watermark) == (17, {"offset": 3}, 5)
-    assert open_store(tmp_path / "copy").verify(deep=True).problems == []
+    assert arrowstate.open_store(tmp_path / "copy").verify(deep=True).problems == []
     assert {run["format"] for run in runs_of(tmp_path / "copy")} == {format}
 
 
@@ -565,7 +549,9 @@ def test_the_same_state_gives_the_same_savepoint_whether_it_is_frozen_or_committ
         writer.checkpoint({"op": job.backends}, operator_states={"op": job.offsets})
 
     from_frozen = save(open_storage(tmp_path / "frozen", create=True), frozen)
-    from_committed = StateStore(store.storage, store.store_id, clock_ms=lambda: 0).savepoint(tmp_path / "committed")
+    from_committed = arrowstate.StateStore(store.storage, store.store_id, clock_ms=lambda: 0).savepoint(
+        tmp_path / "committed"
+    )
 
     for name in ("op.total", "op.seen", "op.empty"):
         assert from_frozen.to_arrow(name).equals(from_committed.to_arrow(name))
@@ -585,7 +571,7 @@ def test_a_savepoint_that_is_cancelled_before_any_of_its_files_leaves_nothing(tm
         try:
             savepoint = save(target, frozen, cancelled=lambda answers=answers: next(answers, True))
             break
-        except CheckpointCancelledError:
+        except arrowstate.CheckpointCancelledError:
             assert files_in(tmp_path / "copy") == []
 
     # 3 states of 2 subtasks, 2 manifests, the operator state, the log entry.
@@ -606,7 +592,7 @@ class LostAnswer:
     def put_if_absent(self, path, data, commit_id):
         outcome = self._storage.put_if_absent(path, data, commit_id)
         if path.startswith(self._path):
-            raise CommitUnknownError(path, commit_id, "the answer was lost")
+            raise arrowstate.CommitUnknownError(path, commit_id, "the answer was lost")
         return outcome
 
 
@@ -615,7 +601,7 @@ def test_a_savepoint_whose_end_nobody_can_tell_is_taken_away(tmp_path, path):
     job = Job()
     job.step()
 
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         save(LostAnswer(open_storage(tmp_path / "copy", create=True), path), job.frozen())
 
     assert files_in(tmp_path / "copy") == []
@@ -630,10 +616,10 @@ def test_savepoints_of_two_checkpoints_to_one_place_do_not_mix(store, model, tmp
         arguments = {"new_id": new_id, "clock_ms": lambda: 0, "progress": progress}
         write_savepoint(store.storage, store.store_id, entry, target, **arguments)
 
-    with pytest.raises(InvalidInputError, match="another savepoint"):
+    with pytest.raises(arrowstate.InvalidInputError, match="another savepoint"):
         write(2, lambda done, total: write(1) if done == 3 else None)
     forget_open_files()
 
-    assert totals(open_store(place).latest()) == model[0]
+    assert totals(arrowstate.open_store(place).latest()) == model[0]
     assert len(files_in(place / "log")) == 1
-    assert open_store(place).verify(deep=True).problems == []
+    assert arrowstate.open_store(place).verify(deep=True).problems == []

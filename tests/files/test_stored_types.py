@@ -1,7 +1,5 @@
 """Keys and values of every type through Arrow files, Parquet files and savepoints, bit for bit."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 from decimal import Decimal

@@ -14,20 +14,6 @@ import pytest
 from independent_reader import Damage, plain, read_store
 
 import arrowstate
-from arrowstate import (
-    AggregatingStateDescriptor,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    SchemaEvolution,
-    Snapshot,
-    TimeToLive,
-    ValueStateDescriptor,
-    open_store,
-)
-from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
 
 FORMATS = pytest.mark.parametrize("run_format", ["arrow", "parquet", "lance"])
@@ -50,10 +36,10 @@ NEW_ORDER = pa.struct(
         ("pair", pa.list_(pa.float64(), 2)),
     ]
 )
-CHANGE = SchemaEvolution(
+CHANGE = arrowstate.SchemaEvolution(
     renamed={"amount": "total", "tags.element.tag": "label"}, defaults={"tags.element.weight": 0.5}
 )
-TIGHT = CompactionPolicy(1.001, max_small_files=1, min_bytes=0)
+TIGHT = arrowstate.CompactionPolicy(1.001, max_small_files=1, min_bytes=0)
 
 
 def keys(first: int, last: int) -> pa.RecordBatch:
@@ -78,33 +64,33 @@ def orders(first: int, last: int) -> pa.Array:
     return pa.array(values, ORDER)
 
 
-def fill(backend: KeyedStateBackend, first: int, last: int) -> None:
+def fill(backend: arrowstate.KeyedStateBackend, first: int, last: int) -> None:
     """Write into a state of every kind."""
     rows = keys(first, last)
     numbers = pa.array(range(first, last), pa.int64())
     texts = pa.array([f"t{n}" for n in range(first, last)])
     shops = pa.record_batch([pa.array([Decimal("12345678901234567.25")] * (last - first), pa.decimal128(20, 2))], SPACE)
-    backend.state(ValueStateDescriptor("order", ORDER)).update_batch(rows, orders(first, last))
-    pages = ListStateDescriptor("pages", pa.string(), namespace=SPACE, ttl=TimeToLive(3_600_000))
+    backend.state(arrowstate.ValueStateDescriptor("order", ORDER)).update_batch(rows, orders(first, last))
+    pages = arrowstate.ListStateDescriptor("pages", pa.string(), namespace=SPACE, ttl=arrowstate.TimeToLive(3_600_000))
     for _ in range(2):
         backend.state(pages).add_batch(rows, texts, namespace=shops)
-    cart = backend.state(MapStateDescriptor("cart", pa.float32(), pa.decimal64(10, 2)))
+    cart = backend.state(arrowstate.MapStateDescriptor("cart", pa.float32(), pa.decimal64(10, 2)))
     wanted = pa.array([float("nan") if n % 2 else -0.0 for n in range(first, last)], pa.float32())
     cart.put_batch(
         rows, wanted, pa.array([None if n % 4 else Decimal(n) for n in range(first, last)], pa.decimal64(10, 2))
     )
-    backend.state(AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean")).add_batch(
+    backend.state(arrowstate.AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean")).add_batch(
         rows, numbers.cast(pa.float64())
     )
     backend.timers().register_batch(rows, pa.array([2**60 + n for n in range(first, last)]))
-    clicks = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
     WindowOperator(backend, TumblingEventTimeWindows(100), clicks).process(
         rows, pa.compute.multiply(numbers, 30), numbers
     )
 
 
-def operator_states() -> OperatorStateBackend:
-    backend = OperatorStateBackend()
+def operator_states() -> arrowstate.OperatorStateBackend:
+    backend = arrowstate.OperatorStateBackend()
     backend.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add_all([17, 4])
     backend.state(arrowstate.OperatorListStateDescriptor("topics", pa.string(), mode="union"))
     backend.state(arrowstate.BroadcastStateDescriptor("rules", pa.string(), pa.float64())).put("limit", 2.5)
@@ -115,7 +101,7 @@ def rows_as_texts(rows: list[dict[str, object]]) -> list[str]:
     return sorted(plain(row) for row in rows)
 
 
-def check(snapshot: Snapshot, folder: Path) -> None:
+def check(snapshot: arrowstate.Snapshot, folder: Path) -> None:
     """Compare every row of every state with what the independent reader finds."""
     found = read_store(folder, snapshot.checkpoint_id)
 
@@ -136,8 +122,8 @@ def check(snapshot: Snapshot, folder: Path) -> None:
 
 @FORMATS
 def test_every_kind_of_state_is_read_by_the_text_alone(tmp_path: Path, run_format: str) -> None:
-    store = open_store(tmp_path / "store", create=True)
-    backend = KeyedStateBackend(key=KEY, max_parallelism=12)
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=12)
     with store.writer(compaction=None) as writer:
         fill(backend, 0, 40)
         first = writer.checkpoint({"op": [backend]}, operator_states={"op": [operator_states()]}, format=run_format)
@@ -149,7 +135,7 @@ def test_every_kind_of_state_is_read_by_the_text_alone(tmp_path: Path, run_forma
         # Three subtasks own ranges of the same files, and the columns change.
         parts = [store.latest().restore("op", parallelism=3, subtask=number) for number in range(3)]
         for part in parts:
-            part.state(ValueStateDescriptor("order", NEW_ORDER, evolution=CHANGE))
+            part.state(arrowstate.ValueStateDescriptor("order", NEW_ORDER, evolution=CHANGE))
         shared = [store.latest().restore_operator_state("op", parallelism=3, subtask=number) for number in range(3)]
         last = writer.checkpoint({"op": parts}, operator_states={"op": shared}, format=run_format)
 
@@ -160,7 +146,7 @@ def test_every_kind_of_state_is_read_by_the_text_alone(tmp_path: Path, run_forma
     check(store.latest(), tmp_path / "store")
     savepoint = store.savepoint(tmp_path / "point", format=run_format)
     check(savepoint, tmp_path / "point")
-    other = open_store(tmp_path / "other", create=True)
+    other = arrowstate.open_store(tmp_path / "other", create=True)
     check(other.import_savepoint(tmp_path / "point"), tmp_path / "other")
 
 
@@ -169,9 +155,9 @@ def test_lists_of_subtasks_and_parts_are_read_by_the_text_alone(
 ) -> None:
     monkeypatch.setattr("arrowstate.files.subtasks._ENTRY_BYTES", 0)
     monkeypatch.setattr("arrowstate.files.subtasks._NEIGHBOURS", 2)
-    store = open_store(tmp_path, create=True)
+    store = arrowstate.open_store(tmp_path, create=True)
     with store.writer() as writer:
-        backend = KeyedStateBackend(key=KEY, max_parallelism=12)
+        backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=12)
         fill(backend, 0, 20)
         first = writer.checkpoint({"op": [backend]}, operator_states={"op": [operator_states()]})
         parts = [first.restore("op", parallelism=3, subtask=number) for number in range(3)]
@@ -188,9 +174,9 @@ def test_lists_of_subtasks_and_parts_are_read_by_the_text_alone(
 def test_files_with_many_batches_dead_rows_and_a_directory_are_read_by_the_text_alone(
     tmp_path: Path, run_format: str
 ) -> None:
-    store = open_store(tmp_path, create=True)
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    state = backend.state(ValueStateDescriptor("v", pa.int32()))
+    store = arrowstate.open_store(tmp_path, create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    state = backend.state(arrowstate.ValueStateDescriptor("v", pa.int32()))
     everything = pa.array(range(70_000))
     with store.writer(compaction=None) as writer:
         state.update_batch(everything, everything.cast(pa.int32()))
@@ -208,7 +194,7 @@ def test_files_with_many_batches_dead_rows_and_a_directory_are_read_by_the_text_
     "folder", sorted(path.parent for path in GOLDEN.rglob("arrowstate.json")), ids=lambda path: path.name
 )
 def test_the_golden_stores_are_read_by_the_text_alone(folder: Path) -> None:
-    check(open_store(folder).latest(), folder)
+    check(arrowstate.open_store(folder).latest(), folder)
 
 
 def test_the_independent_reader_knows_nothing_of_this_project() -> None:
@@ -230,8 +216,8 @@ def test_the_independent_reader_knows_nothing_of_this_project() -> None:
     ids=["rows", "live rows"],
 )
 def test_the_independent_reader_finds_fault(tmp_path: Path, altered: dict[str, int], message: str) -> None:
-    store = open_store(tmp_path, create=True)
-    backend = KeyedStateBackend(key=KEY, max_parallelism=12)
+    store = arrowstate.open_store(tmp_path, create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=12)
     fill(backend, 0, 10)
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]})

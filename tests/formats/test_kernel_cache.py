@@ -1,7 +1,5 @@
 """Kernels: declared for one signature, compiled at the first call, kept where nobody else can write."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,28 +1,17 @@
 """`BatchRunner`: what a batch function sees, in which order, and that a failure leaves nothing behind."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate import (
-    BatchFunction,
-    BatchRunner,
-    KeyedStateBackend,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
-from arrowstate.errors import InvalidInputError
 from arrowstate.windows import Trigger, TumblingEventTimeWindows, WindowFunction
 
 KEY = pa.schema([("k", pa.int64())])
-SUM = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+SUM = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
 
-class Traced(BatchFunction):
+class Traced(arrowstate.BatchFunction):
     """Sums, sets a timer per row, and writes down what is called."""
 
     def __init__(self):
@@ -54,7 +43,7 @@ class Traced(BatchFunction):
 
 @pytest.fixture
 def backend():
-    return KeyedStateBackend(key=KEY, max_parallelism=8)
+    return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
 
 
 def rows(keys, at):
@@ -63,7 +52,7 @@ def rows(keys, at):
 
 def test_time_passes_in_order_and_timers_that_timers_register_fire_in_the_same_step(backend):
     function = Traced()
-    process = BatchRunner(backend, function)
+    process = arrowstate.BatchRunner(backend, function)
 
     process.process(rows([1, 2, 3], [5, 15, 30]))
     fired = process.advance_watermark(25)
@@ -82,7 +71,7 @@ def test_time_passes_in_order_and_timers_that_timers_register_fire_in_the_same_s
 
 def test_a_lower_watermark_is_passed_over(backend):
     function = Traced()
-    process = BatchRunner(backend, function)
+    process = arrowstate.BatchRunner(backend, function)
     process.advance_watermark(25)
 
     process.advance_watermark(20)
@@ -93,7 +82,7 @@ def test_a_lower_watermark_is_passed_over(backend):
 
 def test_processing_time_timers_fire_by_their_own_clock(backend):
     function = Traced()
-    process = BatchRunner(backend, function)
+    process = arrowstate.BatchRunner(backend, function)
     function.timers.register_batch([1, 2], [40, 60], clock="processing_time")
 
     process.advance_processing_time(50)
@@ -104,7 +93,7 @@ def test_processing_time_timers_fire_by_their_own_clock(backend):
 def test_a_batch_without_rows_is_not_processed(backend):
     function = Traced()
 
-    emitted = BatchRunner(backend, function).process(rows([], pa.array([], pa.int64())))
+    emitted = arrowstate.BatchRunner(backend, function).process(rows([], pa.array([], pa.int64())))
 
     assert (emitted.num_rows, function.calls) == (0, [])
 
@@ -116,7 +105,7 @@ def test_a_failure_leaves_the_states_as_they_were(backend):
             if batch["v"][0].as_py() == 9:
                 raise RuntimeError("no nines")
 
-    process = BatchRunner(backend, Failing())
+    process = arrowstate.BatchRunner(backend, Failing())
     process.process(rows([1, 2], [5, 6]))
 
     with pytest.raises(RuntimeError, match="no nines"):
@@ -127,46 +116,48 @@ def test_a_failure_leaves_the_states_as_they_were(backend):
 
 
 def test_what_is_emitted_must_fit_the_output_and_is_cast_where_no_value_changes(backend):
-    class Emitting(BatchFunction):
+    class Emitting(arrowstate.BatchFunction):
         def process_batch(self, batch, context):
             return pa.record_batch({"v": batch["v"].cast(pa.int32()), "k": batch["k"]})
 
     output = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-    emitted = BatchRunner(backend, Emitting(), output=output).process(rows([1], [5]))
+    emitted = arrowstate.BatchRunner(backend, Emitting(), output=output).process(rows([1], [5]))
     assert emitted.schema.equals(output)
     assert emitted.to_pylist() == [{"k": 1, "v": 1}]
 
-    with pytest.raises(InvalidInputError, match="emitted the columns v, k; the output has k"):
-        BatchRunner(backend, Emitting(), output=output.remove(1)).process(rows([1], [5]))
-    with pytest.raises(InvalidInputError, match=r"emitted int32 for the output column 'v', which is date64"):
-        BatchRunner(backend, Emitting(), output=output.set(1, pa.field("v", pa.date64()))).process(rows([1], [5]))
+    with pytest.raises(arrowstate.InvalidInputError, match="emitted the columns v, k; the output has k"):
+        arrowstate.BatchRunner(backend, Emitting(), output=output.remove(1)).process(rows([1], [5]))
+    with pytest.raises(arrowstate.InvalidInputError, match=r"emitted int32 for the output column 'v', which is date64"):
+        arrowstate.BatchRunner(backend, Emitting(), output=output.set(1, pa.field("v", pa.date64()))).process(
+            rows([1], [5])
+        )
 
 
 def test_a_closed_runner_is_refused_and_close_is_called_once(backend):
     function = Traced()
-    with BatchRunner(backend, function) as process:
+    with arrowstate.BatchRunner(backend, function) as process:
         process.close()
 
-    with pytest.raises(InvalidInputError, match="closed"):
+    with pytest.raises(arrowstate.InvalidInputError, match="closed"):
         process.process(rows([1], [5]))
     assert function.closed == 1
 
 
 def test_a_broadcast_state_that_is_not_there_is_named(backend):
-    class Asking(BatchFunction):
+    class Asking(arrowstate.BatchFunction):
         def open(self, context):
             context.broadcast("rules")
 
-    with pytest.raises(InvalidInputError, match="no broadcast state named 'rules'; this operator has none"):
-        BatchRunner(backend, Asking())
+    with pytest.raises(arrowstate.InvalidInputError, match="no broadcast state named 'rules'; this operator has none"):
+        arrowstate.BatchRunner(backend, Asking())
 
 
 def test_a_function_without_process_batch_or_on_timers_says_so(backend):
-    class Nothing(BatchFunction):
+    class Nothing(arrowstate.BatchFunction):
         def open(self, context):
             context.timers().register_batch([1], [5])
 
-    process = BatchRunner(backend, Nothing())
+    process = arrowstate.BatchRunner(backend, Nothing())
 
     with pytest.raises(TypeError, match="Nothing has no process_batch"):
         process.process(rows([1], [5]))
@@ -176,9 +167,9 @@ def test_a_function_without_process_batch_or_on_timers_says_so(backend):
 
 
 def test_windows_as_a_batch_function_give_what_the_operator_gives(backend):
-    clicks = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
     function = WindowFunction(TumblingEventTimeWindows(10), clicks, timestamp="at", value="v")
-    process = BatchRunner(backend, function)
+    process = arrowstate.BatchRunner(backend, function)
 
     early = process.process(rows([1, 1, 2], [1, 2, 11]))
     fired = process.advance_watermark(10)
@@ -190,28 +181,28 @@ def test_windows_as_a_batch_function_give_what_the_operator_gives(backend):
 
 
 def test_windows_of_a_struct_take_the_columns_of_its_fields(backend):
-    both = ReducingStateDescriptor(
+    both = arrowstate.ReducingStateDescriptor(
         "both", pa.struct([("v", pa.int64()), ("at", pa.int64())]), reduce={"v": "sum", "at": "max"}
     )
-    process = BatchRunner(backend, WindowFunction(TumblingEventTimeWindows(10), both, timestamp="at"))
+    process = arrowstate.BatchRunner(backend, WindowFunction(TumblingEventTimeWindows(10), both, timestamp="at"))
     process.process(rows([1, 1], [1, 2]))
 
     assert process.advance_watermark(10)["both"].to_pylist() == [{"v": 2, "at": 2}]
 
 
 def test_windows_by_time_need_a_timestamp_and_others_take_none():
-    with pytest.raises(InvalidInputError, match="needs the name of a timestamp column, got None"):
+    with pytest.raises(arrowstate.InvalidInputError, match="needs the name of a timestamp column, got None"):
         WindowFunction(TumblingEventTimeWindows(10), SUM)
-    with pytest.raises(InvalidInputError, match="needs timestamp=None, got 'at'"):
+    with pytest.raises(arrowstate.InvalidInputError, match="needs timestamp=None, got 'at'"):
         WindowFunction(arrowstate.windows.GlobalWindows(), SUM, timestamp="at", trigger=Trigger(count=1))
 
 
-class Grouped(BatchFunction):
+class Grouped(arrowstate.BatchFunction):
     """Groups the keys once for two states and reads one of them."""
 
     def open(self, context):
         self.total = context.state(SUM)
-        self.count = context.state(ReducingStateDescriptor("n", pa.int64(), reduce="count"))
+        self.count = context.state(arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="count"))
 
     def process_batch(self, batch, context):
         keys = context.group_keys(batch)
@@ -223,7 +214,7 @@ class Grouped(BatchFunction):
 
 
 def test_keys_are_grouped_once_for_several_states(backend):
-    process = BatchRunner(backend, Grouped())
+    process = arrowstate.BatchRunner(backend, Grouped())
     random = np.random.default_rng(3)
     keys = random.integers(-40, 40, 500)
 
@@ -240,13 +231,16 @@ def test_keys_are_grouped_once_for_several_states(backend):
 @pytest.mark.parametrize(
     ("descriptor", "put"),
     [
-        (MapStateDescriptor("m", pa.int64(), pa.int64()), lambda state, keys: state.put_batch(keys, [1, 2], [1, 2])),
         (
-            ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
+            arrowstate.MapStateDescriptor("m", pa.int64(), pa.int64()),
+            lambda state, keys: state.put_batch(keys, [1, 2], [1, 2]),
+        ),
+        (
+            arrowstate.ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
             lambda state, keys: state.update_batch(keys, [1, 2], namespace=7),
         ),
         (
-            ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
+            arrowstate.ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
             lambda state, keys: state.get_batch(keys),
         ),
     ],
@@ -254,7 +248,7 @@ def test_keys_are_grouped_once_for_several_states(backend):
 def test_states_whose_rows_are_told_apart_by_more_than_the_key_refuse_grouped_keys(backend, descriptor, put):
     state = backend.state(descriptor)
 
-    with pytest.raises(InvalidInputError, match="give it the key columns"):
+    with pytest.raises(arrowstate.InvalidInputError, match="give it the key columns"):
         put(state, backend.group_keys(pa.array([1, 2])))
 
     assert not state.table.runs

@@ -12,38 +12,24 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate import (
-    AggregatingStateDescriptor,
-    InvalidInputError,
-    KeyedProcessFunction,
-    KeyedProcessRunner,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ProcessElementError,
-    ReducingStateDescriptor,
-    TimeToLive,
-    ValueStateDescriptor,
-)
 from arrowstate.functions import keyed_process
-from arrowstate.schema.descriptors import TimerStateDescriptor
 
 USER = pa.schema([("user", pa.string())])
-COUNT = ValueStateDescriptor("count", pa.int64(), default=0)
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-PAGES = ListStateDescriptor("pages", pa.string())
-CART = MapStateDescriptor("cart", pa.string(), pa.int64())
-MEAN = AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")
+COUNT = arrowstate.ValueStateDescriptor("count", pa.int64(), default=0)
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+PAGES = arrowstate.ListStateDescriptor("pages", pa.string())
+CART = arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64())
+MEAN = arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")
 
 
 def spaced(space):
     """A state of each kind with namespaces."""
     return [
-        ValueStateDescriptor("window_count", pa.int64(), default=0, namespace=space),
-        ReducingStateDescriptor("window_total", pa.int64(), reduce="sum", namespace=space),
-        AggregatingStateDescriptor("window_mean", pa.int64(), aggregate="mean", namespace=space),
-        ListStateDescriptor("window_pages", pa.string(), namespace=space),
-        MapStateDescriptor("window_cart", pa.string(), pa.int64(), namespace=space),
+        arrowstate.ValueStateDescriptor("window_count", pa.int64(), default=0, namespace=space),
+        arrowstate.ReducingStateDescriptor("window_total", pa.int64(), reduce="sum", namespace=space),
+        arrowstate.AggregatingStateDescriptor("window_mean", pa.int64(), aggregate="mean", namespace=space),
+        arrowstate.ListStateDescriptor("window_pages", pa.string(), namespace=space),
+        arrowstate.MapStateDescriptor("window_cart", pa.string(), pa.int64(), namespace=space),
     ]
 
 
@@ -51,7 +37,7 @@ SPACED = spaced(pa.schema([("window", pa.int64())]))
 
 
 def backend_of(key=USER, **options):
-    return KeyedStateBackend(key=key, max_parallelism=128, **options)
+    return arrowstate.KeyedStateBackend(key=key, max_parallelism=128, **options)
 
 
 def batch(users, **columns):
@@ -61,7 +47,7 @@ def batch(users, **columns):
 def function(descriptors, body):
     """A process function that calls body(states, value, context, out)."""
 
-    class Function(KeyedProcessFunction):
+    class Function(arrowstate.KeyedProcessFunction):
         def open(self, context):
             self.states = {item.name: context.state(item) for item in descriptors}
 
@@ -126,7 +112,7 @@ def test_states_are_those_of_a_dict_that_sees_one_element_after_the_other(seed):
             assert (count.value(), total.get(), pages.get()) == (mine["count"], mine["total"], mine["pages"])
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function([COUNT, TOTAL, PAGES, CART], body))
+    process = arrowstate.KeyedProcessRunner(backend, function([COUNT, TOTAL, PAGES, CART], body))
     verbs = ["count", "forget", "total", "append", "replace", "put", "remove", "look"]
 
     for _ in range(8):
@@ -233,7 +219,7 @@ def test_namespaces_are_those_of_a_dict_that_sees_one_element_after_the_other(ki
             assert seen == (mine["count"], mine["total"], pytest.approx(mean(mine["mean"])), mine["pages"])
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function(descriptors, body))
+    process = arrowstate.KeyedProcessRunner(backend, function(descriptors, body))
     verbs = ["count", "forget", "add", "replace", "put", "remove", "merge", "look"]
 
     for _ in range(8):
@@ -270,8 +256,8 @@ def test_a_namespace_holds_until_another_is_set_and_there_is_none_at_first(schem
             states["window_total"].current_namespace = first if value.space == 1 else second
         states["window_total"].add(value.number)
 
-    process = KeyedProcessRunner(backend, function([total], body))
-    with pytest.raises(ProcessElementError, match="row 0: .* no namespace of state 'window_total' is set"):
+    process = arrowstate.KeyedProcessRunner(backend, function([total], body))
+    with pytest.raises(arrowstate.ProcessElementError, match="row 0: .* no namespace of state 'window_total' is set"):
         process.process(batch(["a"], space=[0], number=[1]))
     process.process(batch(list("aab"), space=[1, 2, 0], number=[1, 2, 3]))
     process.process(batch(list("ab"), space=[0, 1], number=[4, 5]))
@@ -308,14 +294,14 @@ def test_what_is_no_namespace_is_refused_and_names_the_row(schema, bad, number):
         states["seen"].add(value.user)
         states[descriptor.name].current_namespace = bad
 
-    seen = ListStateDescriptor("seen", pa.string())
+    seen = arrowstate.ListStateDescriptor("seen", pa.string())
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function([seen, descriptor], body))
+    process = arrowstate.KeyedProcessRunner(backend, function([seen, descriptor], body))
 
-    with pytest.raises(ProcessElementError, match="row 0: ") as caught:
+    with pytest.raises(arrowstate.ProcessElementError, match="row 0: ") as caught:
         process.process(batch(["a"]))
 
-    assert isinstance(caught.value.__cause__, InvalidInputError)
+    assert isinstance(caught.value.__cause__, arrowstate.InvalidInputError)
     assert len(backend.state(seen)) == 0
 
 
@@ -327,8 +313,8 @@ def test_a_text_that_is_no_unicode_is_refused_as_a_namespace_and_names_the_row()
         states["window_total"].current_namespace = "a" if value.number else "\ud800"
         states["window_total"].add(1)
 
-    with pytest.raises(ProcessElementError, match="row 1: "):
-        KeyedProcessRunner(backend, function([descriptor], body)).process(batch(list("ab"), number=[1, 0]))
+    with pytest.raises(arrowstate.ProcessElementError, match="row 1: "):
+        arrowstate.KeyedProcessRunner(backend, function([descriptor], body)).process(batch(list("ab"), number=[1, 0]))
 
     assert len(backend.state(descriptor)) == 0
 
@@ -336,15 +322,15 @@ def test_a_text_that_is_no_unicode_is_refused_as_a_namespace_and_names_the_row()
 def test_a_state_without_namespaces_has_none_to_set_or_merge():
     def body(states, value, context, out):
         for name in ("count", "total", "mean", "pages", "cart"):
-            with pytest.raises(InvalidInputError, match=f"state '{name}' has no namespaces"):
+            with pytest.raises(arrowstate.InvalidInputError, match=f"state '{name}' has no namespaces"):
                 states[name].current_namespace = 1
-            with pytest.raises(InvalidInputError, match=f"state '{name}' has no namespaces"):
+            with pytest.raises(arrowstate.InvalidInputError, match=f"state '{name}' has no namespaces"):
                 states[name].current_namespace  # noqa: B018
         for name in ("total", "mean", "pages"):
-            with pytest.raises(InvalidInputError, match=f"state '{name}' has no namespaces"):
+            with pytest.raises(arrowstate.InvalidInputError, match=f"state '{name}' has no namespaces"):
                 states[name].merge_namespaces(1, [2])
 
-    KeyedProcessRunner(backend_of(), function([COUNT, TOTAL, MEAN, PAGES, CART], body)).process(batch(["a"]))
+    arrowstate.KeyedProcessRunner(backend_of(), function([COUNT, TOTAL, MEAN, PAGES, CART], body)).process(batch(["a"]))
 
 
 def test_a_mean_is_read_between_values_that_are_added():
@@ -356,7 +342,7 @@ def test_a_mean_is_read_between_values_that_are_added():
             seen.append((value.user, states["mean"].get()))
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function([MEAN], body))
+    process = arrowstate.KeyedProcessRunner(backend, function([MEAN], body))
     process.process(batch(list("aabaab"), number=pa.array([1, 2, 3, None, 6, 1])))
     process.process(batch(list("ac"), number=pa.array([8, 9])))
 
@@ -389,7 +375,7 @@ class Fussy:
         return accumulators.field("total")
 
 
-FUSSY = AggregatingStateDescriptor("fussy", pa.int64(), aggregate=Fussy())
+FUSSY = arrowstate.AggregatingStateDescriptor("fussy", pa.int64(), aggregate=Fussy())
 
 
 def test_an_aggregate_that_raises_at_the_end_of_a_batch_leaves_every_state():
@@ -402,7 +388,7 @@ def test_an_aggregate_that_raises_at_the_end_of_a_batch_leaves_every_state():
         states["pages"].add("/")
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function(descriptors, body))
+    process = arrowstate.KeyedProcessRunner(backend, function(descriptors, body))
     process.process(batch(list("ab"), number=[1, 2]))
     before = rows_of(backend, descriptors)
 
@@ -423,7 +409,7 @@ def test_an_exception_of_get_can_be_caught_and_the_values_added_stay():
             states["fussy"].clear()
             out.collect(-1)
 
-    process = KeyedProcessRunner(backend_of(), function([FUSSY], body), output=pa.int64())
+    process = arrowstate.KeyedProcessRunner(backend_of(), function([FUSSY], body), output=pa.int64())
 
     assert process.process(batch(list("aaba"), number=[1, 13, 5, 2])).to_pylist() == [1, -1, 5, 2]
 
@@ -431,7 +417,7 @@ def test_an_exception_of_get_can_be_caught_and_the_values_added_stay():
 @pytest.mark.parametrize("descriptor", [TOTAL, MEAN], ids=["reducing", "aggregating"])
 @pytest.mark.parametrize("namespace", [None, INTS], ids=["", "namespace"])
 def test_what_is_folded_lives_as_long_as_the_youngest_since_the_last_clear(descriptor, namespace):
-    ttl = TimeToLive(100, clock="event_time")
+    ttl = arrowstate.TimeToLive(100, clock="event_time")
     timed = dataclasses.replace(descriptor, ttl=ttl, namespace=namespace)
     backend = backend_of()
 
@@ -440,7 +426,7 @@ def test_what_is_folded_lives_as_long_as_the_youngest_since_the_last_clear(descr
             states[timed.name].current_namespace = 1
         states[timed.name].add(value.number)
 
-    process = KeyedProcessRunner(backend, function([timed], body), timestamp="at")
+    process = arrowstate.KeyedProcessRunner(backend, function([timed], body), timestamp="at")
     at = {} if namespace is None else {"namespace": 1}
     process.process(batch(list("abc"), at=[10, 90, 90], number=[1, 1, 1]))
     numbers = pa.array([2, 2, 2, None, 2, None, 2])
@@ -457,7 +443,7 @@ def test_what_is_folded_lives_as_long_as_the_youngest_since_the_last_clear(descr
 @pytest.mark.parametrize("number", range(5), ids=["value", "reducing", "aggregating", "list", "map"])
 @pytest.mark.parametrize("clears", [False, True])
 def test_without_a_known_event_time_nothing_is_written(number, clears):
-    timed = dataclasses.replace(SPACED[number], ttl=TimeToLive(100, clock="event_time"))
+    timed = dataclasses.replace(SPACED[number], ttl=arrowstate.TimeToLive(100, clock="event_time"))
     backend = backend_of()
 
     def body(states, value, context, out):
@@ -473,9 +459,9 @@ def test_without_a_known_event_time_nothing_is_written(number, clears):
         else:
             state.add("/" if number == 3 else 1)
 
-    process = KeyedProcessRunner(backend, function([COUNT, timed], body))
+    process = arrowstate.KeyedProcessRunner(backend, function([COUNT, timed], body))
 
-    with pytest.raises(InvalidInputError, match="expires by event time, and none is known yet"):
+    with pytest.raises(arrowstate.InvalidInputError, match="expires by event time, and none is known yet"):
         process.process(batch(["a"]))
 
     assert len(backend.state(COUNT)) == len(backend.state(timed)) == 0
@@ -486,7 +472,7 @@ def test_without_a_known_event_time_nothing_is_written(number, clears):
 
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["reducing", "aggregating", "list"])
 def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
-    timed = dataclasses.replace(SPACED[number], ttl=TimeToLive(100, clock="event_time"))
+    timed = dataclasses.replace(SPACED[number], ttl=arrowstate.TimeToLive(100, clock="event_time"))
     backend = backend_of()
 
     def body(states, value, context, out):
@@ -494,7 +480,7 @@ def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
         state.current_namespace = 1
         state.merge_namespaces(1, [1, 2]) if value.at == 50 else state.add("/" if number == 3 else 5)
 
-    process = KeyedProcessRunner(backend, function([timed], body), timestamp="at")
+    process = arrowstate.KeyedProcessRunner(backend, function([timed], body), timestamp="at")
     process.process(batch(list("aa"), at=[10, 50]))
     process.process(batch(list("aa"), at=[50, 50]))
     backend.advance_watermark(110)
@@ -515,14 +501,16 @@ def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
     ids=["max", "first", "any", "min", "sum", "callable"],
 )
 def test_a_value_that_does_not_fit_is_refused_also_where_it_would_be_passed_over(kind, reduce, good, bad):
-    folded = ReducingStateDescriptor("folded", kind, reduce=reduce)
+    folded = arrowstate.ReducingStateDescriptor("folded", kind, reduce=reduce)
     backend = backend_of()
-    process = KeyedProcessRunner(
+    process = arrowstate.KeyedProcessRunner(
         backend,
         function([folded], lambda states, value, context, out: states["folded"].add(bad if value.number else good)),
     )
 
-    with pytest.raises(ProcessElementError, match=f"row 2: values of state 'folded' must be {kind}, got {bad!r}"):
+    with pytest.raises(
+        arrowstate.ProcessElementError, match=f"row 2: values of state 'folded' must be {kind}, got {bad!r}"
+    ):
         process.process(batch(list("aaab"), number=[0, 0, 1, 0]))
 
     assert len(backend.state(folded)) == 0
@@ -530,16 +518,16 @@ def test_a_value_that_does_not_fit_is_refused_also_where_it_would_be_passed_over
 
 def test_a_field_that_does_not_fit_is_refused_and_a_counted_one_may_be_anything():
     kind = pa.struct([("n", pa.int64()), ("high", pa.int64())])
-    folded = ReducingStateDescriptor("folded", kind, reduce={"n": "count", "high": "max"})
+    folded = arrowstate.ReducingStateDescriptor("folded", kind, reduce={"n": "count", "high": "max"})
     backend = backend_of()
 
     def body(states, value, context, out):
         states["folded"].add({"n": "x", "high": True if value.number else 5})
 
-    process = KeyedProcessRunner(backend, function([folded], body))
+    process = arrowstate.KeyedProcessRunner(backend, function([folded], body))
     process.process(batch(["a"], number=[0]))
 
-    with pytest.raises(ProcessElementError, match="row 1: values of state 'folded' must be int64, got True"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 1: values of state 'folded' must be int64, got True"):
         process.process(batch(list("aa"), number=[0, 1]))
 
     assert backend.state(folded).get_batch(["a"]).to_pylist() == [{"n": 1, "high": 5}]
@@ -556,14 +544,14 @@ def test_a_field_that_does_not_fit_is_refused_and_a_counted_one_may_be_anything(
     ids=str,
 )
 def test_what_is_folded_must_fit_after_each_value(kind, reduce, values):
-    folded = ReducingStateDescriptor("folded", kind, reduce=reduce)
+    folded = arrowstate.ReducingStateDescriptor("folded", kind, reduce=reduce)
     backend = backend_of()
-    process = KeyedProcessRunner(
+    process = arrowstate.KeyedProcessRunner(
         backend, function([folded], lambda states, value, context, out: states["folded"].add(value.value))
     )
 
     with pytest.raises(
-        ProcessElementError, match=rf"row 1: ValueOverflowError: {reduce} of state 'folded' does not fit"
+        arrowstate.ProcessElementError, match=rf"row 1: ValueOverflowError: {reduce} of state 'folded' does not fit"
     ):
         process.process(batch(["a"] * len(values), value=pa.array(values, kind)))
 
@@ -579,7 +567,7 @@ def test_an_element_is_a_named_tuple_and_the_context_knows_key_and_time():
     backend = backend_of()
     backend.advance_watermark(5)
     columns = {"user": ["b", "a", "b"], "a b": [1, None, 3], "at": pa.array([7, 8, 9], pa.timestamp("ms"))}
-    KeyedProcessRunner(backend, function([], body), timestamp="at").process(pa.record_batch(columns))
+    arrowstate.KeyedProcessRunner(backend, function([], body), timestamp="at").process(pa.record_batch(columns))
 
     assert seen == [("b", 1, "b", 7, 5), ("a", None, "a", 8, 5), ("b", 3, "b", 9, 5)]
 
@@ -588,7 +576,7 @@ def test_several_key_columns_are_a_tuple():
     key = pa.schema([("user", pa.string()), ("shop", pa.int32())])
     backend = backend_of(key)
     count = function([COUNT], lambda states, value, context, out: out.collect(context.current_key))
-    process = KeyedProcessRunner(backend, count, output=pa.struct(key))
+    process = arrowstate.KeyedProcessRunner(backend, count, output=pa.struct(key))
 
     out = process.process(pa.table({"shop": pa.array([1, 2], pa.int32()), "user": ["a", "a"]}))
 
@@ -617,12 +605,12 @@ def test_an_exception_names_the_row_and_leaves_every_state_as_before_the_batch(p
         1 / value.number
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function(descriptors, body))
+    process = arrowstate.KeyedProcessRunner(backend, function(descriptors, body))
     process.process(batch(list("abc"), number=pa.array([1, 2, 3])))
     before = rows_of(backend, descriptors)
     numbers = [0 if row == place else 7 for row in range(6)]
 
-    with pytest.raises(ProcessElementError, match=f"row {place}: ZeroDivisionError") as caught:
+    with pytest.raises(arrowstate.ProcessElementError, match=f"row {place}: ZeroDivisionError") as caught:
         process.process(batch(list("abcdab"), number=pa.array(numbers)))
 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -648,11 +636,11 @@ def test_a_value_that_does_not_fit_names_the_row_that_wrote_it_and_nothing_is_wr
         states["seen"].add(value.user)
         write(states[descriptor.name], bad if value.number else 1)
 
-    seen = ListStateDescriptor("seen", pa.string())
+    seen = arrowstate.ListStateDescriptor("seen", pa.string())
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function([seen, descriptor], body))
+    process = arrowstate.KeyedProcessRunner(backend, function([seen, descriptor], body))
 
-    with pytest.raises(ProcessElementError, match=f"row 2: values of state '{descriptor.name}' must be"):
+    with pytest.raises(arrowstate.ProcessElementError, match=f"row 2: values of state '{descriptor.name}' must be"):
         process.process(batch(list("abcd"), number=pa.array([0, 0, 1, 0])))
 
     assert len(backend.state(seen)) == len(backend.state(descriptor)) == 0
@@ -665,9 +653,9 @@ def test_an_emitted_value_that_does_not_fit_names_its_row_and_nothing_is_written
             out.collect(value.user if value.number == 3 else value.number)
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, function([COUNT], body), output=pa.int64())
+    process = arrowstate.KeyedProcessRunner(backend, function([COUNT], body), output=pa.int64())
 
-    with pytest.raises(ProcessElementError, match="row 3: emitted 'd', which is no int64"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 3: emitted 'd', which is no int64"):
         process.process(batch(list("abcd"), number=pa.array([2, 0, 1, 3])))
 
     assert len(backend.state(COUNT)) == 0
@@ -676,19 +664,19 @@ def test_an_emitted_value_that_does_not_fit_names_its_row_and_nothing_is_written
 
 def test_a_null_element_of_a_list_is_refused_and_the_list_stays():
     backend = backend_of()
-    process = KeyedProcessRunner(
+    process = arrowstate.KeyedProcessRunner(
         backend, function([PAGES], lambda states, value, context, out: states["pages"].add(value.page))
     )
     process.process(batch(["a"], page=["/"]))
 
-    with pytest.raises(ProcessElementError, match="row 1: InvalidInputError: .*must not be null"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 1: InvalidInputError: .*must not be null"):
         process.process(batch(["a", "a"], page=["/cart", None]))
 
     assert backend.state(PAGES).get_batch(["a"]).to_pylist() == [["/"]]
 
 
 def test_what_a_caller_does_to_a_nested_value_does_not_change_the_state():
-    nested = ValueStateDescriptor("nested", pa.list_(pa.int64()), default=[])
+    nested = arrowstate.ValueStateDescriptor("nested", pa.list_(pa.int64()), default=[])
 
     def body(states, value, context, out):
         mine = states["nested"].value()
@@ -698,7 +686,7 @@ def test_what_a_caller_does_to_a_nested_value_does_not_change_the_state():
         mine.append(99)
         out.collect(states["nested"].value())
 
-    process = KeyedProcessRunner(backend_of(), function([nested], body), output=pa.list_(pa.int64()))
+    process = arrowstate.KeyedProcessRunner(backend_of(), function([nested], body), output=pa.list_(pa.int64()))
 
     assert process.process(batch(["a"] * 3, number=pa.array([1, 2, 3]))).to_pylist() == [[], [2], [2, 3]]
 
@@ -723,12 +711,12 @@ def test_what_a_caller_does_to_a_nested_value_does_not_change_the_state():
     ],
 )
 def test_a_reducing_state_folds_as_its_batch_verb_does(kind, reduce, values):
-    descriptor = ReducingStateDescriptor("folded", kind, reduce=reduce)
+    descriptor = arrowstate.ReducingStateDescriptor("folded", kind, reduce=reduce)
     expected = backend_of().state(descriptor)
     expected.add_batch(["a"] * len(values), pa.array(values, kind))
     backend = backend_of()
 
-    process = KeyedProcessRunner(
+    process = arrowstate.KeyedProcessRunner(
         backend, function([descriptor], lambda states, value, context, out: states["folded"].add(value.value))
     )
     process.process(batch(["a"] * len(values), value=pa.array(values, kind)))
@@ -739,21 +727,21 @@ def test_a_reducing_state_folds_as_its_batch_verb_does(kind, reduce, values):
 
 def test_a_struct_folds_field_by_field():
     kind = pa.struct([("flights", pa.int64()), ("longest", pa.float64())])
-    delays = ReducingStateDescriptor("delays", kind, reduce={"flights": "count", "longest": "max"})
+    delays = arrowstate.ReducingStateDescriptor("delays", kind, reduce={"flights": "count", "longest": "max"})
     backend = backend_of()
 
     def body(states, value, context, out):
         states["delays"].add({"flights": 1, "longest": value.delay})
 
-    KeyedProcessRunner(backend, function([delays], body)).process(batch(["a"] * 3, delay=[2.5, None, 4.0]))
+    arrowstate.KeyedProcessRunner(backend, function([delays], body)).process(batch(["a"] * 3, delay=[2.5, None, 4.0]))
 
     assert backend.state(delays).get_batch(["a"]).to_pylist() == [{"flights": 3, "longest": 4.0}]
 
 
 def test_rows_expire_by_the_event_time_of_the_element_that_wrote_them():
-    last = ValueStateDescriptor("last", pa.int64(), ttl=TimeToLive(100, clock="event_time"))
+    last = arrowstate.ValueStateDescriptor("last", pa.int64(), ttl=arrowstate.TimeToLive(100, clock="event_time"))
     backend = backend_of()
-    process = KeyedProcessRunner(
+    process = arrowstate.KeyedProcessRunner(
         backend,
         function([last], lambda states, value, context, out: states["last"].update(value.at)),
         timestamp="at",
@@ -768,61 +756,64 @@ def test_rows_expire_by_the_event_time_of_the_element_that_wrote_them():
 def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
     states = {}
 
-    class Function(KeyedProcessFunction):
+    class Function(arrowstate.KeyedProcessFunction):
         def open(self, context):
             for descriptor in [COUNT, TOTAL, PAGES, CART, MEAN, *(item for item in SPACED if item.kind != "value")]:
                 states[descriptor.name] = context.state(descriptor)
-            with pytest.raises(InvalidInputError, match="has them as context.timers"):
-                context.state(TimerStateDescriptor("t", clock="event_time"))
+            with pytest.raises(arrowstate.InvalidInputError, match="has them as context.timers"):
+                context.state(arrowstate.TimerStateDescriptor("t", clock="event_time"))
 
         def process_element(self, value, context, out):
             for name, state in states.items():
                 if name.startswith("window"):
                     state.current_namespace = 1
 
-    process = KeyedProcessRunner(backend_of(), Function())
+    process = arrowstate.KeyedProcessRunner(backend_of(), Function())
     process.process(batch(["a"]))
 
     verbs = [("count", "value"), ("total", "get"), ("pages", "get"), ("cart", "items"), ("pages", "clear")]
     verbs += [("cart", "clear"), ("mean", "get"), ("mean", "clear"), ("window_total", "get"), ("window_mean", "get")]
     verbs += [("window_pages", "get"), ("window_cart", "items")]
     for name, verb in verbs:
-        with pytest.raises(InvalidInputError, match=f"state '{name}' belongs to the key of an element"):
+        with pytest.raises(arrowstate.InvalidInputError, match=f"state '{name}' belongs to the key of an element"):
             getattr(states[name], verb)()
 
 
 def test_bad_batches_are_refused_by_what_they_lack():
-    process = KeyedProcessRunner(backend_of(), function([], lambda *_: None), timestamp="at")
+    process = arrowstate.KeyedProcessRunner(backend_of(), function([], lambda *_: None), timestamp="at")
 
-    with pytest.raises(InvalidInputError, match="must have the key columns user; it has usr"):
+    with pytest.raises(arrowstate.InvalidInputError, match="must have the key columns user; it has usr"):
         process.process(pa.record_batch({"usr": ["a"]}))
-    with pytest.raises(InvalidInputError, match="must have the timestamp column at"):
+    with pytest.raises(arrowstate.InvalidInputError, match="must have the timestamp column at"):
         process.process(batch(["a"]))
     with pytest.raises(arrowstate.NullKeyError, match="1"):
         process.process(batch(["a", "b"], at=pa.array([1, None])))
     with pytest.raises(arrowstate.NullKeyError):
         process.process(batch(["a", None], at=pa.array([1, 2])))
-    with pytest.raises(InvalidInputError, match="expected a record batch or a table, got list"):
+    with pytest.raises(arrowstate.InvalidInputError, match="expected a record batch or a table, got list"):
         process.process([("a", 1)])
 
 
 def test_close_is_called_once_and_nothing_is_processed_after_it():
     closed = []
 
-    class Function(KeyedProcessFunction):
+    class Function(arrowstate.KeyedProcessFunction):
         def close(self):
             closed.append(True)
 
-    with KeyedProcessRunner(backend_of(), Function()) as process, pytest.raises(ProcessElementError, match="define it"):
+    with (
+        arrowstate.KeyedProcessRunner(backend_of(), Function()) as process,
+        pytest.raises(arrowstate.ProcessElementError, match="define it"),
+    ):
         process.process(batch(["a"]))
     process.close()
 
     assert closed == [True]
-    with pytest.raises(InvalidInputError, match="closed"):
+    with pytest.raises(arrowstate.InvalidInputError, match="closed"):
         process.process(batch(["a"]))
 
 
-class Alarm(KeyedProcessFunction):
+class Alarm(arrowstate.KeyedProcessFunction):
     """Counts elements, and when a timer fires says how many there were; `body` may do more."""
 
     def __init__(self, body=lambda *_: None, start=lambda context, value: None):
@@ -848,7 +839,7 @@ def at(context, value):
 
 def test_timers_fire_in_the_order_of_time_with_the_states_of_their_key():
     backend = backend_of()
-    process = KeyedProcessRunner(backend, Alarm(start=at), output=pa.string())
+    process = arrowstate.KeyedProcessRunner(backend, Alarm(start=at), output=pa.string())
     process.process(batch(list("abca"), at=pa.array([30, 10, 20, 30])))
 
     fired = [process.advance_watermark(time).to_pylist() for time in (5, 20, 19, 100)]
@@ -868,7 +859,7 @@ def test_what_a_timer_registers_up_to_the_watermark_fires_in_the_same_call_and_w
             context.timers.register_processing_time_timer(7)
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
+    process = arrowstate.KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
     process.process(batch(list("aaab"), at=pa.array([10, 20, 30, 12])))
 
     first = process.advance_watermark(50).to_pylist()
@@ -890,10 +881,10 @@ def test_an_exception_of_a_timer_leaves_states_and_timers_and_the_next_call_fire
             raise ZeroDivisionError("in the middle")
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
+    process = arrowstate.KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
     process.process(batch(list("ab"), at=pa.array([10, 20])))
 
-    with pytest.raises(ProcessElementError, match="row 1: timer of 'b' at 20: ZeroDivisionError"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 1: timer of 'b' at 20: ZeroDivisionError"):
         process.advance_watermark(50)
     broken.clear()
 
@@ -908,9 +899,9 @@ def test_an_exception_in_a_batch_registers_no_timer():
         1 / value.at
 
     backend = backend_of()
-    process = KeyedProcessRunner(backend, Alarm(start=start), output=pa.string())
+    process = arrowstate.KeyedProcessRunner(backend, Alarm(start=start), output=pa.string())
 
-    with pytest.raises(ProcessElementError, match="row 1"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 1"):
         process.process(batch(list("ab"), at=pa.array([10, 0])))
 
     assert len(backend.timers()) == 0
@@ -920,13 +911,13 @@ def test_timers_are_in_snapshots_and_fire_after_a_rescale():
     store = arrowstate.open_store("memory://process-timers", create=True)
     backend = backend_of()
     users = [f"u{n}" for n in range(40)]
-    KeyedProcessRunner(backend, Alarm(start=at)).process(batch(users, at=pa.array(range(40))))
+    arrowstate.KeyedProcessRunner(backend, Alarm(start=at)).process(batch(users, at=pa.array(range(40))))
     checkpoint = store.writer().checkpoint({"op": [backend]})
 
     fired = []
     for subtask in range(3):
         restored = checkpoint.restore("op", parallelism=3, subtask=subtask)
-        process = KeyedProcessRunner(restored, Alarm(), output=pa.string())
+        process = arrowstate.KeyedProcessRunner(restored, Alarm(), output=pa.string())
         fired += process.advance_watermark(19).to_pylist()
 
     assert sorted(fired) == sorted(f"{n} u{n} 1" for n in range(20))
@@ -934,7 +925,7 @@ def test_timers_are_in_snapshots_and_fire_after_a_rescale():
 
 @pytest.mark.parametrize(("given", "fires"), [(1 << 80, False), (-(1 << 80), True)])
 def test_a_timestamp_beyond_64_bits_is_the_furthest_there_is(given, fires):
-    process = KeyedProcessRunner(
+    process = arrowstate.KeyedProcessRunner(
         backend_of(),
         Alarm(start=lambda context, value: context.timers.register_event_time_timer(given)),
         output=pa.string(),
@@ -947,7 +938,7 @@ def test_a_timestamp_beyond_64_bits_is_the_furthest_there_is(given, fires):
 def test_timers_are_refused_where_there_is_no_key_or_no_on_timer():
     context_of = []
 
-    class Bare(KeyedProcessFunction):
+    class Bare(arrowstate.KeyedProcessFunction):
         def open(self, context):
             context_of.append(context)
 
@@ -955,12 +946,12 @@ def test_timers_are_refused_where_there_is_no_key_or_no_on_timer():
         def on_timer(self, timestamp, context, out):
             pass
 
-    process = KeyedProcessRunner(backend_of(), Bare())
-    KeyedProcessRunner(backend_of(), Timed())
+    process = arrowstate.KeyedProcessRunner(backend_of(), Bare())
+    arrowstate.KeyedProcessRunner(backend_of(), Timed())
 
-    with pytest.raises(InvalidInputError, match="without on_timer has no timers"):
+    with pytest.raises(arrowstate.InvalidInputError, match="without on_timer has no timers"):
         context_of[0].timers  # noqa: B018
-    with pytest.raises(InvalidInputError, match="belong to the key of an element"):
+    with pytest.raises(arrowstate.InvalidInputError, match="belong to the key of an element"):
         context_of[1].timers.register_event_time_timer(5)
     assert len(process.advance_watermark(5)) == len(process.advance_processing_time(5)) == 0
 

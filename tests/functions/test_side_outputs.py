@@ -1,7 +1,5 @@
 """`context.output` and `side_output` of the runners: what was handed over in a call that went well, and no other."""
 
-from __future__ import annotations
-
 import cloudpickle
 import pyarrow as pa
 import pytest

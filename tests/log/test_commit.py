@@ -1,7 +1,5 @@
 """What becomes of the files of a commit that fails, and of a fence that another writer comes before."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,18 +1,9 @@
 """The commit log: how the newest entry is found, and how the chain holds."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
-from arrowstate.errors import (
-    CheckpointNotFoundError,
-    CommitUnknownError,
-    CorruptDataError,
-    InvalidInputError,
-    StorageFullError,
-    StoreNotFoundError,
-)
+import arrowstate
 from arrowstate.log.boundary import put_boundary
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import HINT_PATH, create_store, open_store_document, path_of, put_store_document
@@ -117,7 +108,7 @@ def test_a_fence_is_no_checkpoint(storage):
 
     assert [document.number for document in log.backwards()] == [5, 3]
     for number in (1, 2, 4, 6, 7, 0, -1, 10**30):
-        with pytest.raises(CheckpointNotFoundError) as caught:
+        with pytest.raises(arrowstate.CheckpointNotFoundError) as caught:
             log.checkpoint(number)
         assert caught.value.available == (3, 5)
         assert "it has 3, 5" in str(caught.value)
@@ -128,7 +119,7 @@ def test_a_checkpoint_is_found_by_an_id_that_is_not_its_number(storage):
     log.append(replace(entry(4), checkpoint_id=77, kind="savepoint"))
 
     assert log.checkpoint(77).number == 4
-    with pytest.raises(CheckpointNotFoundError):
+    with pytest.raises(arrowstate.CheckpointNotFoundError):
         log.checkpoint(4)
 
 
@@ -149,7 +140,7 @@ def test_entries_below_the_boundary_are_not_missed(storage):
     storage.delete(path_of(2))
 
     assert [document.number for document in log.backwards()] == [4, 3]
-    with pytest.raises(CheckpointNotFoundError) as caught:
+    with pytest.raises(arrowstate.CheckpointNotFoundError) as caught:
         log.checkpoint(2)
     assert caught.value.available == (3, 4)
 
@@ -158,7 +149,7 @@ def test_an_entry_that_is_gone_without_having_been_collected_is_damage(storage):
     log = fill(CommitLog(storage), [FENCE, CHECKPOINT, CHECKPOINT, CHECKPOINT, FENCE])
     storage.delete(path_of(4))
 
-    with pytest.raises(CorruptDataError, match="4.json.*missing"):
+    with pytest.raises(arrowstate.CorruptDataError, match="4.json.*missing"):
         log.latest_checkpoint()
 
 
@@ -174,7 +165,7 @@ def test_what_was_made_under_a_collected_number_is_never_the_newest(storage, hin
     assert log.latest().document.number == 6
     assert [document.number for document in log.backwards()] == [6]
     for number in (2, 3, 4, 5):
-        with pytest.raises(CheckpointNotFoundError):
+        with pytest.raises(arrowstate.CheckpointNotFoundError):
             log.checkpoint(number)
 
 
@@ -184,7 +175,7 @@ def test_a_commit_under_a_collected_number_is_not_acknowledged_and_a_fence_is_lo
     for number in (1, 2, 3):
         storage.delete(path_of(number))
 
-    with pytest.raises(CommitUnknownError, match="collected past it"):
+    with pytest.raises(arrowstate.CommitUnknownError, match="collected past it"):
         log.append(entry(3))
     assert log.append(entry(2, kind=FENCE)) is None
 
@@ -198,9 +189,9 @@ def test_an_entry_that_its_successor_was_not_written_after_is_damage(storage):
     storage.delete(path_of(2))
     storage.put_if_absent(path_of(2), encode(replace(entry(2, log.read(1).as_parent), watermark=5)), "commit-2")
 
-    with pytest.raises(CorruptDataError, match=path_of(2)):
+    with pytest.raises(arrowstate.CorruptDataError, match=path_of(2)):
         list(log.backwards())
-    with pytest.raises(CorruptDataError, match=path_of(2)):
+    with pytest.raises(arrowstate.CorruptDataError, match=path_of(2)):
         log.checkpoint(2)
     assert log.latest().document.number == 4
 
@@ -209,7 +200,7 @@ def test_an_entry_under_the_name_of_another_is_damage(storage):
     log = fill(CommitLog(storage), [FENCE, CHECKPOINT])
     storage.put_if_absent(path_of(3), storage.read(path_of(2)), "commit-2")
 
-    with pytest.raises(CorruptDataError, match=path_of(3)):
+    with pytest.raises(arrowstate.CorruptDataError, match=path_of(3)):
         log.latest()
 
 
@@ -236,14 +227,14 @@ class NoHints:
 
 
 def test_an_entry_is_committed_even_where_its_hint_cannot_be_written(storage):
-    log = CommitLog(NoHints(storage, StorageFullError("_latest", "full")))
+    log = CommitLog(NoHints(storage, arrowstate.StorageFullError("_latest", "full")))
 
     assert fill(log, [FENCE, CHECKPOINT]).latest().document.number == 2
     assert not storage.exists(HINT_PATH)
 
 
 def test_a_place_without_a_store_says_so(storage):
-    with pytest.raises(StoreNotFoundError, match="create=True"):
+    with pytest.raises(arrowstate.StoreNotFoundError, match="create=True"):
         open_store_document(storage)
 
 
@@ -260,7 +251,7 @@ def test_a_store_keeps_the_identity_it_was_given_first(storage):
 def test_a_place_with_other_files_is_no_place_for_a_store(storage):
     storage.put_if_absent("important.txt", b"mine", "mine")
 
-    with pytest.raises(InvalidInputError, match=r"important\.txt"):
+    with pytest.raises(arrowstate.InvalidInputError, match=r"important\.txt"):
         create_store(storage, "store", 0)
 
     assert storage.list("") == ["important.txt"]

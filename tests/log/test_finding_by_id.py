@@ -1,7 +1,5 @@
 """A checkpoint is found by its id with few reads, whatever numbers the entries have."""
 
-from __future__ import annotations
-
 import random
 
 import pyarrow as pa

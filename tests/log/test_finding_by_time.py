@@ -1,7 +1,5 @@
 """The checkpoint of a time is found with few reads, and is the one that a walk back over the whole log finds."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The tables of the schema `arrowstate` that tell what a checkpoint consists of."""
 
-from __future__ import annotations
-
 import datetime
 
 import pyarrow as pa

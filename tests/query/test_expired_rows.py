@@ -1,7 +1,5 @@
 """Rows that have expired: readers see what the state itself would return, and the others where they ask for them."""
 
-from __future__ import annotations
-
 import datetime
 import pickle
 

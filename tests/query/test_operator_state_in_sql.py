@@ -1,7 +1,5 @@
 """Operator state in SQL: lists, lists of structs, broadcast maps, and names beside keyed state."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """Other checkpoints than the one that is queried: `at`, changes, differences, the history of a key; against a model."""
 
-from __future__ import annotations
-
 import datetime
 import random
 from collections import Counter

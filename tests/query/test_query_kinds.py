@@ -1,30 +1,22 @@
 """Lists, maps, namespaces and times to live as tables."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    InvalidInputError,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    TimeToLive,
-    ValueStateDescriptor,
-)
+import arrowstate
 
 DAY = pa.schema([("day", pa.int32())])
-PAGES = ListStateDescriptor("pages", pa.string())
-CART = MapStateDescriptor("cart", pa.string(), pa.int64())
-CLICKS = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum", namespace=DAY)
-CITY = ValueStateDescriptor("city", pa.string(), ttl=TimeToLive(100))
+PAGES = arrowstate.ListStateDescriptor("pages", pa.string())
+CART = arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64())
+CLICKS = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum", namespace=DAY)
+CITY = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeToLive(100))
 
 
 @pytest.fixture(params=["arrow", "parquet", "lance"])
 def snapshot(request, new_store):
-    backend = KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128, clock_ms=lambda: 7)
+    backend = arrowstate.KeyedStateBackend(
+        key=pa.schema([("user", pa.string())]), max_parallelism=128, clock_ms=lambda: 7
+    )
     for number in range(3):
         backend.state(PAGES).add_batch(["ann", "bob", "ann"], [f"/{number}", "/", f"/{number}/cart"])
     backend.state(PAGES).clear_batch(["bob"])
@@ -71,7 +63,7 @@ def test_a_lookup_returns_all_rows_of_a_key_in_the_order_asked_for(snapshot):
 def test_keys_of_one_hash_are_told_apart_in_a_lookup(new_store):
     # A null in a list leaves the hash alone.
     keys = pa.array([[1], [1, None], [None, 1]], pa.list_(pa.int64()))
-    backend = KeyedStateBackend(key=pa.schema([("k", keys.type)]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", keys.type)]), max_parallelism=128)
     for number in range(3):
         backend.state(PAGES).add_batch(keys, [f"{name}{number}" for name in "abc"])
     snapshot = new_store().writer().checkpoint({"shop": [backend]})
@@ -98,15 +90,15 @@ def test_sql_sees_namespaces_user_keys_and_order(snapshot):
 def test_the_time_of_the_last_update_is_there_by_name(snapshot):
     assert snapshot.to_arrow("shop.city").column_names == ["user", "city"]
     assert snapshot.to_arrow("shop.city", columns=["_updated_at"], expired=True).to_pylist() == [{"_updated_at": 7}]
-    with pytest.raises(InvalidInputError, match="it has user, city, _key_hash, _updated_at, _key_group"):
+    with pytest.raises(arrowstate.InvalidInputError, match="it has user, city, _key_hash, _updated_at, _key_group"):
         snapshot.to_arrow("shop.city", columns=["_seq"])
 
 
 def test_a_lookup_in_many_parts_finds_what_the_backend_has(new_store):
     numbers = pa.array(range(60_000))
     users = pa.array([number * number % 997 for number in range(60_000)])
-    backend = KeyedStateBackend(key=pa.schema([("user", pa.int64())]), max_parallelism=128)
-    state = backend.state(ListStateDescriptor("numbers", pa.int64()))
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.int64())]), max_parallelism=128)
+    state = backend.state(arrowstate.ListStateDescriptor("numbers", pa.int64()))
     for start in range(0, 60_000, 20_000):
         state.add_batch(users[start : start + 20_000], numbers[start : start + 20_000])
     state.clear_batch(pa.array([1, 4, 9]))

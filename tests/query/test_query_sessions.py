@@ -1,7 +1,5 @@
 """Connections that serve one query after the other: no result is that of another one, whoever holds it."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

@@ -1,7 +1,5 @@
 """Every type that a state can have, at every place, in SQL: exactly the values of the state."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`snapshot["operator.state"]`: one state as a table that other libraries take."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 

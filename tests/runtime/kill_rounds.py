@@ -1,7 +1,5 @@
 """`python tests/runtime/kill_rounds.py --rounds N [--sink postgres]`: see `tests/support/runtime_kill_rounds.py`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

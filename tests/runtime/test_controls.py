@@ -1,7 +1,5 @@
 """Rules of the runtime, each broken once: a simulation that finds nothing then would prove nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from job_simulation.controls import CONTROLS, without

@@ -1,7 +1,5 @@
 """What goes over a socket between two slots comes out as it went in."""
 
-from __future__ import annotations
-
 import datetime
 import socket
 import threading

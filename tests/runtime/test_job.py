@@ -1,7 +1,5 @@
 """A job as it is declared: every mistake is told where it is made, and nothing is created by it."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """Jobs that seeds make, with kills, crashes, lost messages and rescales: every rule of the runtime holds."""
 
-from __future__ import annotations
-
 from job_simulation.run import simulate_seed
 from long_form import TURN, short_or_long
 

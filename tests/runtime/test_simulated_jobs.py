@@ -1,7 +1,5 @@
 """Jobs with slots that are killed, in orders that seeds decide: nothing is lost, and nothing counts twice."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A slot that has nothing to read holds back nobody's time."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest

@@ -13,17 +13,6 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.checkpoints.coordination import CheckpointOptions
-from arrowstate.errors import (
-    CorruptDataError,
-    IncompatibleStateError,
-    InvalidInputError,
-    JobFailedError,
-    MissingFileError,
-    SourceError,
-    StorageError,
-    UserFunctionError,
-)
 from arrowstate.runtime import Batch, DirectSink, GeneratorSource, Job, Reader, Restart, Source, Split, TableSource
 from arrowstate.runtime import running as running_module
 from arrowstate.runtime.core import task, turns
@@ -126,7 +115,7 @@ class Direct(DirectSink):
 
 def declared(store, function=None, source=None, sink=None, **options) -> Job:
     options.setdefault("restart", Restart.fixed(delay_ms=0))
-    options.setdefault("options", CheckpointOptions(interval_ms=None))
+    options.setdefault("options", arrowstate.CheckpointOptions(interval_ms=None))
     job = Job(store, **options)
     rows = job.source(source or Given(), uid="rows")
     if sink is not None:
@@ -144,7 +133,7 @@ def test_whatever_a_part_of_a_slot_raises_is_a_failure_of_the_attempt(tmp_path, 
     raises = Raises(place, error)
     job = declared(tmp_path / "store", raises, Given(raises), Direct(raises), restart=Restart.none())
 
-    with job.start(mode=mode) as running, pytest.raises(JobFailedError, match=type(error).__name__):
+    with job.start(mode=mode) as running, pytest.raises(arrowstate.JobFailedError, match=type(error).__name__):
         if place == "committed":
             running.checkpoint(timeout_ms=LONG_MS)
         running.wait(timeout_ms=LONG_MS)
@@ -183,7 +172,7 @@ def test_what_the_coordinator_raises_ends_the_job_and_whoever_waits_is_told(tmp_
     with declared(tmp_path / "store", source=endless()).start(mode="threads") as running:
         running.driver.post(lambda _: sys.exit(4))
 
-        with pytest.raises(JobFailedError, match="SystemExit"):
+        with pytest.raises(arrowstate.JobFailedError, match="SystemExit"):
             running.wait(timeout_ms=LONG_MS)
 
         assert running.status().state == "failed"
@@ -216,7 +205,7 @@ def numbered(first, count):
 def test_each_failure_is_a_warning_with_its_attempt_and_delay_and_the_last_an_error(tmp_path, caplog):
     function = Raises("batch", ValueError("a typo"), times=10)
 
-    with pytest.raises(JobFailedError):
+    with pytest.raises(arrowstate.JobFailedError):
         declared(tmp_path / "store", function, restart=Restart.fixed(attempts=2, delay_ms=1)).run(mode="threads")
 
     told = [(record.levelname, record.getMessage().splitlines()[0]) for record in caplog.records]
@@ -236,10 +225,10 @@ def test_a_failure_in_a_process_is_logged_with_its_traceback_and_keeps_its_class
 
     job = declared(tmp_path / "store", Broken(), TableSource(ROWS), restart=Restart.none(), spare_slot=False)
 
-    with pytest.raises(JobFailedError) as failed:
+    with pytest.raises(arrowstate.JobFailedError) as failed:
         job.run(mode="processes")
 
-    assert isinstance(failed.value.__cause__, UserFunctionError)
+    assert isinstance(failed.value.__cause__, arrowstate.UserFunctionError)
     assert "no_such_method" in caplog.text
     assert "in process_batch" in caplog.text
 
@@ -252,7 +241,7 @@ def test_a_failure_in_a_process_is_logged_with_its_traceback_and_keeps_its_class
 def test_a_failure_before_the_first_row_ends_the_job(tmp_path, place, mode):
     raises = Raises(place, ValueError("a typo"))
 
-    with pytest.raises(JobFailedError, match="a typo"):
+    with pytest.raises(arrowstate.JobFailedError, match="a typo"):
         declared(tmp_path / "store", raises, Given(raises)).run(mode=mode)
 
 
@@ -275,16 +264,16 @@ def test_a_slot_that_dies_before_the_first_row_is_started_again(tmp_path):
 
 
 def test_a_failure_that_names_something_to_mend_ends_the_job(tmp_path):
-    source = Given(Raises("read", SourceError("all", 3, "the file was changed")), after_rows=3)
+    source = Given(Raises("read", arrowstate.SourceError("all", 3, "the file was changed")), after_rows=3)
 
-    with pytest.raises(JobFailedError, match="the file was changed") as failed:
+    with pytest.raises(arrowstate.JobFailedError, match="the file was changed") as failed:
         declared(tmp_path / "store", source=source).run(mode="inline")
 
-    assert isinstance(failed.value.__cause__, SourceError)
+    assert isinstance(failed.value.__cause__, arrowstate.SourceError)
 
 
 def test_what_a_function_raises_is_the_functions_whatever_its_class(tmp_path):
-    function = Raises("batch", InvalidInputError("of a library that the function calls"))
+    function = Raises("batch", arrowstate.InvalidInputError("of a library that the function calls"))
 
     with declared(tmp_path / "store", function).start(mode="inline") as running:
         running.wait()
@@ -300,16 +289,16 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (InvalidInputError("no such column"), True),
-        (IncompatibleStateError("counts", "n", "int64", "string"), True),
-        (MissingFileError("file:///store", "data/x.arrow"), True),
-        (CorruptDataError("data/x.arrow", "cut"), True),
-        (SourceError("s", 0, "too short"), True),
-        (caused(SourceError("s", 0, "gone"), FileNotFoundError()), True),
-        (caused(SourceError("s", 0, "no whole file"), pa.ArrowInvalid()), True),
-        (caused(SourceError("s", 0, "of the generator"), ConnectionError()), False),
-        (StorageError("file:///store", "away"), False),
-        (UserFunctionError("counts", "InvalidInputError: x", "a batch", ""), False),
+        (arrowstate.InvalidInputError("no such column"), True),
+        (arrowstate.IncompatibleStateError("counts", "n", "int64", "string"), True),
+        (arrowstate.MissingFileError("file:///store", "data/x.arrow"), True),
+        (arrowstate.CorruptDataError("data/x.arrow", "cut"), True),
+        (arrowstate.SourceError("s", 0, "too short"), True),
+        (caused(arrowstate.SourceError("s", 0, "gone"), FileNotFoundError()), True),
+        (caused(arrowstate.SourceError("s", 0, "no whole file"), pa.ArrowInvalid()), True),
+        (caused(arrowstate.SourceError("s", 0, "of the generator"), ConnectionError()), False),
+        (arrowstate.StorageError("file:///store", "away"), False),
+        (arrowstate.UserFunctionError("counts", "InvalidInputError: x", "a batch", ""), False),
         (FileNotFoundError("of the user's"), False),
         (MemoryError(), False),
     ],
@@ -330,7 +319,9 @@ def test_a_stop_between_two_attempts_ends_the_job_at_once_and_says_that_it_was_d
     with job.start(mode=mode) as running:
         coordinator = running.driver.coordinator
         running.driver.wait(lambda: coordinator.state == "waiting", LONG_MS)
-        with pytest.raises(JobFailedError, match="was down when it was stopped.*from the beginning.*for now"):
+        with pytest.raises(
+            arrowstate.JobFailedError, match="was down when it was stopped.*from the beginning.*for now"
+        ):
             running.stop()
 
         assert running.status().state == "failed"
@@ -396,16 +387,18 @@ def test_a_rescale_whose_slots_cannot_be_started_leaves_a_job_that_says_so(tmp_p
         with pytest.raises(OSError, match="no more threads"):
             running.rescale(parallelism=2)
 
-        with pytest.raises(JobFailedError, match="could not be rescaled from parallelism 1 to 2.*no more threads"):
+        with pytest.raises(
+            arrowstate.JobFailedError, match="could not be rescaled from parallelism 1 to 2.*no more threads"
+        ):
             running.wait(timeout_ms=LONG_MS)
-        with pytest.raises(InvalidInputError, match="the job has failed"):
+        with pytest.raises(arrowstate.InvalidInputError, match="the job has failed"):
             running.checkpoint()
 
 
 def test_a_job_that_has_ended_or_is_being_stopped_is_not_rescaled(tmp_path):
     with declared(tmp_path / "store").start(mode="inline") as running:
         running.wait()
-        with pytest.raises(InvalidInputError, match="the job has finished"):
+        with pytest.raises(arrowstate.InvalidInputError, match="the job has finished"):
             running.driver.coordinator.leave("rescaled")
 
 
@@ -416,7 +409,7 @@ def test_a_source_is_read_though_its_slot_always_has_something_to_do(tmp_path, m
     monkeypatch.setattr(task, "STEP_ROWS", 10)
     monkeypatch.setattr(task, "ENOUGH_ROWS", 1)
     monkeypatch.setattr(turns, "PASSED_STEPS", 8)
-    job = Job(tmp_path / "store", parallelism=2, options=CheckpointOptions(interval_ms=None))
+    job = Job(tmp_path / "store", parallelism=2, options=arrowstate.CheckpointOptions(interval_ms=None))
     rows = job.source(GeneratorSource(one_key, SCHEMA, splits=2, batch_rows=20), uid="rows")
     # What one slot reads in a step keeps the other busy for four.
     for number in range(4):

@@ -1,7 +1,5 @@
 """What a task takes from its channels at once, and when it lets others go before it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyarrow as pa

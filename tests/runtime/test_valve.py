@@ -1,7 +1,5 @@
 """The watermark of several channels: the rules of the status and watermark valve, one by one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

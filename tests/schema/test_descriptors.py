@@ -1,7 +1,5 @@
 """What a state descriptor accepts."""
 
-from __future__ import annotations
-
 import pickle
 from decimal import Decimal
 

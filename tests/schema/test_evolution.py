@@ -13,20 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arrowstate import (
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    SchemaEvolution,
-    ValueStateDescriptor,
-    open_store,
-)
-from arrowstate.errors import CorruptDataError, IncompatibleStateError
+import arrowstate
 from arrowstate.schema.conversion import Conversion, converter
 from arrowstate.schema.evolution import evolve, widens
 from arrowstate.schema.fields import documents_of, fields_of, fresh_field
 from arrowstate.storage import clear_memory_storage
-from arrowstate.table.merging import MergePolicy
 
 INTEGERS = [getattr(pa, f"{sign}int{bits}")() for bits in (8, 16, 32, 64) for sign in ("", "u")]
 FLOATS = [pa.float16(), pa.float32(), pa.float64()]
@@ -105,8 +96,8 @@ class Change:
         self.type, self.convert = self._changed(kind, "", "")
 
     @property
-    def evolution(self) -> SchemaEvolution:
-        return SchemaEvolution(self.renamed, self.defaults, self.dropped)
+    def evolution(self) -> arrowstate.SchemaEvolution:
+        return arrowstate.SchemaEvolution(self.renamed, self.defaults, self.dropped)
 
     def _changed(self, kind: pa.DataType, old: str, new: str) -> tuple[pa.DataType, Any]:
         if pa.types.is_struct(kind):
@@ -210,7 +201,7 @@ def test_conversion_is_what_plain_python_makes_of_each_value(case, front, back):
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[tuple[pa.DataType, SchemaEvolution | None, Any, dict[int, Any]]]:
+def histories(draw: st.DrawFn) -> list[tuple[pa.DataType, arrowstate.SchemaEvolution | None, Any, dict[int, Any]]]:
     """Types that follow each other, with what becomes of stored values and the values written under each."""
     kind = draw(types())
     steps = [(kind, None, None, draw(_rows(kind)))]
@@ -229,14 +220,16 @@ def _rows(kind: pa.DataType) -> st.SearchStrategy[dict[int, Any]]:
 @settings(max_examples=60)
 def test_a_history_of_schemas_equals_a_dict(history, kind, data):
     url = f"memory://{uuid.uuid4().hex}"
-    store = open_store(url, create=True)
-    policy = data.draw(st.sampled_from([None, MergePolicy(fan_in=2, first_tier_rows=2, segment_bytes=1)]))
-    backend = KeyedStateBackend(key=pa.schema([("id_", pa.int64())]), max_parallelism=128, merge_policy=policy)
+    store = arrowstate.open_store(url, create=True)
+    policy = data.draw(st.sampled_from([None, arrowstate.MergePolicy(fan_in=2, first_tier_rows=2, segment_bytes=1)]))
+    backend = arrowstate.KeyedStateBackend(
+        key=pa.schema([("id_", pa.int64())]), max_parallelism=128, merge_policy=policy
+    )
     model: dict[int, list[Any]] = {}
     make: Any = {
-        "value": ValueStateDescriptor,
-        "list": ListStateDescriptor,
-        "map": lambda name, of, **more: MapStateDescriptor(name, pa.int8(), of, **more),
+        "value": arrowstate.ValueStateDescriptor,
+        "list": arrowstate.ListStateDescriptor,
+        "map": lambda name, of, **more: arrowstate.MapStateDescriptor(name, pa.int8(), of, **more),
     }[kind]
 
     try:
@@ -324,7 +317,7 @@ def test_a_list_that_begins_in_the_middle_keeps_its_elements_under_larger_offset
     ids = itertools.count(1)
     stored = fresh_field(pa.field("v", lists.type), ids)
 
-    current = evolve(stored, pa.large_list(pa.int64()), SchemaEvolution(), ids, what="state")
+    current = evolve(stored, pa.large_list(pa.int64()), arrowstate.SchemaEvolution(), ids, what="state")
 
     assert converter(stored, current)(lists).to_pylist() == [[3], None, [4, 5]]
 
@@ -337,7 +330,7 @@ def test_a_nested_default_fits_no_rows_too(default):
     stored = fresh_field(pa.field("v", pa.struct([("a", pa.int8())])), ids)
     declared = pa.struct([("a", pa.int8()), ("b", kind)])
 
-    current = evolve(stored, declared, SchemaEvolution(defaults={"b": default}), ids, what="state")
+    current = evolve(stored, declared, arrowstate.SchemaEvolution(defaults={"b": default}), ids, what="state")
 
     assert len(converter(stored, current)(pa.array([], stored.type))) == 0
     assert converter(stored, current)(pa.array([{"a": 1}], stored.type)).to_pylist() == [{"a": 1, "b": default}]
@@ -350,10 +343,10 @@ def test_documents_that_do_not_fit_their_type_are_corrupt():
 
     from msgspec.structs import replace
 
-    with pytest.raises(CorruptDataError, match="1 fields inside struct"):
+    with pytest.raises(arrowstate.CorruptDataError, match="1 fields inside struct"):
         fields_of([replace(document, fields=document.fields[:1])], ids)
     for text in ("no base64!", "YWJj", ""):
-        with pytest.raises(CorruptDataError, match="v"):
+        with pytest.raises(arrowstate.CorruptDataError, match="v"):
             fields_of([replace(document, default=text)], ids)
 
 
@@ -361,8 +354,8 @@ def test_an_error_of_the_state_is_told_by_its_path():
     ids = itertools.count(1)
     stored = fresh_field(pa.field("v", pa.list_(pa.struct([("a", pa.int64())]))), ids)
 
-    with pytest.raises(IncompatibleStateError) as caught:
-        evolve(stored, pa.list_(pa.struct([("a", pa.int8())])), SchemaEvolution(), ids, what="orders")
+    with pytest.raises(arrowstate.IncompatibleStateError) as caught:
+        evolve(stored, pa.list_(pa.struct([("a", pa.int8())])), arrowstate.SchemaEvolution(), ids, what="orders")
 
     assert (caught.value.state, caught.value.stored, caught.value.declared) == ("orders.element.a", "int64", "int8")
     assert caught.value.remedy == "declare int64 or something wider; int8 would lose values"

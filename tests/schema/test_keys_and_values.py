@@ -1,7 +1,5 @@
 """Keys and values as callers give them: what is converted, and what is refused rather than changed."""
 
-from __future__ import annotations
-
 import datetime as dt
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """How a state lies in columns, and when two descriptors mean the same state."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

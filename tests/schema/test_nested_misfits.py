@@ -1,7 +1,5 @@
 """What does not fit a nested type is refused with its path, and no field of a struct is dropped in silence."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -3,8 +3,6 @@
 What aggregating state means is in `arrowstate.testing.AggregatingStateSuite`.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import sys
@@ -15,26 +13,17 @@ import pyarrow.compute as pc
 import pytest
 
 import arrowstate
-from arrowstate import (
-    AggregatingStateDescriptor,
-    CountDistinct,
-    InvalidInputError,
-    KeyedStateBackend,
-    MissingDependencyError,
-    Quantiles,
-    TopK,
-)
 
 USER = pa.schema([("user", pa.string())])
 OLD, NEW = datetime.date(2024, 1, 1), datetime.date(2025, 1, 1)
 
 
 def backend_of(**options):
-    return KeyedStateBackend(key=USER, max_parallelism=128, **options)
+    return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128, **options)
 
 
 def state_of(aggregate, kind=pa.int64(), **options):
-    return backend_of().state(AggregatingStateDescriptor("a", kind, aggregate=aggregate, **options))
+    return backend_of().state(arrowstate.AggregatingStateDescriptor("a", kind, aggregate=aggregate, **options))
 
 
 class Spread:
@@ -70,13 +59,15 @@ class Spread:
 def test_sql_sees_the_columns_of_the_accumulator():
     store = arrowstate.open_store("memory://aggregating-sql", create=True)
     backend = backend_of()
-    backend.state(AggregatingStateDescriptor("delay", pa.int64(), aggregate="mean")).add_batch(
+    backend.state(arrowstate.AggregatingStateDescriptor("delay", pa.int64(), aggregate="mean")).add_batch(
         ["a", "b", "a"], [1, 5, 2]
     )
-    backend.state(AggregatingStateDescriptor("best", pa.int64(), aggregate=TopK(2))).add_batch(
+    backend.state(arrowstate.AggregatingStateDescriptor("best", pa.int64(), aggregate=arrowstate.TopK(2))).add_batch(
         ["a", "a", "a"], [1, 5, 2]
     )
-    backend.state(AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread())).add_batch(["a", "a"], [1, 5])
+    backend.state(arrowstate.AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread())).add_batch(
+        ["a", "a"], [1, 5]
+    )
     store.writer().checkpoint({"op": [backend]})
 
     assert store.sql('select "user", sum / count from op.delay order by 1').fetchall() == [("a", 1.5), ("b", 5.0)]
@@ -95,7 +86,7 @@ def test_sql_sees_the_columns_of_the_accumulator():
     ],
 )
 def test_the_best_values_of_any_type_with_an_order(kind, values, best):
-    state = state_of(TopK(2), kind)
+    state = state_of(arrowstate.TopK(2), kind)
 
     state.add_batch(["a"] * len(values), pa.array(values, kind))
 
@@ -105,7 +96,7 @@ def test_the_best_values_of_any_type_with_an_order(kind, values, best):
 def test_a_count_of_many_distinct_values_is_near_and_the_sketch_is_one_of_datasketches():
     import datasketches
 
-    state = state_of(CountDistinct(12), pa.string())
+    state = state_of(arrowstate.CountDistinct(12), pa.string())
     names = [f"visitor {number}" for number in range(20_000)]
 
     state.add_batch(["a"] * 20_000, names)
@@ -117,7 +108,7 @@ def test_a_count_of_many_distinct_values_is_near_and_the_sketch_is_one_of_datask
 
 
 def test_quantiles_of_many_values_are_near_and_what_is_stored_says_count_and_ends():
-    state = state_of(Quantiles((0.25, 0.5, 0.99)), pa.float64())
+    state = state_of(arrowstate.Quantiles((0.25, 0.5, 0.99)), pa.float64())
     values = np.random.default_rng(5).permutation(50_000).astype(float)
 
     state.add_batch(["a"] * values.size, values)
@@ -140,7 +131,7 @@ def test_a_sketch_without_its_package_says_what_to_install(monkeypatch, aggregat
     monkeypatch.setitem(sys.modules, "datasketches", None)
     state = state_of(aggregate)
 
-    with pytest.raises(MissingDependencyError, match=r"pip install 'arrowstate\[sketches\]'"):
+    with pytest.raises(arrowstate.MissingDependencyError, match=r"pip install 'arrowstate\[sketches\]'"):
         state.add_batch(["a"], [1])
 
 
@@ -148,29 +139,29 @@ def test_a_sketch_without_its_package_says_what_to_install(monkeypatch, aggregat
     ("kind", "aggregate", "message"),
     [
         (pa.string(), "mean", "mean needs numbers, got string"),
-        (pa.struct([("x", pa.int64())]), TopK(2), "top_k needs a type with an order"),
+        (pa.struct([("x", pa.int64())]), arrowstate.TopK(2), "top_k needs a type with an order"),
         (pa.map_(pa.int64(), pa.int64()), "count_distinct", "needs values that can be hashed"),
         (pa.int64(), "median", "must be one of mean, variance, count_distinct, quantiles, top_k; got 'median'"),
         (pa.int64(), object(), "an aggregate has name, accumulator_type"),
     ],
 )
 def test_a_descriptor_that_cannot_work_is_refused_at_once(kind, aggregate, message):
-    with pytest.raises(InvalidInputError, match=message):
-        AggregatingStateDescriptor("a", kind, aggregate=aggregate)
+    with pytest.raises(arrowstate.InvalidInputError, match=message):
+        arrowstate.AggregatingStateDescriptor("a", kind, aggregate=aggregate)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: TopK(0),
-        lambda: TopK(True),
-        lambda: Quantiles(()),
-        lambda: Quantiles((1.5,)),
-        lambda: Quantiles(k=2),
-        lambda: CountDistinct(3),
-        lambda: CountDistinct(22),
+        lambda: arrowstate.TopK(0),
+        lambda: arrowstate.TopK(True),
+        lambda: arrowstate.Quantiles(()),
+        lambda: arrowstate.Quantiles((1.5,)),
+        lambda: arrowstate.Quantiles(k=2),
+        lambda: arrowstate.CountDistinct(3),
+        lambda: arrowstate.CountDistinct(22),
     ],
 )
 def test_parameters_out_of_range_are_refused(make):
-    with pytest.raises(InvalidInputError, match="got"):
+    with pytest.raises(arrowstate.InvalidInputError, match="got"):
         make()

@@ -10,39 +10,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    AggregatingStateDescriptor,
-    BroadcastStateDescriptor,
-    IncompatibleStateError,
-    InvalidInputError,
-    KeyedStateBackend,
-    KeyOutOfRangeError,
-    KeyTypeError,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    NullKeyError,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ProcessElementError,
-    ReducingStateDescriptor,
-    TimeToLive,
-    ValueOverflowError,
-    ValueStateDescriptor,
-    ValueTypeError,
-    key_group_range,
-    key_groups,
-)
+import arrowstate
 
 USER = pa.schema([("user", pa.string())])
 INT = pa.int64()
 WINDOW = pa.schema([("window", pa.int64())])
 
 KINDS = {
-    "value": lambda name, kind, **more: ValueStateDescriptor(name, kind, **more),
-    "reducing": lambda name, kind, **more: ReducingStateDescriptor(name, kind, reduce="last", **more),
-    "aggregating": lambda name, kind, **more: AggregatingStateDescriptor(name, kind, aggregate="top_k", **more),
-    "list": lambda name, kind, **more: ListStateDescriptor(name, kind, **more),
-    "map": lambda name, kind, **more: MapStateDescriptor(name, pa.string(), kind, **more),
+    "value": lambda name, kind, **more: arrowstate.ValueStateDescriptor(name, kind, **more),
+    "reducing": lambda name, kind, **more: arrowstate.ReducingStateDescriptor(name, kind, reduce="last", **more),
+    "aggregating": lambda name, kind, **more: arrowstate.AggregatingStateDescriptor(
+        name, kind, aggregate="top_k", **more
+    ),
+    "list": lambda name, kind, **more: arrowstate.ListStateDescriptor(name, kind, **more),
+    "map": lambda name, kind, **more: arrowstate.MapStateDescriptor(name, pa.string(), kind, **more),
 }
 BATCH = {
     "value": lambda state, keys, values, **more: state.update_batch(keys, values, **more),
@@ -61,7 +42,7 @@ ONE = {
 
 
 def backend_of(**options):
-    return KeyedStateBackend(key=USER, max_parallelism=128, **options)
+    return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128, **options)
 
 
 def rows_of(state):
@@ -113,9 +94,9 @@ def test_a_value_that_does_not_fit_is_named_with_its_row(kind, value_type, good,
     before = rows_of(state)
     named = re.escape(f"values of state 's' must be {value_type}, got {bad!r}")
 
-    with pytest.raises(ValueTypeError, match=f"^{named} in row 3; cast them first$"):
+    with pytest.raises(arrowstate.ValueTypeError, match=f"^{named} in row 3; cast them first$"):
         BATCH[kind](state, list("abcde"), [good, good, None if kind != "list" else good, bad, bad])
-    with pytest.raises(ValueTypeError, match=f"^{named}; cast them first$"):
+    with pytest.raises(arrowstate.ValueTypeError, match=f"^{named}; cast them first$"):
         ONE[kind](state, bad)
 
     assert rows_of(state) == before
@@ -139,7 +120,7 @@ def test_values_of_another_type_are_refused_by_type_and_narrowed_ones_by_row(kin
     _, state = filled(kind, pa.int8(), 1)
     before = rows_of(state)
 
-    with pytest.raises(ValueTypeError, match=f"must be int8, got {re.escape(given)}; cast"):
+    with pytest.raises(arrowstate.ValueTypeError, match=f"must be int8, got {re.escape(given)}; cast"):
         BATCH[kind](state, list("abcd"), values)
 
     assert rows_of(state) == before
@@ -151,9 +132,9 @@ def test_a_struct_that_does_not_fit_is_named_with_its_row(kind, bad):
     _, state = filled(kind, pa.struct([("a", INT)]), {"a": 1})
     before = rows_of(state)
 
-    with pytest.raises(ValueTypeError, match=re.escape(f"got {bad!r} in row 1;")):
+    with pytest.raises(arrowstate.ValueTypeError, match=re.escape(f"got {bad!r} in row 1;")):
         BATCH[kind](state, list("abc"), [{"a": 1}, bad, {}])
-    with pytest.raises(ValueTypeError, match=re.escape(f"got {bad!r};")):
+    with pytest.raises(arrowstate.ValueTypeError, match=re.escape(f"got {bad!r};")):
         ONE[kind](state, bad)
 
     assert rows_of(state) == before
@@ -164,7 +145,7 @@ def test_as_many_values_as_keys_are_needed(kind):
     _, state = filled(kind, INT, 1)
     before = rows_of(state)
 
-    with pytest.raises(InvalidInputError, match="2 keys need 2 (values|user keys), got 3"):
+    with pytest.raises(arrowstate.InvalidInputError, match="2 keys need 2 (values|user keys), got 3"):
         BATCH[kind](state, ["a", "b"], [1, 2, 3])
 
     assert rows_of(state) == before
@@ -174,11 +155,11 @@ def test_all_entries_of_a_map_are_looked_at_before_one_is_written():
     _, state = filled("map", INT, 1)
     before = rows_of(state)
 
-    with pytest.raises(ValueTypeError, match="got 'x'"):
+    with pytest.raises(arrowstate.ValueTypeError, match="got 'x'"):
         state.put_all({"a": 1, "b": "x"})
-    with pytest.raises(KeyTypeError, match="must be s_key: string, got 5 in row 0"):
+    with pytest.raises(arrowstate.KeyTypeError, match="must be s_key: string, got 5 in row 0"):
         state.put_all({"a": 1, 5: 2})
-    with pytest.raises(NullKeyError, match="'s_key'"):
+    with pytest.raises(arrowstate.NullKeyError, match="'s_key'"):
         state.put_all({"a": 1, None: 2})
 
     assert rows_of(state) == before
@@ -191,11 +172,11 @@ def test_all_entries_of_a_map_are_looked_at_before_one_is_written():
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
-        (["a", None], NullKeyError, "key column 'user' is null in row 1"),
-        (["a", 5], KeyTypeError, "keys must be user: string, got 5 in row 1"),
-        (pa.array([1, 2]), KeyTypeError, "keys must be user: string, got int64"),
-        ("ab", KeyTypeError, "keys must be user: string, got str"),
-        (pa.record_batch({"usr": ["a", "b"]}), KeyTypeError, "keys must be user: string, got usr: string"),
+        (["a", None], arrowstate.NullKeyError, "key column 'user' is null in row 1"),
+        (["a", 5], arrowstate.KeyTypeError, "keys must be user: string, got 5 in row 1"),
+        (pa.array([1, 2]), arrowstate.KeyTypeError, "keys must be user: string, got int64"),
+        ("ab", arrowstate.KeyTypeError, "keys must be user: string, got str"),
+        (pa.record_batch({"usr": ["a", "b"]}), arrowstate.KeyTypeError, "keys must be user: string, got usr: string"),
     ],
     ids=["null", "row", "type", "text", "columns"],
 )
@@ -210,7 +191,7 @@ def test_a_key_that_is_none_is_refused_by_every_verb(kind, keys, error, message)
         state.get_batch(keys, *more)
     with pytest.raises(error, match=message):
         state.clear_batch(keys)
-    for bad, refusal in ((None, NullKeyError), (5, KeyTypeError)):
+    for bad, refusal in ((None, arrowstate.NullKeyError), (5, arrowstate.KeyTypeError)):
         with pytest.raises(refusal):
             backend.current_key = bad
 
@@ -220,12 +201,12 @@ def test_a_key_that_is_none_is_refused_by_every_verb(kind, keys, error, message)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_of_another_subtask_is_refused_by_every_verb(kind):
-    owned = key_group_range(128, parallelism=2, subtask=0)
+    owned = arrowstate.key_group_range(128, parallelism=2, subtask=0)
     backend = backend_of(key_groups=owned)
     state = backend.state(KINDS[kind]("s", INT))
     users = [f"u{n}" for n in range(20)]
-    mine = next(u for u in users if key_groups(pa.array([u]), 128)[0].as_py() <= owned.end)
-    other = next(u for u in users if key_groups(pa.array([u]), 128)[0].as_py() > owned.end)
+    mine = next(u for u in users if arrowstate.key_groups(pa.array([u]), 128)[0].as_py() <= owned.end)
+    other = next(u for u in users if arrowstate.key_groups(pa.array([u]), 128)[0].as_py() > owned.end)
     more = (["u", "u"],) if kind == "map" else ()
 
     for call in (
@@ -234,7 +215,7 @@ def test_a_key_of_another_subtask_is_refused_by_every_verb(kind):
         lambda: state.clear_batch([mine, other]),
         lambda: setattr(backend, "current_key", other),
     ):
-        with pytest.raises(KeyOutOfRangeError, match=r"is outside 0 to 63, which this backend owns"):
+        with pytest.raises(arrowstate.KeyOutOfRangeError, match=r"is outside 0 to 63, which this backend owns"):
             call()
 
     assert len(state) == 0
@@ -247,16 +228,16 @@ def test_without_a_current_key_or_namespace_a_scalar_verb_says_what_to_set(kind)
         backend.state(KINDS[kind](name, INT, namespace=space)) for name, space in (("s", None), ("w", WINDOW))
     )
 
-    with pytest.raises(InvalidInputError, match=r"set backend\.current_key before"):
+    with pytest.raises(arrowstate.InvalidInputError, match=r"set backend\.current_key before"):
         ONE[kind](state, 1)
-    with pytest.raises(InvalidInputError, match=r"set backend\.current_key before"):
+    with pytest.raises(arrowstate.InvalidInputError, match=r"set backend\.current_key before"):
         state.clear()
     backend.current_key = "a"
-    with pytest.raises(InvalidInputError, match="no namespace of state 'w' is set"):
+    with pytest.raises(arrowstate.InvalidInputError, match="no namespace of state 'w' is set"):
         ONE[kind](spaced, 1)
-    with pytest.raises(InvalidInputError, match="state 'w' needs a namespace of window"):
+    with pytest.raises(arrowstate.InvalidInputError, match="state 'w' needs a namespace of window"):
         BATCH[kind](spaced, ["a"], [1])
-    with pytest.raises(InvalidInputError, match="state 's' has no namespaces, got 1"):
+    with pytest.raises(arrowstate.InvalidInputError, match="state 's' has no namespaces, got 1"):
         BATCH[kind](state, ["a"], [1], namespace=1)
 
     assert len(state) == len(spaced) == 0
@@ -269,10 +250,10 @@ def test_what_is_no_namespace_is_refused(kind, bad):
     BATCH[kind](state, ["a"], [1], namespace=1)
     before = rows_of(state)
 
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(arrowstate.InvalidInputError):
         BATCH[kind](state, ["a", "b"], [1, 2], namespace=bad)
     if not isinstance(bad, pa.Array):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(arrowstate.InvalidInputError):
             state.current_namespace = bad
 
     assert rows_of(state) == before
@@ -283,7 +264,7 @@ def test_a_user_key_that_is_none_is_refused_by_every_verb():
     before = rows_of(state)
     null, wrong = "key column 's_key' is null in row 1", "keys must be s_key: string, got 5 in row 1"
 
-    for bad, error, message in ((None, NullKeyError, null), (5, KeyTypeError, wrong)):
+    for bad, error, message in ((None, arrowstate.NullKeyError, null), (5, arrowstate.KeyTypeError, wrong)):
         for call in (
             lambda bad=bad: state.put_batch(["a", "b"], ["x", bad], [1, 2]),
             lambda bad=bad: state.get_batch(["a", "b"], ["x", bad]),
@@ -315,14 +296,14 @@ def test_a_null_element_is_refused_by_every_verb_of_a_list(values):
     keys = ["a"] * len(values)
     message = f"an element of list state 's' must not be null, the one in row {row} is"
 
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(arrowstate.InvalidInputError, match=message):
         state.add_batch(keys, values)
-    with pytest.raises(InvalidInputError, match="must not be null, the one in row"):
+    with pytest.raises(arrowstate.InvalidInputError, match="must not be null, the one in row"):
         state.add_all_batch(["a", "b"], [[1], [2, None]])
-    with pytest.raises(InvalidInputError, match="must not be null, the one in row"):
+    with pytest.raises(arrowstate.InvalidInputError, match="must not be null, the one in row"):
         state.update_batch(["one", "old"], [[1], [None]])
     for call in (lambda: state.add(None), lambda: state.add_all([1, None]), lambda: state.update([None, 1])):
-        with pytest.raises(InvalidInputError, match="an element of list state 's' must not be null"):
+        with pytest.raises(arrowstate.InvalidInputError, match="an element of list state 's' must not be null"):
             call()
 
     assert rows_of(state) == before
@@ -334,19 +315,19 @@ def test_what_is_no_list_is_refused_and_the_list_stays(bad):
     before = rows_of(state)
 
     for call in (lambda: state.add_all(bad), lambda: state.update(bad)):
-        with pytest.raises(InvalidInputError, match="list state 's' takes a sequence of elements, got"):
+        with pytest.raises(arrowstate.InvalidInputError, match="list state 's' takes a sequence of elements, got"):
             call()
     for call in (state.add_all_batch, state.update_batch):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(arrowstate.InvalidInputError):
             call(["one", "old"], [["y"], bad])
 
     assert rows_of(state) == before
 
 
 def test_operator_state_refuses_the_same():
-    backend = OperatorStateBackend()
-    offsets = backend.state(OperatorListStateDescriptor("offsets", INT))
-    rules = backend.state(BroadcastStateDescriptor("rules", pa.string(), INT))
+    backend = arrowstate.OperatorStateBackend()
+    offsets = backend.state(arrowstate.OperatorListStateDescriptor("offsets", INT))
+    rules = backend.state(arrowstate.BroadcastStateDescriptor("rules", pa.string(), INT))
     offsets.add(1)
     rules.put("a", 1)
 
@@ -356,29 +337,33 @@ def test_operator_state_refuses_the_same():
         lambda: offsets.update([None]),
         lambda: offsets.add_all(pa.array([1, None])),
     ):
-        with pytest.raises(InvalidInputError, match="an element of list state 'offsets' must not be null"):
+        with pytest.raises(arrowstate.InvalidInputError, match="an element of list state 'offsets' must not be null"):
             call()
     for bad in (None, 5, "ab", {"a": 1}):
-        with pytest.raises(InvalidInputError, match="list state 'offsets' takes a sequence of elements, got"):
+        with pytest.raises(
+            arrowstate.InvalidInputError, match="list state 'offsets' takes a sequence of elements, got"
+        ):
             offsets.add_all(bad)
     for call in (lambda: offsets.add("x"), lambda: offsets.update([1, 1.5]), lambda: offsets.add(1 << 70)):
-        with pytest.raises(ValueTypeError, match="values of state 'offsets' must be int64"):
+        with pytest.raises(arrowstate.ValueTypeError, match="values of state 'offsets' must be int64"):
             call()
     for call in (lambda: rules.put(None, 1), lambda: rules.put_all({"b": 1, None: 2}), lambda: rules.remove(None)):
-        with pytest.raises(NullKeyError, match="'rules_key' is null"):
+        with pytest.raises(arrowstate.NullKeyError, match="'rules_key' is null"):
             call()
     for call in (lambda: rules.put("b", "x"), lambda: rules.put_all({"b": 1, "c": "x"})):
-        with pytest.raises(ValueTypeError, match="values of state 'rules' must be int64"):
+        with pytest.raises(arrowstate.ValueTypeError, match="values of state 'rules' must be int64"):
             call()
     for again in (
-        OperatorListStateDescriptor("offsets", pa.string()),
-        BroadcastStateDescriptor("offsets", pa.string(), INT),
-        BroadcastStateDescriptor("rules", INT, INT),
+        arrowstate.OperatorListStateDescriptor("offsets", pa.string()),
+        arrowstate.BroadcastStateDescriptor("offsets", pa.string(), INT),
+        arrowstate.BroadcastStateDescriptor("rules", INT, INT),
     ):
-        with pytest.raises(IncompatibleStateError, match="declare it as it is stored, or use another state name"):
+        with pytest.raises(
+            arrowstate.IncompatibleStateError, match="declare it as it is stored, or use another state name"
+        ):
             backend.state(again)
-    with pytest.raises(InvalidInputError, match="must differ in more than case"):
-        backend.state(OperatorListStateDescriptor("Offsets", INT))
+    with pytest.raises(arrowstate.InvalidInputError, match="must differ in more than case"):
+        backend.state(arrowstate.OperatorListStateDescriptor("Offsets", INT))
 
     assert offsets.get() == [1]
     assert dict(rules.items()) == {"a": 1}
@@ -387,24 +372,24 @@ def test_operator_state_refuses_the_same():
 # Names that are taken
 
 DECLARED = {
-    "value": ValueStateDescriptor("s", INT),
-    "value of string": ValueStateDescriptor("s", pa.string()),
-    "value of struct": ValueStateDescriptor("s", pa.struct([("s", INT)])),
-    "value in windows": ValueStateDescriptor("s", INT, namespace=WINDOW),
-    "sum": ReducingStateDescriptor("s", INT, reduce="sum"),
-    "product": ReducingStateDescriptor("s", INT, reduce="product"),
-    "sum of int8": ReducingStateDescriptor("s", pa.int8(), reduce="sum"),
-    "sum of field": ReducingStateDescriptor("s", pa.struct([("n", INT)]), reduce={"n": "sum"}),
-    "count of field": ReducingStateDescriptor("s", pa.struct([("n", INT)]), reduce={"n": "count"}),
-    "callable": ReducingStateDescriptor("s", INT, reduce=lambda old, new: old),
-    "mean": AggregatingStateDescriptor("s", INT, aggregate="mean"),
-    "top_k": AggregatingStateDescriptor("s", INT, aggregate="top_k"),
-    "list": ListStateDescriptor("s", INT),
-    "list in windows": ListStateDescriptor("s", INT, namespace=WINDOW),
-    "list in others": ListStateDescriptor("s", INT, namespace=pa.schema([("window", pa.int32())])),
-    "map": MapStateDescriptor("s", pa.string(), INT),
-    "map by int64": MapStateDescriptor("s", INT, INT),
-    "map of string": MapStateDescriptor("s", pa.string(), pa.string()),
+    "value": arrowstate.ValueStateDescriptor("s", INT),
+    "value of string": arrowstate.ValueStateDescriptor("s", pa.string()),
+    "value of struct": arrowstate.ValueStateDescriptor("s", pa.struct([("s", INT)])),
+    "value in windows": arrowstate.ValueStateDescriptor("s", INT, namespace=WINDOW),
+    "sum": arrowstate.ReducingStateDescriptor("s", INT, reduce="sum"),
+    "product": arrowstate.ReducingStateDescriptor("s", INT, reduce="product"),
+    "sum of int8": arrowstate.ReducingStateDescriptor("s", pa.int8(), reduce="sum"),
+    "sum of field": arrowstate.ReducingStateDescriptor("s", pa.struct([("n", INT)]), reduce={"n": "sum"}),
+    "count of field": arrowstate.ReducingStateDescriptor("s", pa.struct([("n", INT)]), reduce={"n": "count"}),
+    "callable": arrowstate.ReducingStateDescriptor("s", INT, reduce=lambda old, new: old),
+    "mean": arrowstate.AggregatingStateDescriptor("s", INT, aggregate="mean"),
+    "top_k": arrowstate.AggregatingStateDescriptor("s", INT, aggregate="top_k"),
+    "list": arrowstate.ListStateDescriptor("s", INT),
+    "list in windows": arrowstate.ListStateDescriptor("s", INT, namespace=WINDOW),
+    "list in others": arrowstate.ListStateDescriptor("s", INT, namespace=pa.schema([("window", pa.int32())])),
+    "map": arrowstate.MapStateDescriptor("s", pa.string(), INT),
+    "map by int64": arrowstate.MapStateDescriptor("s", INT, INT),
+    "map of string": arrowstate.MapStateDescriptor("s", pa.string(), pa.string()),
 }
 
 
@@ -416,7 +401,7 @@ def test_a_name_is_not_used_again_with_another_kind_or_type(first):
     for second, descriptor in DECLARED.items():
         if second != first:
             with pytest.raises(
-                IncompatibleStateError, match="state 's' is .* but is declared as .* another state name"
+                arrowstate.IncompatibleStateError, match="state 's' is .* but is declared as .* another state name"
             ):
                 backend.state(descriptor)
 
@@ -430,11 +415,13 @@ def test_names_differ_in_more_than_case_and_timers_take_names_too(kind):
     backend.state(KINDS[kind]("clicks", INT))
     backend.timers("clicks")
 
-    with pytest.raises(InvalidInputError, match="must differ in more than case, 'clicks' exists; got 'Clicks'"):
+    with pytest.raises(
+        arrowstate.InvalidInputError, match="must differ in more than case, 'clicks' exists; got 'Clicks'"
+    ):
         backend.state(KINDS[kind]("Clicks", INT))
-    with pytest.raises(IncompatibleStateError, match="'clicks_event_time' is timer state"):
+    with pytest.raises(arrowstate.IncompatibleStateError, match="'clicks_event_time' is timer state"):
         backend.state(KINDS[kind]("clicks_event_time", INT))
-    with pytest.raises(IncompatibleStateError, match="in namespaces of window: int64"):
+    with pytest.raises(arrowstate.IncompatibleStateError, match="in namespaces of window: int64"):
         backend.timers("clicks", WINDOW)
 
     assert backend.state_names == ("clicks", "clicks_event_time", "clicks_processing_time")
@@ -443,10 +430,10 @@ def test_names_differ_in_more_than_case_and_timers_take_names_too(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_time_to_live_is_one_for_a_state_in_use(kind):
     backend = backend_of()
-    backend.state(KINDS[kind]("s", INT, ttl=TimeToLive(100)))
+    backend.state(KINDS[kind]("s", INT, ttl=arrowstate.TimeToLive(100)))
 
-    for ttl in (None, TimeToLive(101), TimeToLive(100, clock="event_time")):
-        with pytest.raises(InvalidInputError, match="state 's' is in use with TimeToLive"):
+    for ttl in (None, arrowstate.TimeToLive(101), arrowstate.TimeToLive(100, clock="event_time")):
+        with pytest.raises(arrowstate.InvalidInputError, match="state 's' is in use with TimeToLive"):
             backend.state(KINDS[kind]("s", INT, ttl=ttl))
 
 
@@ -459,18 +446,18 @@ def careful(old, new):
 
 def test_a_reducer_that_raises_leaves_the_state_by_every_verb():
     backend = backend_of()
-    state = backend.state(ReducingStateDescriptor("s", INT, reduce=careful, namespace=WINDOW))
+    state = backend.state(arrowstate.ReducingStateDescriptor("s", INT, reduce=careful, namespace=WINDOW))
     state.add_batch(["a", "a", "b", "b"], [1, 0, 5, 2], namespace=pa.array([1, 2, 1, 2]))
     backend.current_key, state.current_namespace = "a", 1
     before = rows_of(state)
 
-    with pytest.raises(ProcessElementError, match="row 2: ZeroDivisionError"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 2: ZeroDivisionError"):
         state.add_batch(["b", "a", "a", "a"], [5, 5, 0, 5], namespace=1)
     with pytest.raises(ZeroDivisionError):
         state.add(0)
-    with pytest.raises(ProcessElementError, match="row 1: ZeroDivisionError"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 1: ZeroDivisionError"):
         state.merge_namespaces_batch(["b", "a"], 1, pa.array([2, 2]))
-    with pytest.raises(ProcessElementError, match="row 0: ZeroDivisionError"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 0: ZeroDivisionError"):
         state.merge_namespaces(1, [2])
 
     assert rows_of(state) == before
@@ -515,16 +502,16 @@ class Broken:
     ("what", "error"),
     [
         (KeyError("broken"), KeyError),
-        (None, ValueTypeError),
-        (pa.array([], INT), ValueTypeError),
-        (pa.array([{"n": None}, None], Broken.accumulator_type), ValueTypeError),
+        (None, arrowstate.ValueTypeError),
+        (pa.array([], INT), arrowstate.ValueTypeError),
+        (pa.array([{"n": None}, None], Broken.accumulator_type), arrowstate.ValueTypeError),
     ],
     ids=["raises", "None", "another type", "nulls"],
 )
 def test_an_aggregate_that_raises_or_returns_nonsense_leaves_the_state(part, what, error):
     broken = Broken()
     backend = backend_of()
-    state = backend.state(AggregatingStateDescriptor("s", INT, aggregate=broken, namespace=WINDOW))
+    state = backend.state(arrowstate.AggregatingStateDescriptor("s", INT, aggregate=broken, namespace=WINDOW))
     state.add_batch(["a", "b", "a"], [1, 2, 3], namespace=pa.array([1, 1, 2]))
     backend.current_key, state.current_namespace = "a", 1
     before = rows_of(state)
@@ -548,7 +535,7 @@ def test_an_aggregate_that_raises_or_returns_nonsense_leaves_the_state(part, wha
 
 def test_a_sum_too_large_leaves_the_state_by_every_verb():
     backend = backend_of()
-    state = backend.state(ReducingStateDescriptor("s", pa.int8(), reduce="sum", namespace=WINDOW))
+    state = backend.state(arrowstate.ReducingStateDescriptor("s", pa.int8(), reduce="sum", namespace=WINDOW))
     state.add_batch(["a", "a", "b"], pa.array([100, 28, 1], pa.int8()), namespace=pa.array([1, 2, 1]))
     backend.current_key, state.current_namespace = "a", 1
     before = rows_of(state)
@@ -559,7 +546,7 @@ def test_a_sum_too_large_leaves_the_state_by_every_verb():
         lambda: state.merge_namespaces_batch(["a"], 1, 2),
         lambda: state.merge_namespaces(1, [2]),
     ):
-        with pytest.raises(ValueOverflowError, match="sum of state 's' does not fit int8"):
+        with pytest.raises(arrowstate.ValueOverflowError, match="sum of state 's' does not fit int8"):
             call()
 
     assert rows_of(state) == before
@@ -570,20 +557,20 @@ def test_a_sum_too_large_leaves_the_state_by_every_verb():
 
 @pytest.mark.parametrize("bad", [0, -1, -(1 << 63), 1 << 63, True, 1.5, "5", None, datetime.timedelta(seconds=1)])
 def test_a_time_to_live_is_a_whole_number_of_milliseconds_above_zero(bad):
-    with pytest.raises(InvalidInputError, match=r"whole number of milliseconds from 1 to 2\^63 - 1, got "):
-        TimeToLive(bad)
+    with pytest.raises(arrowstate.InvalidInputError, match=r"whole number of milliseconds from 1 to 2\^63 - 1, got "):
+        arrowstate.TimeToLive(bad)
 
 
 @pytest.mark.parametrize("field", ["update", "visibility", "clock"])
 def test_a_rule_of_a_time_to_live_is_one_of_those_there_are(field):
-    with pytest.raises(InvalidInputError, match=f"the {field} of a time to live is one of .*; got 'never'"):
-        TimeToLive(1, **{field: "never"})
+    with pytest.raises(arrowstate.InvalidInputError, match=f"the {field} of a time to live is one of .*; got 'never'"):
+        arrowstate.TimeToLive(1, **{field: "never"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [5, "1s", {"ttl_ms": 5}], ids=str)
 def test_a_state_takes_nothing_else_for_its_time_to_live(kind, bad):
-    with pytest.raises(InvalidInputError, match="the ttl of state 's' must be a TimeToLive"):
+    with pytest.raises(arrowstate.InvalidInputError, match="the ttl of state 's' must be a TimeToLive"):
         KINDS[kind]("s", INT, ttl=bad)
 
 
@@ -592,7 +579,7 @@ def test_a_state_takes_nothing_else_for_its_time_to_live(kind, bad):
 @pytest.mark.parametrize("time", [-(1 << 63), -1, (1 << 63) - 1])
 def test_times_at_the_ends_of_64_bits_do_not_wrap_around(kind, ttl_ms, time):
     backend = backend_of()
-    state = backend.state(KINDS[kind]("s", INT, ttl=TimeToLive(ttl_ms, clock="event_time")))
+    state = backend.state(KINDS[kind]("s", INT, ttl=arrowstate.TimeToLive(ttl_ms, clock="event_time")))
     more = (["u"],) if kind == "map" else ()
     nothing = [] if kind == "list" else None
 
@@ -609,11 +596,11 @@ def test_times_at_the_ends_of_64_bits_do_not_wrap_around(kind, ttl_ms, time):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [pa.array([1, None]), [1], pa.array([1.5, 2.5]), ["a", "b"], [1, 1 << 63]], ids=str)
 def test_what_are_no_timestamps_is_refused(kind, bad):
-    state = backend_of().state(KINDS[kind]("s", INT, ttl=TimeToLive(100, clock="event_time")))
+    state = backend_of().state(KINDS[kind]("s", INT, ttl=arrowstate.TimeToLive(100, clock="event_time")))
 
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(arrowstate.InvalidInputError):
         BATCH[kind](state, ["a", "b"], [1, 2], timestamps=bad)
-    with pytest.raises(InvalidInputError, match="none is known yet; pass timestamps, set"):
+    with pytest.raises(arrowstate.InvalidInputError, match="none is known yet; pass timestamps, set"):
         BATCH[kind](state, ["a", "b"], [1, 2])
 
     assert len(state) == 0
@@ -650,7 +637,7 @@ def test_what_is_no_time_is_refused_by_every_verb_of_timers(bad):
         lambda: timers.register_batch(["a", "b"], [1, bad]),
         lambda: timers.delete_batch(["a", "b"], [5, bad]),
     ):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(arrowstate.InvalidInputError):
             call()
 
     assert len(backend.state_names) == 2

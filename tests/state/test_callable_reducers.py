@@ -1,18 +1,9 @@
 """Reducing state whose reducer is a plain Python callable."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate import (
-    IncompatibleStateError,
-    InvalidInputError,
-    KeyedStateBackend,
-    ProcessElementError,
-    ReducingStateDescriptor,
-)
 
 USER = pa.schema([("user", pa.string())])
 
@@ -22,8 +13,8 @@ def longest(old, new):
 
 
 def state_of(reduce, kind=pa.string(), **options):
-    backend = KeyedStateBackend(key=USER, max_parallelism=128)
-    return backend, backend.state(ReducingStateDescriptor("best", kind, reduce=reduce, **options))
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
+    return backend, backend.state(arrowstate.ReducingStateDescriptor("best", kind, reduce=reduce, **options))
 
 
 def test_values_are_folded_in_their_order_in_batches_and_one_by_one():
@@ -56,7 +47,7 @@ def test_an_exception_in_the_middle_of_a_batch_names_the_row_and_leaves_the_stat
     _, state = state_of(careful, pa.int64())
     state.add_batch(["a", "b"], [1, 1])
 
-    with pytest.raises(ProcessElementError, match="row 2: ZeroDivisionError") as caught:
+    with pytest.raises(arrowstate.ProcessElementError, match="row 2: ZeroDivisionError") as caught:
         state.add_batch(["b", "a", "a"], [5, 5, 0])
 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -68,7 +59,7 @@ def test_a_result_that_does_not_fit_names_the_row_and_leaves_the_state(bad):
     backend, state = state_of(lambda old, new: bad if new == 7 else old + new, pa.int64())
     state.add_batch(["a", "b"], [1, 1])
 
-    with pytest.raises(ProcessElementError, match="row 1: values of state 'best' must be int64"):
+    with pytest.raises(arrowstate.ProcessElementError, match="row 1: values of state 'best' must be int64"):
         state.add_batch(["b", "a"], [5, 7])
     backend.current_key = "a"
     with pytest.raises(arrowstate.ValueTypeError):
@@ -96,9 +87,9 @@ def test_a_snapshot_keeps_the_name_and_a_restored_state_needs_the_descriptor():
     untouched = writer.checkpoint({"op": [checkpoint.restore("op")]})
     restored = untouched.restore("op")
 
-    with pytest.raises(IncompatibleStateError, match="reduced by a Python callable"):
-        restored.state(ReducingStateDescriptor("best", pa.string(), reduce="max"))
-    again = restored.state(ReducingStateDescriptor("best", pa.string(), reduce=longest))
+    with pytest.raises(arrowstate.IncompatibleStateError, match="reduced by a Python callable"):
+        restored.state(arrowstate.ReducingStateDescriptor("best", pa.string(), reduce="max"))
+    again = restored.state(arrowstate.ReducingStateDescriptor("best", pa.string(), reduce=longest))
     again.add_batch(["a"], ["yyy"])
 
     assert document.reduce is None
@@ -111,7 +102,7 @@ def test_a_snapshot_keeps_the_name_and_a_restored_state_needs_the_descriptor():
 def test_one_state_has_one_callable():
     backend, _ = state_of(longest)
 
-    with pytest.raises(InvalidInputError, match="in use with"):
-        backend.state(ReducingStateDescriptor("best", pa.string(), reduce=lambda old, new: new))
-    with pytest.raises(InvalidInputError, match="or a callable; got 5"):
-        ReducingStateDescriptor("best", pa.string(), reduce=5)
+    with pytest.raises(arrowstate.InvalidInputError, match="in use with"):
+        backend.state(arrowstate.ReducingStateDescriptor("best", pa.string(), reduce=lambda old, new: new))
+    with pytest.raises(arrowstate.InvalidInputError, match="or a callable; got 5"):
+        arrowstate.ReducingStateDescriptor("best", pa.string(), reduce=5)

@@ -5,8 +5,6 @@ columns that give the composite keys (a1, b1) and (a2, b2) one hash. A null insi
 inside a list, collide without any art, because nulls and empty lists leave the hash alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Keys and values from others: series and frames of Polars and pandas, NumPy arrays, Arrow's PyCapsule protocol."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import polars as pl

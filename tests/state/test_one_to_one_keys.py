@@ -1,17 +1,9 @@
 """Where hashes of keys are one-to-one the keys are not compared; what else tells rows apart still is."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
+import arrowstate
 
 WINDOW = pa.schema([("window", pa.int64())])
 KEYS = pa.array([1, 2, 1, 2])
@@ -20,11 +12,11 @@ WINDOWS = pa.array([10, 10, 20, 20])
 
 @pytest.fixture
 def backend():
-    return KeyedStateBackend(key=pa.schema([("key", pa.int64())]), max_parallelism=8)
+    return arrowstate.KeyedStateBackend(key=pa.schema([("key", pa.int64())]), max_parallelism=8)
 
 
 def test_lists_of_one_key_in_two_namespaces_stay_apart(backend):
-    state = backend.state(ListStateDescriptor("s", pa.string(), namespace=WINDOW))
+    state = backend.state(arrowstate.ListStateDescriptor("s", pa.string(), namespace=WINDOW))
     state.add_batch(KEYS, ["a", "b", "c", "d"], namespace=WINDOWS)
 
     before = state.get_batch(KEYS, namespace=WINDOWS).to_pylist()
@@ -36,7 +28,7 @@ def test_lists_of_one_key_in_two_namespaces_stay_apart(backend):
 
 
 def test_maps_of_one_key_in_two_namespaces_stay_apart(backend):
-    state = backend.state(MapStateDescriptor("s", pa.int64(), pa.string(), namespace=WINDOW))
+    state = backend.state(arrowstate.MapStateDescriptor("s", pa.int64(), pa.string(), namespace=WINDOW))
     state.put_batch(KEYS, [7, 7, 7, 7], ["a", "b", "c", "d"], namespace=WINDOWS)
 
     before = state.entries_batch(KEYS, namespace=WINDOWS).to_pylist()
@@ -50,8 +42,8 @@ def test_maps_of_one_key_in_two_namespaces_stay_apart(backend):
 @pytest.mark.parametrize(
     "descriptor",
     [
-        ValueStateDescriptor("s", pa.int64(), namespace=WINDOW),
-        ReducingStateDescriptor("s", pa.int64(), reduce="sum", namespace=WINDOW),
+        arrowstate.ValueStateDescriptor("s", pa.int64(), namespace=WINDOW),
+        arrowstate.ReducingStateDescriptor("s", pa.int64(), reduce="sum", namespace=WINDOW),
     ],
     ids=["value", "reducing"],
 )

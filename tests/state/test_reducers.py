@@ -1,7 +1,5 @@
 """Every reducer on every type it takes, against a fold in plain Python, by batch and one at a time."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 

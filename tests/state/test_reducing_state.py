@@ -1,7 +1,5 @@
 """Reducing state: what semantics promise of folding values into one per key."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -3,8 +3,6 @@
 What timers mean is in `arrowstate.testing`: `TimerSuite` and `TimerFiringSuite`.
 """
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

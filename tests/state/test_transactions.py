@@ -1,7 +1,5 @@
 """What an error leaves behind: all is as before, and what is done again gives what it should."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np
@@ -9,26 +7,6 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate import (
-    AggregatingStateDescriptor,
-    BatchFunction,
-    BatchRunner,
-    BroadcastStateDescriptor,
-    KeyedProcessFunction,
-    KeyedProcessRunner,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ProcessElementError,
-    ReducingStateDescriptor,
-    StorageFullError,
-    TimeToLive,
-    ValueOverflowError,
-    ValueStateDescriptor,
-)
-from arrowstate.table.merging import MergePolicy
 from arrowstate.table.spill import SpillSink
 from arrowstate.table.table import Table
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction, WindowOperator
@@ -36,15 +14,15 @@ from suites.adversary import Adversary
 from suites.scenes import Spread
 
 USER = pa.schema([("user", pa.string())])
-CITY = ValueStateDescriptor("city", pa.string())
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-PAGES = ListStateDescriptor("pages", pa.int64())
-CART = MapStateDescriptor("cart", pa.string(), pa.int64())
-TINY_RUNS = MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1)
+CITY = arrowstate.ValueStateDescriptor("city", pa.string())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+PAGES = arrowstate.ListStateDescriptor("pages", pa.int64())
+CART = arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64())
+TINY_RUNS = arrowstate.MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1)
 
 
 def backend_of(key=USER, **options):
-    return KeyedStateBackend(key=key, max_parallelism=128, **options)
+    return arrowstate.KeyedStateBackend(key=key, max_parallelism=128, **options)
 
 
 @pytest.fixture
@@ -62,7 +40,7 @@ def full_disk(monkeypatch):
         if left:
             left[0] -= 1
             if left[0] < 0:
-                raise StorageFullError(str(folder), "No space left on device")
+                raise arrowstate.StorageFullError(str(folder), "No space left on device")
         original(self, folder, schema)
 
     monkeypatch.setattr(SpillSink, "__init__", start)
@@ -70,7 +48,7 @@ def full_disk(monkeypatch):
 
 
 def test_scalar_writes_of_a_batch_function_that_raises_are_gone(backend):
-    class Writes(BatchFunction):
+    class Writes(arrowstate.BatchFunction):
         def open(self, context):
             self.states = [context.state(each) for each in (CITY, TOTAL, PAGES, CART)]
             self.timers = context.timers()
@@ -86,7 +64,7 @@ def test_scalar_writes_of_a_batch_function_that_raises_are_gone(backend):
             if batch["fails"][0].as_py():
                 raise RuntimeError("too late")
 
-    process = BatchRunner(backend, Writes())
+    process = arrowstate.BatchRunner(backend, Writes())
     backend.current_key = "bob"
     backend.states["cart"].put("pear", 1)
 
@@ -102,7 +80,7 @@ def test_scalar_writes_of_a_batch_function_that_raises_are_gone(backend):
 
 @pytest.mark.parametrize("clock", ["event_time", "processing_time"])
 def test_timers_of_a_batch_function_that_raises_fire_again(backend, clock):
-    class Fires(BatchFunction):
+    class Fires(arrowstate.BatchFunction):
         failures = 2
 
         def open(self, context):
@@ -117,7 +95,7 @@ def test_timers_of_a_batch_function_that_raises_fire_again(backend, clock):
                 raise RuntimeError("not yet")
             return timers
 
-    process = BatchRunner(backend, Fires())
+    process = arrowstate.BatchRunner(backend, Fires())
     advance = process.advance_watermark if clock == "event_time" else process.advance_processing_time
     process.process(pa.record_batch({"user": ["ann", "bob", "eve"], "at": [10, 20, 30]}))
 
@@ -144,7 +122,7 @@ def test_windows_fire_again_after_a_function_that_raises(backend, lateness):
             return fired
 
     function = Fails(TumblingEventTimeWindows(10), TOTAL, timestamp="at", value="n", allowed_lateness_ms=lateness)
-    process = BatchRunner(backend, function)
+    process = arrowstate.BatchRunner(backend, function)
     process.process(pa.record_batch({"user": ["ann", "bob"], "at": [1, 12], "n": [5, 6]}))
 
     for _ in range(2):
@@ -160,7 +138,9 @@ def test_windows_fire_again_after_a_function_that_raises(backend, lateness):
 
 
 def test_late_rows_of_a_batch_that_fails_are_counted_once(backend):
-    process = BatchRunner(backend, function := WindowFunction(TumblingEventTimeWindows(10), TOTAL, timestamp="at"))
+    process = arrowstate.BatchRunner(
+        backend, function := WindowFunction(TumblingEventTimeWindows(10), TOTAL, timestamp="at")
+    )
     process.advance_watermark(50)
     late = pa.record_batch({"user": ["ann"], "at": [1], "total": [1]})
 
@@ -174,9 +154,9 @@ def test_late_rows_of_a_batch_that_fails_are_counted_once(backend):
 
 @pytest.mark.parametrize("room_for", range(4))
 def test_a_batch_of_a_process_function_that_finds_no_room_may_be_given_again(full_disk, room_for):
-    class Appends(KeyedProcessFunction):
+    class Appends(arrowstate.KeyedProcessFunction):
         def open(self, context):
-            self.states = [context.state(ListStateDescriptor(name, pa.string())) for name in "abc"]
+            self.states = [context.state(arrowstate.ListStateDescriptor(name, pa.string())) for name in "abc"]
 
         def process_element(self, value, context, out):
             for state in self.states:
@@ -190,11 +170,11 @@ def test_a_batch_of_a_process_function_that_finds_no_room_may_be_given_again(ful
         return pa.record_batch({"user": users, "text": ["x" * 300] * count})
 
     backend = backend_of(memory_budget_bytes=20_000)
-    process = KeyedProcessRunner(backend, Appends())
+    process = arrowstate.KeyedProcessRunner(backend, Appends())
     process.process(rows(30))
     full_disk.append(room_for)
 
-    with pytest.raises(StorageFullError, match="nothing was kept, make room and try again"):
+    with pytest.raises(arrowstate.StorageFullError, match="nothing was kept, make room and try again"):
         for _ in range(9):
             before = {name: len(state) for name, state in backend.states.items()}
             process.process(rows(200))
@@ -208,9 +188,11 @@ def test_a_batch_of_a_process_function_that_finds_no_room_may_be_given_again(ful
 def test_what_a_read_returns_for_the_last_time_is_there_if_the_read_fails():
     now = [0]
     adversary = Adversary()
-    ttl = TimeToLive(10, visibility="return_until_cleaned_up")
+    ttl = arrowstate.TimeToLive(10, visibility="return_until_cleaned_up")
     backend = backend_of(clock_ms=lambda: now[0])
-    spread = backend.state(AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary), ttl=ttl))
+    spread = backend.state(
+        arrowstate.AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary), ttl=ttl)
+    )
     spread.add_batch(["ann", "ann"], [3, 10])
     backend.current_key = "ann"
     now[0] = 10
@@ -226,9 +208,9 @@ def test_what_a_read_returns_for_the_last_time_is_there_if_the_read_fails():
 def test_a_value_without_a_counterpart_in_python_is_not_renewed_or_removed_by_a_read_that_is_refused():
     now = [0]
     kind = pa.timestamp("s")
-    ttl = TimeToLive(10, visibility="return_until_cleaned_up")
+    ttl = arrowstate.TimeToLive(10, visibility="return_until_cleaned_up")
     backend = backend_of(clock_ms=lambda: now[0])
-    seen = backend.state(ValueStateDescriptor("seen", kind, ttl=ttl))
+    seen = backend.state(arrowstate.ValueStateDescriptor("seen", kind, ttl=ttl))
     far = pa.array([10**14], pa.int64()).cast(kind)
     seen.update_batch(["ann"], far)
     backend.current_key = "ann"
@@ -281,7 +263,7 @@ def test_timers_are_frozen_and_put_back_without_room_on_disk(full_disk):
 
 
 def test_a_failed_batch_does_not_decide_the_columns_of_the_output(backend):
-    class Emits(BatchFunction):
+    class Emits(arrowstate.BatchFunction):
         fails = True
 
         def open(self, context):
@@ -296,7 +278,7 @@ def test_a_failed_batch_does_not_decide_the_columns_of_the_output(backend):
         def on_timers(self, timers, context):
             return pa.record_batch({"b": [2]})
 
-    process = BatchRunner(backend, function := Emits())
+    process = arrowstate.BatchRunner(backend, function := Emits())
     process.process(pa.record_batch({"user": ["ann"]}))
 
     with pytest.raises(arrowstate.InvalidInputError, match="emitted the columns b; the output has a"):
@@ -309,9 +291,11 @@ def test_a_failed_batch_does_not_decide_the_columns_of_the_output(backend):
 def test_the_namespace_that_an_element_set_is_what_it_was_if_the_batch_fails(backend):
     space = pa.schema([("space", pa.date32())])
 
-    class Counts(KeyedProcessFunction):
+    class Counts(arrowstate.KeyedProcessFunction):
         def open(self, context):
-            self.count = context.state(ReducingStateDescriptor("count", pa.int64(), reduce="count", namespace=space))
+            self.count = context.state(
+                arrowstate.ReducingStateDescriptor("count", pa.int64(), reduce="count", namespace=space)
+            )
 
         def process_element(self, value, context, out):
             if value.day is not None:
@@ -323,10 +307,10 @@ def test_the_namespace_that_an_element_set_is_what_it_was_if_the_batch_fails(bac
     def rows(day, fails):
         return pa.record_batch({"user": ["ann"], "day": pa.array([day], pa.date32()), "fails": [fails]})
 
-    process = KeyedProcessRunner(backend, Counts())
+    process = arrowstate.KeyedProcessRunner(backend, Counts())
     process.process(rows(1, False))
 
-    with pytest.raises(ProcessElementError):
+    with pytest.raises(arrowstate.ProcessElementError):
         process.process(rows(2, True))
     process.process(rows(None, False))
 
@@ -383,7 +367,7 @@ def test_transactions_stand_in_each_other(backend):
 def test_a_state_that_was_asked_for_in_a_transaction_stays_without_what_was_written():
     store = arrowstate.open_store("memory://asked-for-in-a-transaction", create=True)
     first = backend_of()
-    first.state(ListStateDescriptor("pages", pa.int32())).add_batch(["ann"], [1])
+    first.state(arrowstate.ListStateDescriptor("pages", pa.int32())).add_batch(["ann"], [1])
     with store.writer() as writer:
         backend = writer.checkpoint({"op": [first]}).restore("op")
 
@@ -401,13 +385,13 @@ def test_a_state_that_was_asked_for_in_a_transaction_stays_without_what_was_writ
 
 
 def test_operator_states_take_part_where_they_are_given(backend):
-    operator = OperatorStateBackend()
-    limits = operator.state(BroadcastStateDescriptor("limits", pa.string(), pa.int64()))
-    offsets = operator.state(OperatorListStateDescriptor("offsets", pa.int64()))
+    operator = arrowstate.OperatorStateBackend()
+    limits = operator.state(arrowstate.BroadcastStateDescriptor("limits", pa.string(), pa.int64()))
+    offsets = operator.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64()))
     limits.put("clicks", 1)
     offsets.add(1)
 
-    class Changes(BatchFunction):
+    class Changes(arrowstate.BatchFunction):
         def process_batch(self, batch, context):
             limits.put("clicks", 2)
             limits.put_batch(["views"], [3])
@@ -415,7 +399,9 @@ def test_operator_states_take_part_where_they_are_given(backend):
 
     with pytest.raises(RuntimeError), backend.transaction(offsets):
         offsets.update([5, 6])
-        BatchRunner(backend, Changes(), broadcasts={"limits": limits}).process(pa.record_batch({"user": ["ann"]}))
+        arrowstate.BatchRunner(backend, Changes(), broadcasts={"limits": limits}).process(
+            pa.record_batch({"user": ["ann"]})
+        )
 
     assert dict(limits.items()) == {"clicks": 1}
     assert offsets.get() == [1]
@@ -434,12 +420,12 @@ def test_a_sum_that_overflows_leaves_the_state_as_it_was(verb):
     highest = np.iinfo(np.int64).max
     space = pa.schema([("space", pa.int64())])
     backend = backend_of(memory_budget_bytes=0, merge_policy=TINY_RUNS)
-    total = backend.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=space))
+    total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=space))
     for value in (5, highest - 5):
         total.add_batch(["ann", "ann"], [value, value], namespace=pa.array([1, 2]))
     backend.current_key, total.current_namespace = "ann", 1
 
-    with pytest.raises(ValueOverflowError):
+    with pytest.raises(arrowstate.ValueOverflowError):
         verb(total)
 
     assert total.get_batch(["ann", "ann", "bob"], namespace=pa.array([1, 2, 1])).to_pylist() == [highest, highest, None]
@@ -450,7 +436,9 @@ def test_to_begin_costs_nothing_that_grows_with_the_rows_held():
     rows = pa.array(np.arange(400_000))
     backend.state(TOTAL).add_batch(rows, rows)
     backend.timers().register_batch(rows, rows)
-    WindowOperator(backend, TumblingEventTimeWindows(10), ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    WindowOperator(
+        backend, TumblingEventTimeWindows(10), arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    )
     backend.state(TOTAL).clear_batch([4])
     tracemalloc.start()
 
@@ -485,9 +473,9 @@ def test_rows_that_were_dropped_are_remembered_while_a_mark_is_held_and_no_longe
 
 def test_a_merge_that_finds_no_room_has_removed_no_row_that_expired(full_disk):
     now = [0]
-    ttl = TimeToLive(10, visibility="return_until_cleaned_up")
+    ttl = arrowstate.TimeToLive(10, visibility="return_until_cleaned_up")
     backend = backend_of(memory_budget_bytes=0, merge_policy=TINY_RUNS, clock_ms=lambda: now[0])
-    city = backend.state(ValueStateDescriptor("city", pa.string(), ttl=ttl))
+    city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string(), ttl=ttl))
     city.update_batch(["ann", "bob"], ["Rome", "Oslo"])
     city.update_batch(["eve"], ["Bonn"])
     now[0] = 10
@@ -495,18 +483,18 @@ def test_a_merge_that_finds_no_room_has_removed_no_row_that_expired(full_disk):
     city.update("Lima")
     full_disk.append(0)
 
-    with pytest.raises(StorageFullError):
+    with pytest.raises(arrowstate.StorageFullError):
         len(city)
 
     full_disk.clear()
     assert city.table.live_rows == 3
-    backend.states["city"].table._policy = MergePolicy()
+    backend.states["city"].table._policy = arrowstate.MergePolicy()
     assert city.get_batch(["ann", "bob", "eve"]).to_pylist() == ["Rome", "Oslo", "Lima"]
 
 
 def test_the_current_namespace_is_what_it_was_before_a_transaction_that_fails(backend):
     space = pa.schema([("space", pa.int64())])
-    total = backend.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=space))
+    total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=space))
     total.current_namespace = 1
 
     with pytest.raises(RuntimeError), backend.transaction():
@@ -518,7 +506,7 @@ def test_the_current_namespace_is_what_it_was_before_a_transaction_that_fails(ba
 
 def test_windows_whose_aggregate_raises_fire_by_a_lower_watermark(backend):
     adversary = Adversary()
-    spread = AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary))
+    spread = arrowstate.AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary))
     windows = WindowOperator(backend, TumblingEventTimeWindows(10), spread)
     windows.process(["ann", "ann", "bob"], [1, 2, 12], [5, 9, 6])
 

@@ -1,7 +1,5 @@
 """Value state: what semantics promise of one value per key."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 

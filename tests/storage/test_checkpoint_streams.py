@@ -1,7 +1,5 @@
 """The streams of snapshots, on every storage."""
 
-from __future__ import annotations
-
 from arrowstate.testing import CheckpointStreamSuite
 
 

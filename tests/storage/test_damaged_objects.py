@@ -1,7 +1,5 @@
 """Flipped bits of objects and of their local copies: a damaged copy is fetched again, a damaged object is an error."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

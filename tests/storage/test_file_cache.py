@@ -1,7 +1,5 @@
 """Local copies of remote files: damaged copies, bounds, processes that share a folder or die in the middle."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import multiprocessing

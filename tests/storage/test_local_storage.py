@@ -1,7 +1,5 @@
 """What only a file system can do wrong: races between processes, crashes, full disks, lost answers, links."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

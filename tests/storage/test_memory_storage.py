@@ -1,7 +1,5 @@
 """A storage in memory: what is kept twice in the memory of a job has a largest size."""
 
-from __future__ import annotations
-
 import pickle
 import tracemalloc
 import uuid
@@ -10,20 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    FileTooLargeError,
-    KeyedStateBackend,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    StorageFullError,
-    open_store,
-)
-from arrowstate.errors import InvalidInputError
+import arrowstate
 from arrowstate.storage import clear_memory_storage, open_storage, options_beside
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = OperatorListStateDescriptor("offsets", pa.string())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.string())
 FIVE_MIB = 5_242_880
 KEYS = pa.array(range(400_000))
 VALUES = pa.array(np.random.default_rng(1).integers(-(2**62), 2**62, len(KEYS)))
@@ -39,14 +28,14 @@ def url():
 @pytest.fixture
 def large():
     """A backend whose run is too large for memory in any format."""
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch(KEYS, VALUES)
     return backend
 
 
 @pytest.fixture
 def small():
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch(KEYS[:5000], KEYS[:5000])
     return backend
 
@@ -62,7 +51,9 @@ def test_a_file_of_five_mebibytes_is_taken_and_one_with_a_byte_more_is_refused_w
     body = b"x" * FIVE_MIB
     write(storage, "most", body[:1000], body[1000:])
 
-    with pytest.raises(FileTooLargeError, match=r"5242881 bytes .* 5242880.*a folder or a bucket.*max_file_bytes") as e:
+    with pytest.raises(
+        arrowstate.FileTooLargeError, match=r"5242881 bytes .* 5242880.*a folder or a bucket.*max_file_bytes"
+    ) as e:
         write(storage, "more", body[:1000], body[1000:], b"x")
 
     assert (e.value.path, e.value.file_bytes, e.value.max_file_bytes) == ("more", FIVE_MIB + 1, FIVE_MIB)
@@ -77,7 +68,7 @@ def test_the_largest_file_is_an_option(url, limit, size):
 
     write(storage, "a", b"x" * size)
     if limit is not None:
-        with pytest.raises(FileTooLargeError):
+        with pytest.raises(arrowstate.FileTooLargeError):
             write(storage, "b", b"x" * (limit + 1))
 
     assert storage.list("") == ["a"]
@@ -89,7 +80,7 @@ def test_a_file_that_is_refused_takes_no_more_memory_than_the_largest_one(url):
 
     tracemalloc.start()
     try:
-        with pytest.raises(FileTooLargeError, match="100000000 bytes"):
+        with pytest.raises(arrowstate.FileTooLargeError, match="100000000 bytes"):
             write(storage, "a", *[piece] * 1000)
         _, most = tracemalloc.get_traced_memory()
     finally:
@@ -100,7 +91,7 @@ def test_a_file_that_is_refused_takes_no_more_memory_than_the_largest_one(url):
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", True])
 def test_a_limit_that_is_no_number_of_bytes_is_refused(url, value):
-    with pytest.raises(InvalidInputError, match="max_file_bytes must be a number of bytes"):
+    with pytest.raises(arrowstate.InvalidInputError, match="max_file_bytes must be a number of bytes"):
         open_storage(url, create=True, storage_options={"max_file_bytes": value})
 
     assert open_storage(url, create=True).list("") == []
@@ -119,16 +110,18 @@ def test_a_limit_goes_with_the_storage_and_not_with_the_url(url):
     assert reopened.options == {"max_file_bytes": FIVE_MIB}
     assert len(reopened.read("a")) == FIVE_MIB + 1
     write(pickled, "b", b"x" * (FIVE_MIB + 1))
-    with pytest.raises(FileTooLargeError):
+    with pytest.raises(arrowstate.FileTooLargeError):
         write(reopened, "c", b"x" * (FIVE_MIB + 1))
 
 
 def test_a_state_too_large_for_memory_fails_its_checkpoint_and_nothing_else(url, large, small):
-    store = open_store(url, create=True)
+    store = arrowstate.open_store(url, create=True)
     with store.writer() as writer:
         before = store.storage.list("")
 
-        with pytest.raises(StorageFullError, match=r"data/large/total/.* it has \d{7,} bytes .* may have 5242880"):
+        with pytest.raises(
+            arrowstate.StorageFullError, match=r"data/large/total/.* it has \d{7,} bytes .* may have 5242880"
+        ):
             writer.checkpoint({"small": [small], "large": [large]})
 
         assert store.storage.list("") == before
@@ -143,13 +136,13 @@ def test_a_state_too_large_for_memory_fails_its_checkpoint_and_nothing_else(url,
 
 
 def test_an_operator_state_too_large_for_memory_fails_its_checkpoint_and_nothing_else(url, small):
-    backend = OperatorStateBackend()
+    backend = arrowstate.OperatorStateBackend()
     backend.state(OFFSETS).update(["x" * 1000] * 6000)
-    store = open_store(url, create=True)
+    store = arrowstate.open_store(url, create=True)
     with store.writer() as writer:
         before = store.storage.list("")
 
-        with pytest.raises(FileTooLargeError, match="data/source/offsets/"):
+        with pytest.raises(arrowstate.FileTooLargeError, match="data/source/offsets/"):
             writer.checkpoint({"small": [small]}, operator_states={"source": [backend]})
 
         assert store.storage.list("") == before
@@ -157,12 +150,12 @@ def test_an_operator_state_too_large_for_memory_fails_its_checkpoint_and_nothing
 
 
 def test_a_store_in_memory_without_a_limit_takes_any_state_and_its_savepoint(url, large):
-    store = open_store(url, create=True, storage_options={"max_file_bytes": None})
+    store = arrowstate.open_store(url, create=True, storage_options={"max_file_bytes": None})
     with store.writer() as writer:
         writer.checkpoint({"op": [large]})
     savepoint = store.savepoint("copy")
 
     (file,) = (path for path in savepoint.storage.list("data/") if path.endswith(".parquet"))
     assert len(savepoint.storage.read(file)) > FIVE_MIB
-    for snapshot in (open_store(url).latest(), savepoint):
+    for snapshot in (arrowstate.open_store(url).latest(), savepoint):
         assert snapshot.restore("op").state(TOTAL).get_batch(KEYS).equals(VALUES)

@@ -13,15 +13,6 @@ import pytest
 
 import arrowstate
 import arrowstate.storage.local as local_module
-from arrowstate.errors import (
-    ArrowStateError,
-    CommitUnknownError,
-    FileTooLargeError,
-    InvalidInputError,
-    NameTakenError,
-    StorageError,
-    StorageFullError,
-)
 from arrowstate.storage import open_storage
 from arrowstate.storage.base import many_deletions
 from arrowstate.storage.objects import ObjectStorage
@@ -91,7 +82,7 @@ def test_a_clean_up_that_fails_hides_no_error_of_a_checkpoint_or_savepoint(tmp_p
     for call in (lambda: writer.checkpoint({"op": [backend]}), lambda: store.savepoint("x", checkpoint=1)):
         with monkeypatch.context() as patched:
             ReadOnly(patched)
-            with pytest.raises(StorageError, match="Read-only file system") as caught:
+            with pytest.raises(arrowstate.StorageError, match="Read-only file system") as caught:
                 call()
         assert caught.value.url.startswith(store.url)
 
@@ -184,9 +175,9 @@ def test_a_deletion_that_may_not_last_is_an_error_and_an_error_before_it_is_kept
 
     monkeypatch.setattr(local_module.os, "fsync", fail)
 
-    with pytest.raises(StorageError, match="tags/a: Input/output error"):
+    with pytest.raises(arrowstate.StorageError, match="tags/a: Input/output error"):
         local.delete("tags/a")
-    with pytest.raises(StorageError, match="tags: Input/output error"), many_deletions(local):
+    with pytest.raises(arrowstate.StorageError, match="tags: Input/output error"), many_deletions(local):
         local.delete("tags/b")
     with pytest.raises(ZeroDivisionError), many_deletions(local):
         local.delete("tags/c")
@@ -246,7 +237,7 @@ def test_a_store_that_may_not_be_looked_at_is_not_called_absent(tmp_path, monkey
 
     monkeypatch.setattr(Path, "stat", refuse)
 
-    with pytest.raises(StorageError, match=r"store: Permission denied"):
+    with pytest.raises(arrowstate.StorageError, match=r"store: Permission denied"):
         open_storage(tmp_path / "store")
 
 
@@ -286,7 +277,7 @@ def refused(tmp_path):
 
 @pytest.mark.parametrize("verb", [*calls(None)])
 def test_an_error_of_an_object_storage_names_the_path_and_the_storage(refused, verb):
-    with pytest.raises(ArrowStateError) as caught:
+    with pytest.raises(arrowstate.ArrowStateError) as caught:
         calls(refused)[verb]()
 
     assert "s3://bucket/jobs" in str(caught.value)
@@ -298,7 +289,7 @@ def test_an_error_of_an_object_storage_names_the_path_and_the_storage(refused, v
 
 @pytest.mark.parametrize("call", [lambda storage: storage.list(""), lambda storage: storage.list_unfinished()])
 def test_an_error_of_a_whole_listing_names_the_storage(refused, call):
-    with pytest.raises(StorageError, match=r"^s3://bucket/jobs: .*Access Denied"):
+    with pytest.raises(arrowstate.StorageError, match=r"^s3://bucket/jobs: .*Access Denied"):
         call(refused)
 
 
@@ -308,7 +299,7 @@ def test_an_error_of_the_local_copies_names_the_path_and_the_storage(refused, mo
 
     monkeypatch.setattr(arrowstate.storage.cache.os, "open", full)
 
-    with pytest.raises(StorageFullError, match=r"data/a: .*No space left on device \(in s3://bucket/jobs\)"):
+    with pytest.raises(arrowstate.StorageFullError, match=r"data/a: .*No space left on device \(in s3://bucket/jobs\)"):
         write(refused, "data/a")
 
 
@@ -321,7 +312,7 @@ def test_an_error_of_a_folder_names_the_path_and_the_storage(local, monkeypatch,
     for name in ("fsync", "replace", "rename"):
         monkeypatch.setattr(local_module.os, name, full)
 
-    with pytest.raises((StorageFullError, StorageError)) as caught:
+    with pytest.raises((arrowstate.StorageFullError, arrowstate.StorageError)) as caught:
         calls(local)[verb]()
 
     assert "data/a" in str(caught.value)
@@ -332,13 +323,13 @@ def test_an_error_of_a_folder_names_the_path_and_the_storage(local, monkeypatch,
 def test_a_name_that_is_taken_and_a_file_too_large_name_the_storage(local):
     memory = open_storage("memory://named-errors", create=True, storage_options={"max_file_bytes": 3})
     for storage in (local, memory):
-        with suppress(NameTakenError):
+        with suppress(arrowstate.NameTakenError):
             write(storage, "data/a", b"abc")
-        with pytest.raises(NameTakenError) as caught:
+        with pytest.raises(arrowstate.NameTakenError) as caught:
             write(storage, "data/a", b"abc")
         assert (caught.value.path, caught.value.url) == ("data/a", storage.url)
         assert storage.url in str(caught.value)
-    with pytest.raises(FileTooLargeError) as caught:
+    with pytest.raises(arrowstate.FileTooLargeError) as caught:
         write(memory, "data/b", b"abcd")
     assert memory.url in str(caught.value)
 
@@ -346,11 +337,11 @@ def test_a_name_that_is_taken_and_a_file_too_large_name_the_storage(local):
 @pytest.mark.parametrize(
     "error",
     [
-        StorageError("data/a", "refused", "s3://b"),
-        StorageFullError("data/a", "full", "s3://b"),
-        NameTakenError("data/a", "s3://b"),
-        FileTooLargeError("data/a", 2, 1, "s3://b"),
-        CommitUnknownError("log/1.json", "id", "lost", "s3://b"),
+        arrowstate.StorageError("data/a", "refused", "s3://b"),
+        arrowstate.StorageFullError("data/a", "full", "s3://b"),
+        arrowstate.NameTakenError("data/a", "s3://b"),
+        arrowstate.FileTooLargeError("data/a", 2, 1, "s3://b"),
+        arrowstate.CommitUnknownError("log/1.json", "id", "lost", "s3://b"),
     ],
 )
 def test_errors_keep_their_storage_on_the_way_to_another_process(error):
@@ -358,4 +349,4 @@ def test_errors_keep_their_storage_on_the_way_to_another_process(error):
 
     assert (str(again), again.url) == (str(error), "s3://b")
     assert "s3://b" in str(error)
-    assert not isinstance(again, InvalidInputError)
+    assert not isinstance(again, arrowstate.InvalidInputError)

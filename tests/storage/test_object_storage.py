@@ -18,15 +18,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from arrowstate.errors import (
-    CommitUnknownError,
-    CorruptDataError,
-    InvalidInputError,
-    MissingDependencyError,
-    StorageError,
-    StoreNotFoundError,
-    UnsupportedStorageError,
-)
+import arrowstate
 from arrowstate.storage import (
     FileCache,
     ObjectStorage,
@@ -39,7 +31,6 @@ from arrowstate.storage import (
 from arrowstate.storage import objects as objects_module
 from arrowstate.storage.clients import describe
 from arrowstate.storage.clients import unfinished_uploads as list_uploads
-from arrowstate.store import open_store
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, HANG, LOSE, REFUSE, faulty_proxy
 from object_servers import AZURE_KEY, S3_OPTIONS, azure_options, google_options
 
@@ -211,7 +202,7 @@ def test_a_commit_that_never_gets_an_answer_is_unknown_and_a_retry_of_the_call_t
     remote.fail(LOSE, remote.create, times=99)
     remote.fail(DROP, "GET", times=99)
 
-    with pytest.raises(CommitUnknownError) as caught:
+    with pytest.raises(arrowstate.CommitUnknownError) as caught:
         remote.put()
 
     assert (caught.value.path, caught.value.commit_id) == ("log/1.json", "one")
@@ -224,7 +215,7 @@ def test_a_commit_that_never_gets_an_answer_is_unknown_and_a_retry_of_the_call_t
 def test_a_commit_that_nobody_sees_is_unknown_because_it_may_still_arrive(remote):
     remote.fail(DROP, remote.create, times=99)
 
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         remote.put()
 
     assert not remote.direct.exists("log/1.json")
@@ -236,7 +227,7 @@ def test_a_refusal_after_a_lost_attempt_does_not_hide_that_the_commit_may_be_the
     s3.proxy.fail(FORBID, "PUT", times=99)
     s3.proxy.fail(REFUSE, "GET", times=99)
 
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         s3.put()
 
     s3.proxy.faults.clear()
@@ -246,7 +237,7 @@ def test_a_refusal_after_a_lost_attempt_does_not_hide_that_the_commit_may_be_the
 def test_who_may_not_write_is_told_before_the_first_commit(s3, forget_services):
     s3.fail(FORBID, "PUT", times=99)
 
-    with pytest.raises(StorageError, match="Access Denied"):
+    with pytest.raises(arrowstate.StorageError, match="Access Denied"):
         s3.put()
 
     assert s3.time.waits == []
@@ -260,9 +251,9 @@ def test_the_clients_do_not_repeat_what_is_throttled(remote):
     remote.fail(REFUSE, "GET", times=99)
     remote.fail(REFUSE, remote.create, times=99)
 
-    with pytest.raises(StorageError):
+    with pytest.raises(arrowstate.StorageError):
         once.read("first")
-    with pytest.raises(StorageError):
+    with pytest.raises(arrowstate.StorageError):
         once.put_hint("_latest", b"1")
 
     assert len(remote.requests("GET")) == 1
@@ -279,7 +270,7 @@ def test_attempts_end_when_the_time_is_over(s3):
     )
     s3.fail(REFUSE, "GET", times=99)
 
-    with pytest.raises(StorageError, match="reduce your request rate"):
+    with pytest.raises(arrowstate.StorageError, match="reduce your request rate"):
         storage.read("first")
 
     assert s3.time.waits == [0.2, 0.4, 0.4]
@@ -361,7 +352,7 @@ def test_blocks_of_azure_survive_a_failure_in_the_middle(azure_endpoint, tmp_pat
 def test_an_upload_that_never_works_leaves_nothing(s3, body, part):
     s3.fail(CUT_UPLOAD, "PUT", part, times=99)
 
-    with pytest.raises(StorageError):
+    with pytest.raises(arrowstate.StorageError):
         write(s3.storage, "data/a", body)
 
     assert s3.direct.list("data/") == []
@@ -383,7 +374,7 @@ def test_a_file_of_another_writer_is_not_taken_for_ones_own_after_a_failure(s3, 
     s3.direct.put_hint("data/a", b"other")
     s3.fail(kind, "PUT")
 
-    with pytest.raises(StorageError, match="already"):
+    with pytest.raises(arrowstate.StorageError, match="already"):
         write(s3.storage, "data/a", b"small")
 
     assert s3.direct.read("data/a") == b"other"
@@ -392,7 +383,7 @@ def test_a_file_of_another_writer_is_not_taken_for_ones_own_after_a_failure(s3, 
 def test_a_large_file_does_not_replace_another(s3):
     write(s3.direct, "data/a", b"first")
 
-    with pytest.raises(StorageError, match="already"):
+    with pytest.raises(arrowstate.StorageError, match="already"):
         write(s3.storage, "data/a", LARGE)
 
     assert s3.direct.read("data/a") == b"first"
@@ -417,7 +408,7 @@ def test_a_range_that_comes_back_short_is_an_error_and_no_hole_in_the_copy(s3, m
         s3.storage, "_get", lambda key, start, length: get(key, start, length - 1 if start == PART else length)
     )
 
-    with pytest.raises(StorageError, match=f"got {PART - 1} bytes from byte {PART} on, expected {PART}"):
+    with pytest.raises(arrowstate.StorageError, match=f"got {PART - 1} bytes from byte {PART} on, expected {PART}"):
         s3.storage.open_buffer("data/a")
 
     monkeypatch.undo()
@@ -559,13 +550,13 @@ def test_a_service_that_does_not_delete_many_files_at_once_deletes_one_by_one(s3
     s3.storage.put_hint("data/c", b"")
     s3.fail(FORBID, "POST")
     s3.fail(FORBID, "DELETE")
-    with pytest.raises(StorageError, match="data/c"):
+    with pytest.raises(arrowstate.StorageError, match="data/c"):
         s3.storage.delete_many(["data/c"])
 
 
 @pytest.mark.parametrize("path", ["a?versionId=1", "a#1"])
 def test_names_that_clients_take_for_versions_are_refused(s3, path):
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(arrowstate.CorruptDataError):
         s3.storage.read(path)
     assert s3.proxy.requests == []
 
@@ -574,7 +565,7 @@ def test_a_service_that_replaces_objects_is_refused_before_the_first_commit(s3, 
     pipe = s3.storage._fs.pipe_file
     monkeypatch.setattr(s3.storage._fs, "pipe_file", lambda path, body, mode="overwrite": pipe(path, body))
 
-    with pytest.raises(UnsupportedStorageError, match="overwrite each other"):
+    with pytest.raises(arrowstate.UnsupportedStorageError, match="overwrite each other"):
         s3.put()
 
     monkeypatch.undo()
@@ -611,11 +602,11 @@ def test_a_bucket_that_is_missing_has_no_store_and_takes_none(s3_endpoint, tmp_p
     options = {**S3_OPTIONS, "endpoint_url": s3_endpoint, "cache_dir": str(tmp_path), "retry_attempts": 1}
     storage = open_storage("s3://nowhere/store", create=True, storage_options=options)
 
-    with pytest.raises(StoreNotFoundError):
-        open_store("s3://nowhere/store", storage_options=options)
-    with pytest.raises(StorageError, match="there is no such bucket .in s3://nowhere/store"):
+    with pytest.raises(arrowstate.StoreNotFoundError):
+        arrowstate.open_store("s3://nowhere/store", storage_options=options)
+    with pytest.raises(arrowstate.StorageError, match="there is no such bucket .in s3://nowhere/store"):
         storage.put_if_absent("log/1.json", b"one", "one")
-    with pytest.raises(StorageError, match="no such bucket"):
+    with pytest.raises(arrowstate.StorageError, match="no such bucket"):
         write(storage, "a", b"abc")
 
 
@@ -656,7 +647,7 @@ def test_secrets_are_shown_nowhere(s3):
     texts = [s3.storage.url, repr(s3.storage), repr(azure), azure.url]
 
     for storage in (s3.storage, azure):
-        with pytest.raises(StorageError) as caught:
+        with pytest.raises(arrowstate.StorageError) as caught:
             storage.read("a")
         texts.append(str(caught.value))
 
@@ -689,7 +680,7 @@ def test_a_message_of_a_client_is_shown_without_secrets_and_signatures():
     ],
 )
 def test_a_url_with_a_secret_is_refused_without_showing_it(url):
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(arrowstate.InvalidInputError) as caught:
         open_storage(url)
 
     assert "hidden" not in str(caught.value)
@@ -697,7 +688,7 @@ def test_a_url_with_a_secret_is_refused_without_showing_it(url):
 
 
 def test_a_password_in_another_url_is_not_shown():
-    with pytest.raises(UnsupportedStorageError) as caught:
+    with pytest.raises(arrowstate.UnsupportedStorageError) as caught:
         open_storage("sftp://user:hidden@host/x")
 
     assert "hidden" not in f"{caught.value} {caught.value.url}"
@@ -725,7 +716,7 @@ def test_every_spelling_of_a_url_is_one_storage(given, url):
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "gs://"])
 def test_a_url_without_a_bucket_is_refused(url):
-    with pytest.raises(InvalidInputError, match="bucket"):
+    with pytest.raises(arrowstate.InvalidInputError, match="bucket"):
         open_storage(url, storage_options={"token": "anon"} if url.startswith("gs") else None)
 
 
@@ -735,7 +726,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, url, pac
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
 
-    with pytest.raises(MissingDependencyError) as caught:
+    with pytest.raises(arrowstate.MissingDependencyError) as caught:
         open_storage(url)
 
     assert caught.value.package == package
@@ -752,7 +743,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, url, pac
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(url, options, message):
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(arrowstate.InvalidInputError, match=message):
         open_storage(url, create=True, storage_options=options)
 
 
@@ -767,7 +758,7 @@ def test_options_that_would_have_no_effect_are_refused(url, options, message):
     ],
 )
 def test_options_out_of_range_are_refused(options):
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(arrowstate.InvalidInputError):
         open_storage("s3://bucket/x", storage_options=options)
 
 
@@ -874,7 +865,7 @@ def test_what_a_process_left_that_died_while_it_tried_out_a_service_can_be_delet
 
     assert remote.storage.list_unfinished() == [name]
     for other in (".probe-of-mine", ".hidden", "first", "first?uploadId="):
-        with pytest.raises(CorruptDataError):
+        with pytest.raises(arrowstate.CorruptDataError):
             remote.storage.delete_unfinished(other)
     remote.storage.delete_unfinished(name)
 

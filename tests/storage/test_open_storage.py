@@ -1,7 +1,5 @@
 """Which storage a path or URL means, and which are refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

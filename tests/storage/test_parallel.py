@@ -1,7 +1,5 @@
 """Several files at a time: order, bounds, and what is left when one of them fails."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """The life of a store in a bucket: checkpoints, restore at another parallelism, SQL, savepoints, fencing, faults."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -16,21 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    ClaimMode,
-    FencedError,
-    KeyedStateBackend,
-    ReducingStateDescriptor,
-    StoreNotFoundError,
-    open_store,
-)
-from arrowstate.errors import CorruptDataError, StorageError
+import arrowstate
 from arrowstate.files.open_files import forget_open_files
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, LOSE, REFUSE, faulty_proxy
 from object_servers import S3_OPTIONS, azure_options, google_options
 
 KEY = pa.schema([("user", pa.int64())])
-CLICKS = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+CLICKS = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
 ROWS = 100_000
 
 
@@ -54,7 +44,7 @@ def elsewhere(options, tmp_path, name="elsewhere"):
 
 def test_what_is_deleted_leaves_the_local_copies_too(place, tmp_path):
     url, options = place
-    storage = open_store(url, create=True, storage_options=options).storage
+    storage = arrowstate.open_store(url, create=True, storage_options=options).storage
     for name in ("a", "b", "c", "d"):
         with storage.write_file(f"data/{name}") as file:
             file.write(f"ann {name}".encode())
@@ -87,14 +77,14 @@ def clicks_in(snapshot):
 
 
 def new_backend():
-    return KeyedStateBackend(key=KEY, max_parallelism=128)
+    return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
 
 
 def test_a_store_lives_in_a_bucket(place, tmp_path):
     url, options = place
-    with pytest.raises(StoreNotFoundError):
-        open_store(url, storage_options=options)
-    store = open_store(url, create=True, storage_options=options)
+    with pytest.raises(arrowstate.StoreNotFoundError):
+        arrowstate.open_store(url, storage_options=options)
+    store = arrowstate.open_store(url, create=True, storage_options=options)
     backend = new_backend()
 
     with store.writer() as writer:
@@ -104,7 +94,7 @@ def test_a_store_lives_in_a_bucket(place, tmp_path):
         checkpoint(writer, backend, 3)
 
     # Another host sees everything; each checkpoint is still what it was; only the changes of the last were written.
-    other = open_store(url, storage_options=elsewhere(options, tmp_path))
+    other = arrowstate.open_store(url, storage_options=elsewhere(options, tmp_path))
     assert [snapshot.properties["step"] for snapshot in other.checkpoints()] == [0, 1, 2, 3]
     assert clicks_in(other.latest()) == expected(4)
     assert clicks_in(other.checkpoints()[1]) == expected(2)
@@ -115,17 +105,17 @@ def test_a_store_lives_in_a_bucket(place, tmp_path):
 
 def test_a_restore_at_another_parallelism_goes_on_in_the_bucket(place, tmp_path):
     url, options = place
-    with open_store(url, create=True, storage_options=options).writer() as writer:
+    with arrowstate.open_store(url, create=True, storage_options=options).writer() as writer:
         checkpoint(writer, new_backend(), 0)
 
-    store = open_store(url, storage_options=elsewhere(options, tmp_path))
+    store = arrowstate.open_store(url, storage_options=elsewhere(options, tmp_path))
     parts = [store.latest().restore("counter", parallelism=3, subtask=subtask) for subtask in range(3)]
     for part in parts:
         part.state(CLICKS)
     with store.writer() as writer:
         writer.checkpoint({"counter": parts})
 
-    again = open_store(url, storage_options=elsewhere(options, tmp_path, "third"))
+    again = arrowstate.open_store(url, storage_options=elsewhere(options, tmp_path, "third"))
     assert clicks_in(again.latest()) == expected(1)
     assert len(again.latest().entry.operators[0].subtasks) == 3
 
@@ -133,7 +123,7 @@ def test_a_restore_at_another_parallelism_goes_on_in_the_bucket(place, tmp_path)
 def test_lance_files_in_a_bucket_are_read_through_copies_that_do_not_stay(s3_endpoint, tmp_path, monkeypatch):
     options = {**S3_OPTIONS, "endpoint_url": s3_endpoint}
     url = f"s3://bucket/{uuid.uuid4().hex}"
-    with open_store(url, create=True, storage_options=options).writer() as writer:
+    with arrowstate.open_store(url, create=True, storage_options=options).writer() as writer:
         backend = new_backend()
         for step in range(2):
             users = pa.array(np.arange(ROWS, dtype=np.int64) * (step + 1))
@@ -141,7 +131,7 @@ def test_lance_files_in_a_bucket_are_read_through_copies_that_do_not_stay(s3_end
             writer.checkpoint({"counter": [backend]}, format="lance")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    store = open_store(url, storage_options=elsewhere(options, tmp_path))
+    store = arrowstate.open_store(url, storage_options=elsewhere(options, tmp_path))
     parts = [store.latest().restore("counter", parallelism=2, subtask=subtask) for subtask in range(2)]
 
     assert sum(len(part.state(CLICKS)) for part in parts) == len(set(range(ROWS)) | set(range(0, 2 * ROWS, 2)))
@@ -155,7 +145,7 @@ def test_lance_files_in_a_bucket_are_read_through_copies_that_do_not_stay(s3_end
 
 def test_savepoints_go_into_the_bucket_beside_it_and_to_the_disk(place, tmp_path):
     url, options = place
-    store = open_store(url, create=True, storage_options=options)
+    store = arrowstate.open_store(url, create=True, storage_options=options)
     with store.writer() as writer:
         checkpoint(writer, new_backend(), 0)
 
@@ -167,22 +157,22 @@ def test_savepoints_go_into_the_bucket_beside_it_and_to_the_disk(place, tmp_path
     shutil.move(tmp_path / "copy", tmp_path / "moved")
     forget_open_files()
     for place_of, given in ((named.storage.url, options), (beside.storage.url, options), (tmp_path / "moved", None)):
-        assert clicks_in(open_store(place_of, storage_options=given).latest()) == expected(1)
+        assert clicks_in(arrowstate.open_store(place_of, storage_options=given).latest()) == expected(1)
     assert local.storage.url == str(tmp_path / "copy")
 
 
 def test_a_writer_that_was_fenced_commits_nothing_more(place):
     url, options = place
-    store = open_store(url, create=True, storage_options=options)
+    store = arrowstate.open_store(url, create=True, storage_options=options)
     first, backend = store.writer(), new_backend()
     checkpoint(first, backend, 0)
 
-    second = open_store(url, storage_options=options).writer()
-    with pytest.raises(FencedError) as caught:
+    second = arrowstate.open_store(url, storage_options=options).writer()
+    with pytest.raises(arrowstate.FencedError) as caught:
         checkpoint(first, backend, 1)
 
     assert (caught.value.writer_epoch, caught.value.current_epoch) == (1, 2)
-    assert clicks_in(open_store(url, storage_options=options).latest()) == expected(1)
+    assert clicks_in(arrowstate.open_store(url, storage_options=options).latest()) == expected(1)
     restored = store.latest().restore("counter")
     checkpoint(second, restored, 1)
     assert clicks_in(store.latest()) == expected(2)
@@ -190,7 +180,7 @@ def test_a_writer_that_was_fenced_commits_nothing_more(place):
 
 def test_a_snapshot_is_read_where_it_is_unpickled(place, tmp_path):
     url, options = place
-    store = open_store(url, create=True, storage_options=options)
+    store = arrowstate.open_store(url, create=True, storage_options=options)
     with store.writer() as writer:
         snapshot = checkpoint(writer, new_backend(), 0)
 
@@ -201,7 +191,7 @@ def test_a_snapshot_is_read_where_it_is_unpickled(place, tmp_path):
 
 def test_a_file_that_is_gone_is_told_even_if_there_is_a_copy_of_it(place):
     url, options = place
-    store = open_store(url, create=True, storage_options=options)
+    store = arrowstate.open_store(url, create=True, storage_options=options)
     with store.writer() as writer:
         checkpoint(writer, new_backend(), 0)
     [run] = [path for path in store.storage.list("data/") if path.endswith(".arrow")]
@@ -209,7 +199,7 @@ def test_a_file_that_is_gone_is_told_even_if_there_is_a_copy_of_it(place):
     store.storage.delete(run)
     forget_open_files()
 
-    with pytest.raises(CorruptDataError) as caught:
+    with pytest.raises(arrowstate.CorruptDataError) as caught:
         clicks_in(store.latest())
     assert caught.value.path == run
 
@@ -219,7 +209,7 @@ def test_a_file_that_is_gone_is_told_even_if_there_is_a_copy_of_it(place):
 def test_a_checkpoint_whose_files_cannot_all_be_written_leaves_none(s3_endpoint, tmp_path, skip):
     with faulty_proxy(s3_endpoint) as proxy:
         options = {**S3_OPTIONS, "endpoint_url": proxy.endpoint, "cache_dir": str(tmp_path / "cache")}
-        store = open_store(f"s3://bucket/{uuid.uuid4().hex}", create=True, storage_options=options)
+        store = arrowstate.open_store(f"s3://bucket/{uuid.uuid4().hex}", create=True, storage_options=options)
         backend = new_backend()
         for size in (400_000, 100_000, 30_000):
             users = np.random.default_rng(size).integers(0, 1 << 40, size)
@@ -227,7 +217,7 @@ def test_a_checkpoint_whose_files_cannot_all_be_written_leaves_none(s3_endpoint,
         writer = store.writer()
         proxy.fail(FORBID, "PUT", "/data/", skip=skip)
 
-        with pytest.raises(StorageError, match="Access Denied"):
+        with pytest.raises(arrowstate.StorageError, match="Access Denied"):
             writer.checkpoint({"counter": [backend]})
         left = store.storage.list("data/")
         again = writer.checkpoint({"counter": [backend]})
@@ -240,7 +230,7 @@ def test_a_checkpoint_whose_files_cannot_all_be_written_leaves_none(s3_endpoint,
 def test_the_command_line_takes_credentials_and_endpoint_from_the_environment(s3_endpoint, tmp_path):
     url = f"s3://bucket/{uuid.uuid4().hex}"
     options = {**S3_OPTIONS, "endpoint_url": s3_endpoint, "cache_dir": str(tmp_path / "cache")}
-    with open_store(url, create=True, storage_options=options).writer() as writer:
+    with arrowstate.open_store(url, create=True, storage_options=options).writer() as writer:
         checkpoint(writer, new_backend(), 0)
     environment = {
         **os.environ,
@@ -278,14 +268,14 @@ def test_a_store_lives_through_a_network_that_fails_all_the_time(s3_endpoint, tm
             return kinds[turn // every % len(kinds)] if turn % every == 0 else None
 
         proxy.take = take_turns
-        store = open_store(url, create=True, storage_options=options)
+        store = arrowstate.open_store(url, create=True, storage_options=options)
         backend = new_backend()
         with store.writer() as writer:
             for step in range(5):
                 checkpoint(writer, backend, step)
         savepoint = store.savepoint("copy")
         forget_open_files()
-        cold = open_store(url, storage_options=elsewhere(options, tmp_path))
+        cold = arrowstate.open_store(url, storage_options=elsewhere(options, tmp_path))
 
         found = clicks_in(cold.latest()), clicks_in(savepoint)
 
@@ -297,20 +287,20 @@ def test_a_store_lives_through_a_network_that_fails_all_the_time(s3_endpoint, tm
 
 def test_a_savepoint_goes_from_one_bucket_store_into_another_and_is_disposed_of(place, tmp_path):
     url, options = place
-    store = open_store(url, create=True, storage_options=options)
+    store = arrowstate.open_store(url, create=True, storage_options=options)
     backend = new_backend()
     with store.writer() as writer:
         checkpoint(writer, backend, 0)
         checkpoint(writer, backend, 1)
     savepoint = store.savepoint(f"{url}-saved", format="arrow")
-    other = open_store(f"{url}-other", create=True, storage_options=elsewhere(options, tmp_path))
+    other = arrowstate.open_store(f"{url}-other", create=True, storage_options=elsewhere(options, tmp_path))
 
-    imported = other.import_savepoint(savepoint.storage.url, claim_mode=ClaimMode.CLAIM)
+    imported = other.import_savepoint(savepoint.storage.url, claim_mode=arrowstate.ClaimMode.CLAIM)
 
     assert savepoint.storage.list("") == []
     assert clicks_in(imported) == expected(2)
     assert other.verify(deep=True).problems == []
-    again = open_store(f"{url}-other", storage_options=elsewhere(options, tmp_path, "third"))
+    again = arrowstate.open_store(f"{url}-other", storage_options=elsewhere(options, tmp_path, "third"))
     assert sum(len(again.latest().restore("counter", parallelism=2, subtask=i).state(CLICKS)) for i in range(2)) == len(
         expected(2)
     )

@@ -1,7 +1,5 @@
 """One flipped bit in any file of any kind: the right answer or a clear error, never a wrong one."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files with flipped bits, cut short, or gone: an error that names the file or the right answer, never a wrong one."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
@@ -12,26 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    ArrowStateError,
-    CorruptDataError,
-    FormatVersionError,
-    KeyedStateBackend,
-    ReducingStateDescriptor,
-    StoreNotFoundError,
-    ValueStateDescriptor,
-    key_hash,
-    open_store,
-)
+import arrowstate
 from arrowstate.files import writing
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.table.merging import MergePolicy
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = arrowstate.ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
 KEYS = pa.array(range(2500))
-HASHES = np.array(key_hash(KEYS))
+HASHES = np.array(arrowstate.key_hash(KEYS))
 NUMBERS = itertools.count()
 
 
@@ -42,12 +29,14 @@ def pristine(tmp_path_factory):
         patch.setattr(writing, "RunWriter", functools.partial(writing.RunWriter, inline_bytes=100))
         patch.setattr(writing, "INLINE_BYTES", 100)
         patch.setattr(writing, "_DIRECTORY_ROWS", 100)
-        policy = MergePolicy(max_dead_share=1.0)
-        backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128, merge_policy=policy)
+        policy = arrowstate.MergePolicy(max_dead_share=1.0)
+        backend = arrowstate.KeyedStateBackend(
+            key=pa.schema([("k", pa.int64())]), max_parallelism=128, merge_policy=policy
+        )
         backend.state(TOTAL).add_batch(pa.array(range(2000)), pa.array(np.arange(2000) * 7 + 1))
         notes = [{"text": f"note {number}", "tags": ["x"] * (number % 3)} for number in range(2000)]
         backend.state(NOTE).update_batch(pa.array(range(2000)), pa.array(notes, NOTE.type))
-        store = open_store(tmp_path_factory.mktemp("stores") / "store", create=True)
+        store = arrowstate.open_store(tmp_path_factory.mktemp("stores") / "store", create=True)
         with store.writer() as writer:
             writer.checkpoint({"op": [backend]})
             backend.state(TOTAL).clear_batch(pa.array(range(0, 2000, 3)))
@@ -70,7 +59,7 @@ def folder(pristine, tmp_path, request):
 def observe(folder):
     """Everything a reader of the newest checkpoint sees: its entry, its tables, its restored states, a lookup."""
     forget_open_files()
-    snapshot = open_store(folder).latest()
+    snapshot = arrowstate.open_store(folder).latest()
     tables = {name: snapshot.to_arrow(f"op.{name}").sort_by("k").to_pylist() for name in ("total", "note")}
     forget_open_files()
     halves = [snapshot.restore("op", parallelism=2, subtask=subtask) for subtask in range(2)]
@@ -125,7 +114,7 @@ def damaged(folder, path, data, expected):
     try:
         assert repr(observe(copy)) == expected, "a wrong answer"
         return False
-    except (CorruptDataError, FormatVersionError) as error:
+    except (arrowstate.CorruptDataError, arrowstate.FormatVersionError) as error:
         assert str(error)
         return True
     finally:
@@ -134,7 +123,7 @@ def damaged(folder, path, data, expected):
 
 def looked_up_and_restored(folder):
     """What a process answers that has had the store open before: no file is forgotten."""
-    snapshot = open_store(folder).latest()
+    snapshot = arrowstate.open_store(folder).latest()
     found = snapshot.lookup("op.total", pa.array([1, 3, 1999])).to_pylist()
     backend = snapshot.restore("op")
     return found, backend.state(TOTAL).get_batch(KEYS).to_pylist(), backend.state(NOTE).get_batch(KEYS).to_pylist()
@@ -156,7 +145,7 @@ def test_a_file_that_is_altered_after_this_process_has_checked_it_is_checked_aga
             with path.open("r+b") as file:
                 file.write(data)
 
-    with pytest.raises(CorruptDataError, match="checksum"):
+    with pytest.raises(arrowstate.CorruptDataError, match="checksum"):
         looked_up_and_restored(folder)
 
 
@@ -167,9 +156,9 @@ def test_a_file_that_is_altered_after_it_was_read_as_a_table_is_read_again(tmp_p
         "arrow": lambda store: store.latest().to_arrow("op.total").column("total").to_pylist(),
         "lookup": lambda store: store.latest().lookup("op.total", KEYS.slice(7, 1)).to_pylist(),
     }
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch(KEYS, KEYS)
-    store = open_store(tmp_path, create=True)
+    store = arrowstate.open_store(tmp_path, create=True)
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]})
     [file] = tmp_path.glob("data/**/*.arrow")
@@ -180,7 +169,7 @@ def test_a_file_that_is_altered_after_it_was_read_as_a_table_is_read_again(tmp_p
     body[len(body) // 2] ^= 0x7F
     file.write_bytes(body)
 
-    with pytest.raises(CorruptDataError, match=file.name):
+    with pytest.raises(arrowstate.CorruptDataError, match=file.name):
         readers[read](store)
 
 
@@ -189,7 +178,7 @@ def test_a_file_that_is_gone_after_this_process_has_opened_it_is_missed(folder):
     for path in files(folder, KINDS["arrow_run"][1]):
         path.unlink()
 
-    with pytest.raises(CorruptDataError, match="the file is missing"):
+    with pytest.raises(arrowstate.CorruptDataError, match="the file is missing"):
         looked_up_and_restored(folder)
 
 
@@ -245,7 +234,7 @@ def test_a_file_that_is_gone_is_damage_and_names_the_file(folder, pattern):
         shutil.copytree(folder, copy)
         (copy / path.relative_to(folder)).unlink()
 
-        with pytest.raises(CorruptDataError, match=path.name):
+        with pytest.raises(arrowstate.CorruptDataError, match=path.name):
             observe(copy)
 
 
@@ -272,9 +261,9 @@ def test_a_flipped_bit_in_an_entry_that_has_a_successor_is_found_by_every_way_to
         position = dice.randrange(8 * len(data))
         flipped[position // 8] ^= 1 << position % 8
         path.write_bytes(bytes(flipped))
-        store = open_store(folder)
+        store = arrowstate.open_store(folder)
         for read, arguments in ((store.snapshot, [1]), (store.checkpoints, []), (store.snapshot, [99])):
-            with pytest.raises((CorruptDataError, FormatVersionError)):
+            with pytest.raises((arrowstate.CorruptDataError, arrowstate.FormatVersionError)):
                 read(*arguments)
         assert store.latest().checkpoint_id == 3
 
@@ -285,7 +274,7 @@ def test_a_flipped_bit_in_an_entry_that_has_a_successor_is_found_by_every_way_to
 def test_no_byte_of_the_newest_entry_can_change_unseen(folder, name):
     (path,) = folder.glob(name)
     data = path.read_bytes()
-    log = CommitLog(open_store(folder).storage)
+    log = CommitLog(arrowstate.open_store(folder).storage)
     expected = log.latest()
     dice = random.Random(3)
 
@@ -295,7 +284,7 @@ def test_no_byte_of_the_newest_entry_can_change_unseen(folder, name):
         path.write_bytes(bytes(flipped))
         try:
             assert log.read(expected.document.number).document == expected.document, position
-        except (CorruptDataError, FormatVersionError):
+        except (arrowstate.CorruptDataError, arrowstate.FormatVersionError):
             continue
 
 
@@ -313,8 +302,8 @@ def test_a_damaged_identity_is_an_error_or_tells_the_same_state(folder):
         assert damaged(folder, path, data[: dice.randrange(len(data) - 1)], expected), trial
     path.unlink()
 
-    with pytest.raises(StoreNotFoundError):
-        open_store(folder)
+    with pytest.raises(arrowstate.StoreNotFoundError):
+        arrowstate.open_store(folder)
 
 
 def test_a_damaged_hint_changes_nothing(folder):
@@ -333,12 +322,12 @@ def test_damage_met_by_a_writer_changes_nothing_in_the_store(folder):
     flipped = bytearray(path.read_bytes())
     flipped[len(flipped) // 2] ^= 1
     path.write_bytes(bytes(flipped))
-    store = open_store(folder)
+    store = arrowstate.open_store(folder)
     before = {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
-    with pytest.raises(CorruptDataError, match=path.name):
+    with pytest.raises(arrowstate.CorruptDataError, match=path.name):
         list(store.latest().restore("op").state(TOTAL).live_batches())
-    with pytest.raises(CorruptDataError, match=path.name):
+    with pytest.raises(arrowstate.CorruptDataError, match=path.name):
         store.savepoint("copy")
 
     assert {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()} == before
@@ -347,10 +336,10 @@ def test_damage_met_by_a_writer_changes_nothing_in_the_store(folder):
 def test_damage_in_one_state_leaves_the_others_readable(folder):
     (path,) = files(folder, "data/op/total/*.arrow")
     path.write_bytes(b"")
-    snapshot = open_store(folder).latest()
+    snapshot = arrowstate.open_store(folder).latest()
 
     notes = snapshot.to_arrow("op.note")
 
     assert notes.num_rows == 2300
-    with pytest.raises(ArrowStateError):
+    with pytest.raises(arrowstate.ArrowStateError):
         snapshot.to_arrow("op.total")

@@ -1,7 +1,5 @@
 """What an operator sees in the log: an event by the logger of its room, with fields, and nothing to worry about."""
 
-from __future__ import annotations
-
 import logging
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What a notebook shows of stores, checkpoints, differences, plans and verifications: none of their text is markup."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pyarrow as pa

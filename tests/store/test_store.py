@@ -1,7 +1,5 @@
 """The store as a caller meets it: opening, checkpoints by id, and what there is instead of what was asked for."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -10,21 +8,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from arrowstate import (
-    CheckpointNotFoundError,
-    FormatVersionError,
-    InvalidInputError,
-    KeyedStateBackend,
-    NotFoundError,
-    OperatorNotFoundError,
-    ReducingStateDescriptor,
-    StateNotFoundError,
-    StorageError,
-    StoreNotFoundError,
-    UnsupportedStorageError,
-    ValueStateDescriptor,
-    open_store,
-)
+import arrowstate
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.subtasks import read_states
 from arrowstate_formats.documents import (
@@ -37,12 +21,12 @@ from arrowstate_formats.documents import (
 )
 from arrowstate_formats.run_files import checksum
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = ValueStateDescriptor("note", pa.string())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
 
 
 def fill(store, count=3, checkpoints=1, uid="counter"):
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(NOTE).update_batch([1], ["x"])
     with store.writer() as writer:
         for _ in range(checkpoints):
@@ -53,7 +37,7 @@ def fill(store, count=3, checkpoints=1, uid="counter"):
 
 @pytest.fixture
 def store(tmp_path):
-    return open_store(tmp_path / "store", create=True)
+    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 @pytest.mark.parametrize("place", ["missing", "missing/deep", "file", "folder", "file/below"])
@@ -63,8 +47,8 @@ def test_a_path_that_is_no_store_says_so_and_is_left_alone(tmp_path, place):
     (tmp_path / "folder" / "data.parquet").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
 
-    with pytest.raises((StoreNotFoundError, StorageError)) as caught:
-        open_store(tmp_path / place)
+    with pytest.raises((arrowstate.StoreNotFoundError, arrowstate.StorageError)) as caught:
+        arrowstate.open_store(tmp_path / place)
 
     assert str(tmp_path / place) in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
@@ -72,14 +56,14 @@ def test_a_path_that_is_no_store_says_so_and_is_left_alone(tmp_path, place):
 
 def test_a_missing_store_is_a_lookup_error_that_says_how_to_make_one(tmp_path):
     with pytest.raises(LookupError, match="create=True"):
-        open_store(tmp_path / "missing")
+        arrowstate.open_store(tmp_path / "missing")
 
 
 def test_a_store_is_not_made_among_other_files(tmp_path):
     (tmp_path / "data.parquet").write_text("mine")
 
-    with pytest.raises(InvalidInputError, match=r"data\.parquet"):
-        open_store(tmp_path, create=True)
+    with pytest.raises(arrowstate.InvalidInputError, match=r"data\.parquet"):
+        arrowstate.open_store(tmp_path, create=True)
 
     assert os.listdir(tmp_path) == ["data.parquet"]
 
@@ -87,18 +71,18 @@ def test_a_store_is_not_made_among_other_files(tmp_path):
 @pytest.mark.parametrize("url", ["sftp://host/x", "hdfs://x", "memory::x", "file://host/x", "ftp://x"])
 @pytest.mark.parametrize("create", [False, True])
 def test_a_storage_without_safe_commits_is_refused_with_what_is_supported(url, create):
-    with pytest.raises(UnsupportedStorageError, match="supported: a local path"):
-        open_store(url, create=create)
+    with pytest.raises(arrowstate.UnsupportedStorageError, match="supported: a local path"):
+        arrowstate.open_store(url, create=create)
 
 
 @pytest.mark.parametrize("url", ["", "a\0b"])
 def test_a_path_that_is_none_is_refused(url):
-    with pytest.raises(InvalidInputError):
-        open_store(url)
+    with pytest.raises(arrowstate.InvalidInputError):
+        arrowstate.open_store(url)
 
 
 def test_a_store_opens_by_every_form_of_its_path(tmp_path, monkeypatch):
-    store = fill(open_store(tmp_path / "my store", create=True))
+    store = fill(arrowstate.open_store(tmp_path / "my store", create=True))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "my store")
 
@@ -111,16 +95,16 @@ def test_a_store_opens_by_every_form_of_its_path(tmp_path, monkeypatch):
         (tmp_path / "my store").as_uri(),
         tmp_path / "link",
     ):
-        again = open_store(form)
+        again = arrowstate.open_store(form)
 
         assert (again.store_id, again.url) == (store.store_id, store.url)
         assert again.latest().entry == store.latest().entry
 
 
 def test_opening_a_store_again_with_create_keeps_it(tmp_path):
-    store = fill(open_store(tmp_path / "store", create=True))
+    store = fill(arrowstate.open_store(tmp_path / "store", create=True))
 
-    again = open_store(tmp_path / "store", create=True)
+    again = arrowstate.open_store(tmp_path / "store", create=True)
 
     assert again.store_id == store.store_id
     assert again.latest().checkpoint_id == 1
@@ -129,10 +113,10 @@ def test_opening_a_store_again_with_create_keeps_it(tmp_path):
 def test_a_new_store_has_no_checkpoint_and_says_so(store):
     assert store.checkpoints() == []
     for read in (store.latest, lambda: store.sql("select 1"), lambda: store.savepoint("x")):
-        with pytest.raises(CheckpointNotFoundError, match="no checkpoint in this store yet"):
+        with pytest.raises(arrowstate.CheckpointNotFoundError, match="no checkpoint in this store yet"):
             read()
     store.writer()
-    with pytest.raises(CheckpointNotFoundError, match="none yet"):
+    with pytest.raises(arrowstate.CheckpointNotFoundError, match="none yet"):
         store.snapshot(1)
 
 
@@ -156,7 +140,9 @@ def test_an_unknown_checkpoint_lists_those_there_are(store, checkpoint_id):
         lambda i: store.sql("select 1", checkpoint=i),
         lambda i: store.savepoint("x", checkpoint=i),
     ):
-        with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint {checkpoint_id} .*it has 1, 2, 3, 4, 5"):
+        with pytest.raises(
+            arrowstate.CheckpointNotFoundError, match=f"no checkpoint {checkpoint_id} .*it has 1, 2, 3, 4, 5"
+        ):
             read(checkpoint_id)
 
 
@@ -168,7 +154,7 @@ def test_an_unknown_operator_lists_those_there_are(store):
         lambda: store.latest().to_arrow("conter.total"),
         lambda: store.latest().lookup("conter.total", pa.array([1])),
     ):
-        with pytest.raises(OperatorNotFoundError, match="'conter'.*checkpoint 1.*'counter'"):
+        with pytest.raises(arrowstate.OperatorNotFoundError, match="'conter'.*checkpoint 1.*'counter'"):
             read()
 
 
@@ -179,13 +165,18 @@ def test_an_unknown_state_lists_those_there_are(store):
         lambda: store.latest().to_arrow("counter.totl"),
         lambda: store.latest().lookup("counter.totl", pa.array([1])),
     ):
-        with pytest.raises(StateNotFoundError, match="totl'.*note'.*total'"):
+        with pytest.raises(arrowstate.StateNotFoundError, match="totl'.*note'.*total'"):
             read()
 
 
 def test_what_is_not_found_is_one_kind_of_error(store):
-    for error in (StoreNotFoundError, CheckpointNotFoundError, OperatorNotFoundError, StateNotFoundError):
-        assert issubclass(error, NotFoundError)
+    for error in (
+        arrowstate.StoreNotFoundError,
+        arrowstate.CheckpointNotFoundError,
+        arrowstate.OperatorNotFoundError,
+        arrowstate.StateNotFoundError,
+    ):
+        assert issubclass(error, arrowstate.NotFoundError)
         assert issubclass(error, LookupError)
 
 
@@ -204,9 +195,10 @@ def test_a_newer_document_is_refused_with_both_versions_and_a_way_out(store, doc
     path.write_bytes(newer(path.read_bytes()))
     before = {each: each.read_bytes() for each in Path(store.url).rglob("*") if each.is_file()}
 
-    for read in (lambda: open_store(store.url).latest(), lambda: open_store(store.url).writer()):
+    for read in (lambda: arrowstate.open_store(store.url).latest(), lambda: arrowstate.open_store(store.url).writer()):
         with pytest.raises(
-            FormatVersionError, match=f"version {FORMAT_VERSION + 1}.*up to {FORMAT_VERSION}.*newer arrowstate"
+            arrowstate.FormatVersionError,
+            match=f"version {FORMAT_VERSION + 1}.*up to {FORMAT_VERSION}.*newer arrowstate",
         ) as caught:
             read()
         assert (caught.value.path, caught.value.found, caught.value.supported) == (
@@ -237,20 +229,22 @@ def test_a_newer_manifest_is_refused_with_both_versions(store):
         lambda: store.latest().to_arrow("counter.total"),
         lambda: store.savepoint("copy"),
     ):
-        with pytest.raises(FormatVersionError, match=f"version {FORMAT_VERSION + 1}.*up to {FORMAT_VERSION}"):
+        with pytest.raises(
+            arrowstate.FormatVersionError, match=f"version {FORMAT_VERSION + 1}.*up to {FORMAT_VERSION}"
+        ):
             read()
 
 
 def test_stores_in_memory_are_told_apart_by_name():
-    one = fill(open_store("memory://store-tests/one", create=True))
-    two = open_store("memory://store-tests/two", create=True)
+    one = fill(arrowstate.open_store("memory://store-tests/one", create=True))
+    two = arrowstate.open_store("memory://store-tests/two", create=True)
 
     assert one.store_id != two.store_id
-    assert open_store("memory://store-tests/one/").latest().entry == one.latest().entry
-    with pytest.raises(CheckpointNotFoundError):
+    assert arrowstate.open_store("memory://store-tests/one/").latest().entry == one.latest().entry
+    with pytest.raises(arrowstate.CheckpointNotFoundError):
         two.latest()
-    with pytest.raises(StoreNotFoundError, match="memory://store-tests/three"):
-        open_store("memory://store-tests/three")
+    with pytest.raises(arrowstate.StoreNotFoundError, match="memory://store-tests/three"):
+        arrowstate.open_store("memory://store-tests/three")
 
 
 def test_a_writer_is_used_in_a_with_block_and_leaves_nothing_open(store):

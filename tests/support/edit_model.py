@@ -16,20 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 import arrowstate
-from arrowstate import (
-    AggregatingStateDescriptor,
-    BroadcastStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    TimeToLive,
-    TopK,
-    ValueStateDescriptor,
-)
 from arrowstate.query.duckdb.sql_types import SqlForm
-from arrowstate.table.merging import MergePolicy
 
 NOW_MS = 1_000_000
 WATERMARK = 100
@@ -43,27 +30,31 @@ DAY = pa.schema([("day", pa.int32())])
 WINDOW = pa.schema([("start", pa.timestamp("ms")), ("window", pa.string())])
 PAIR = pa.struct([("select", pa.int32()), ("text", pa.string()), ("parts", pa.list_(pa.int32()))])
 WIDER = pa.struct([("more", pa.string()), ("select", pa.int64()), PAIR[1], PAIR[2]])
-GROWN = ValueStateDescriptor("pair", WIDER)
+GROWN = arrowstate.ValueStateDescriptor("pair", WIDER)
 KEYED: tuple[Any, ...] = (
-    ValueStateDescriptor("v", pa.int64()),
-    ValueStateDescriptor("pair", PAIR),
-    ValueStateDescriptor("late", pa.decimal128(12, 2), ttl=TimeToLive(1000)),
-    ValueStateDescriptor("early", pa.int32(), ttl=TimeToLive(40, clock="event_time")),
-    ValueStateDescriptor("in.day", pa.float64(), namespace=DAY),
-    ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=WINDOW),
-    ReducingStateDescriptor("least", pa.float32(), reduce="min"),
-    AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean"),
-    AggregatingStateDescriptor("best", pa.int64(), aggregate=TopK(3)),
-    AggregatingStateDescriptor("distinct", pa.int64(), aggregate="count_distinct"),
-    ListStateDescriptor("seen", pa.int32()),
-    ListStateDescriptor("spans", pa.duration("us"), namespace=DAY, ttl=TimeToLive(1000)),
-    MapStateDescriptor("cart", pa.string(), pa.float64()),
-    MapStateDescriptor("places", pa.int16(), pa.struct([("x", pa.float16()), ("y", pa.string())]), namespace=DAY),
+    arrowstate.ValueStateDescriptor("v", pa.int64()),
+    arrowstate.ValueStateDescriptor("pair", PAIR),
+    arrowstate.ValueStateDescriptor("late", pa.decimal128(12, 2), ttl=arrowstate.TimeToLive(1000)),
+    arrowstate.ValueStateDescriptor("early", pa.int32(), ttl=arrowstate.TimeToLive(40, clock="event_time")),
+    arrowstate.ValueStateDescriptor("in.day", pa.float64(), namespace=DAY),
+    arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=WINDOW),
+    arrowstate.ReducingStateDescriptor("least", pa.float32(), reduce="min"),
+    arrowstate.AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean"),
+    arrowstate.AggregatingStateDescriptor("best", pa.int64(), aggregate=arrowstate.TopK(3)),
+    arrowstate.AggregatingStateDescriptor("distinct", pa.int64(), aggregate="count_distinct"),
+    arrowstate.ListStateDescriptor("seen", pa.int32()),
+    arrowstate.ListStateDescriptor("spans", pa.duration("us"), namespace=DAY, ttl=arrowstate.TimeToLive(1000)),
+    arrowstate.MapStateDescriptor("cart", pa.string(), pa.float64()),
+    arrowstate.MapStateDescriptor(
+        "places", pa.int16(), pa.struct([("x", pa.float16()), ("y", pa.string())]), namespace=DAY
+    ),
 )
 OPERATOR: tuple[Any, ...] = (
-    OperatorListStateDescriptor("offsets", pa.int64()),
-    OperatorListStateDescriptor("topics", pa.struct([("topic", pa.string()), ("n", pa.int32())]), mode="union"),
-    BroadcastStateDescriptor("rules", pa.string(), pa.float64()),
+    arrowstate.OperatorListStateDescriptor("offsets", pa.int64()),
+    arrowstate.OperatorListStateDescriptor(
+        "topics", pa.struct([("topic", pa.string()), ("n", pa.int32())]), mode="union"
+    ),
+    arrowstate.BroadcastStateDescriptor("rules", pa.string(), pa.float64()),
 )
 SKETCHES = ("distinct",)
 _TESTS = {
@@ -163,12 +154,12 @@ class Job:
                 key=self.key,
                 max_parallelism=self.max_parallelism,
                 key_groups=arrowstate.KeyGroupRange(start, end - 1),
-                merge_policy=MergePolicy(fan_in=3, first_tier_rows=60),
+                merge_policy=arrowstate.MergePolicy(fan_in=3, first_tier_rows=60),
                 clock_ms=lambda: self.now,
             )
             for start, end in pairwise(edges)
         ]
-        self.operator = [OperatorStateBackend() for _ in self.backends]
+        self.operator = [arrowstate.OperatorStateBackend() for _ in self.backends]
         self.format = str(random.choice(["arrow", "arrow", "parquet"]))
         steps = int(random.integers(2, 4))
         with store.writer() as writer:
@@ -230,9 +221,9 @@ class Job:
             beside["namespace"] = spaces_of(descriptor.namespace, random, count)
         if descriptor.ttl is not None and descriptor.ttl.clock == "event_time":
             beside["timestamps"] = random.integers(0, 120, count).tolist()
-        if isinstance(descriptor, ValueStateDescriptor):
+        if isinstance(descriptor, arrowstate.ValueStateDescriptor):
             state.update_batch(keys, values, **beside)
-        elif isinstance(descriptor, MapStateDescriptor):
+        elif isinstance(descriptor, arrowstate.MapStateDescriptor):
             state.put_batch(keys, values_of(descriptor.key_type, random, count), values, **beside)
         else:
             state.add_batch(keys, values, **beside)

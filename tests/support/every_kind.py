@@ -18,40 +18,25 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from arrowstate import (
-    AggregatingStateDescriptor,
-    BroadcastStateDescriptor,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    TimeToLive,
-    TopK,
-    ValueStateDescriptor,
-    key_group_range,
-    key_hash,
-)
+import arrowstate
 from arrowstate.files import operator, writing
-from arrowstate.schema.descriptors import TimerStateDescriptor
-from arrowstate.store import Snapshot
-from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.run_files import RunFormat
 
 FORMATS: tuple[RunFormat, ...] = get_args(RunFormat)
 UID = "job"
 KEY = pa.schema([("k", pa.int64())])
-NOTE = ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
-SEEN = ListStateDescriptor("seen", pa.int32())
-CART = MapStateDescriptor("cart", pa.string(), pa.float64())
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=pa.schema([("day", pa.int32())]))
-BEST = AggregatingStateDescriptor("best", pa.int64(), aggregate=TopK(3))
-FRESH = ValueStateDescriptor("fresh", pa.int64(), ttl=TimeToLive(40, clock="event_time"))
+NOTE = arrowstate.ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
+SEEN = arrowstate.ListStateDescriptor("seen", pa.int32())
+CART = arrowstate.MapStateDescriptor("cart", pa.string(), pa.float64())
+TOTAL = arrowstate.ReducingStateDescriptor(
+    "total", pa.int64(), reduce="sum", namespace=pa.schema([("day", pa.int32())])
+)
+BEST = arrowstate.AggregatingStateDescriptor("best", pa.int64(), aggregate=arrowstate.TopK(3))
+FRESH = arrowstate.ValueStateDescriptor("fresh", pa.int64(), ttl=arrowstate.TimeToLive(40, clock="event_time"))
 KEYED = (NOTE, SEEN, CART, TOTAL, BEST, FRESH)
-OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
-TOPICS = OperatorListStateDescriptor("topics", pa.string(), mode="union")
-RULES = BroadcastStateDescriptor("rules", pa.string(), pa.float64())
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+TOPICS = arrowstate.OperatorListStateDescriptor("topics", pa.string(), mode="union")
+RULES = arrowstate.BroadcastStateDescriptor("rules", pa.string(), pa.float64())
 OPERATOR = (OFFSETS, TOPICS, RULES)
 DAYS = (1, 2)
 MAX_PARALLELISM = 128
@@ -76,30 +61,30 @@ def small_files(*, inline_bytes: int = 20, directory_rows: int = 10) -> Iterator
 class Job:
     """All subtasks of the job, and how many keys it has."""
 
-    keyed: list[KeyedStateBackend]
-    operator: list[OperatorStateBackend]
+    keyed: list[arrowstate.KeyedStateBackend]
+    operator: list[arrowstate.OperatorStateBackend]
     keys: int
 
     @classmethod
     def new(cls, parallelism: int, keys: int) -> Job:
-        policy = MergePolicy(fan_in=3, first_tier_rows=500)
+        policy = arrowstate.MergePolicy(fan_in=3, first_tier_rows=500)
         return cls(
             [
-                KeyedStateBackend(
+                arrowstate.KeyedStateBackend(
                     key=KEY,
                     max_parallelism=MAX_PARALLELISM,
-                    key_groups=key_group_range(MAX_PARALLELISM, parallelism=parallelism, subtask=subtask),
+                    key_groups=arrowstate.key_group_range(MAX_PARALLELISM, parallelism=parallelism, subtask=subtask),
                     merge_policy=policy,
                     clock_ms=lambda: 0,
                 )
                 for subtask in range(parallelism)
             ],
-            [OperatorStateBackend() for _ in range(parallelism)],
+            [arrowstate.OperatorStateBackend() for _ in range(parallelism)],
             keys,
         )
 
     @classmethod
-    def restored(cls, snapshot: Snapshot, parallelism: int, keys: int) -> Job:
+    def restored(cls, snapshot: arrowstate.Snapshot, parallelism: int, keys: int) -> Job:
         job = cls(
             [
                 snapshot.restore(UID, parallelism=parallelism, subtask=subtask, clock_ms=lambda: 0)
@@ -134,7 +119,7 @@ class Job:
                 operator.state(TOPICS).add(f"topic {number}")
             operator.state(RULES).put_batch([f"rule {n}" for n in range(20)], [float(number + n) for n in range(20)])
 
-    def _keyed_step(self, backend: KeyedStateBackend, number: int, own: Any, numbers: Any) -> None:
+    def _keyed_step(self, backend: arrowstate.KeyedStateBackend, number: int, own: Any, numbers: Any) -> None:
         keys, values = pa.array(own), pa.array(numbers)
         notes = [{"text": f"step {number}, {value}", "tags": ["x"] * (value % 3)} for value in numbers.tolist()]
         backend.state(NOTE).update_batch(keys, pa.array(notes, NOTE.type))
@@ -177,19 +162,19 @@ class Job:
         return xxhash.xxh3_128_hexdigest(json.dumps(self.content(), sort_keys=True).encode())
 
 
-def _own(backend: KeyedStateBackend, keys: Any) -> Any:
+def _own(backend: arrowstate.KeyedStateBackend, keys: Any) -> Any:
     low, high = backend.key_groups.hash_bounds(MAX_PARALLELISM)
-    hashes = np.asarray(key_hash(pa.array(keys, pa.int64())))
+    hashes = np.asarray(arrowstate.key_hash(pa.array(keys, pa.int64())))
     return (low <= hashes) & (hashes <= high)
 
 
-def _rows(backend: KeyedStateBackend, own: Any) -> Iterator[tuple[Any, ...]]:
+def _rows(backend: arrowstate.KeyedStateBackend, own: Any) -> Iterator[tuple[Any, ...]]:
     keys = pa.array(own)
     timers = backend.timers()
     start = (backend.watermark or 0) - 70
     times = np.arange(start, start + 140)
     every_key, every_time = np.repeat(own, times.size), np.tile(times, own.size)
-    event = backend.state(TimerStateDescriptor("timers_event_time", "event_time"))
+    event = backend.state(arrowstate.TimerStateDescriptor("timers_event_time", "event_time"))
     registered = event.contains_batch(pa.array(every_key), pa.array(every_time)).reshape(own.size, times.size)
     assert timers.count() == int(registered.sum()), "there are timers that no step made"
     columns: Sequence[Any] = [

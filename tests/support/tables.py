@@ -1,7 +1,5 @@
 """A table beside the dict that says what is in it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

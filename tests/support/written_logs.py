@@ -1,7 +1,5 @@
 """A log that a test writes entry by entry."""
 
-from __future__ import annotations
-
 import random
 
 from arrowstate.log.boundary import put_boundary

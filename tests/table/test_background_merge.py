@@ -1,7 +1,5 @@
 """A merge of frozen runs beside a table that is written to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

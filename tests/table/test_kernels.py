@@ -1,7 +1,5 @@
 """The kernels of sorted runs, each against numpy."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

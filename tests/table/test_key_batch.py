@@ -1,17 +1,10 @@
 """Batches of keys: some rows of a batch that is grouped already, and one grouping for several states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    AggregatingStateDescriptor,
-    KeyedStateBackend,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
+import arrowstate
 from arrowstate.table.key_batch import KeyBatch
 
 
@@ -36,10 +29,10 @@ def test_some_rows_of_a_batch_are_grouped_as_if_they_were_all(share, rows):
 
 
 def test_states_of_one_backend_share_a_grouping():
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    total = backend.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
-    last = backend.state(ValueStateDescriptor("last", pa.int64()))
-    mean = backend.state(AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean"))
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    last = backend.state(arrowstate.ValueStateDescriptor("last", pa.int64()))
+    mean = backend.state(arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean"))
     grouped = backend.group_keys(pa.array([3, 1, 3]))
 
     total.add_batch(grouped, [1, 2, 3])

@@ -1,7 +1,5 @@
 """What equal keys are, for every type a key may have, and how a batch of keys is grouped."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Which runs a merge policy picks, and what a merge makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Merges that the batches written after them pay for, step by step, over random histories."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from unittest.mock import patch
 

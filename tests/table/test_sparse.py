@@ -1,7 +1,5 @@
 """Few keys in a run of many segments: found, compared and read as they are segment by segment."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import numpy as np

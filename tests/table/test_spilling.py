@@ -1,7 +1,5 @@
 """State past a byte budget: the same answers from mapped files that leave nothing behind."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """A table against a dict, over random writes, with real and with colliding hashes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The time column of a table against a plain list of rows, over random writes, finds, and going back."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Spans and metrics of OpenTelemetry: what an exporter and a reader of its SDK get, and what it costs without."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each fault of the fault kit does to a storage what it says, on storages of two kinds."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

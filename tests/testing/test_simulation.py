@@ -3,8 +3,6 @@
 The long form: `tools/python tests/support/simulate.py --seeds 20000`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

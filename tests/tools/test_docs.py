@@ -1,7 +1,5 @@
 """`tools/docs`: what it refuses, on pages made for it, and the site of the pages there are."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os

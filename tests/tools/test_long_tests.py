@@ -1,7 +1,5 @@
 """The long form of the tests: its parts, and what it says in the end."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The queries of Nexmark: each gives what DuckDB finds in the same files, without Spark and with it."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The queries of Nexmark on the runtime: each gives what DuckDB finds in the same files."""
 
-from __future__ import annotations
-
 import io
 from argparse import Namespace
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The rooms of the code: what is drawn is what is declared, and each of them says what it holds."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

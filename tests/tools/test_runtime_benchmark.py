@@ -1,7 +1,5 @@
 """The benchmark of the runtime: what its jobs measure, and how a peer in another Python is timed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

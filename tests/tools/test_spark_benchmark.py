@@ -1,7 +1,5 @@
 """The contenders of `tools/bench spark` at a tiny size: ours give the right result, and Spark's take the same rows."""
 
-from __future__ import annotations
-
 import json
 import os
 from types import SimpleNamespace

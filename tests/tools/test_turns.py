@@ -1,7 +1,5 @@
 """What the short form takes by turns: every case comes up, and whoever names a test has it run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

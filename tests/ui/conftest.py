@@ -1,7 +1,5 @@
 """A store to look at, and clients of its page."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient

@@ -1,7 +1,5 @@
 """The page of all checkpoints."""
 
-from __future__ import annotations
-
 
 def test_it_has_a_row_for_each_entry_newest_first_with_what_it_took(visit):
     found = visit.json("/0/checkpoints.json")["entries_shown"]

@@ -1,7 +1,5 @@
 """A page over what is damaged, gone or slow says so, and the rest of it stands."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -1,7 +1,5 @@
 """Who may see the page; each rule by itself."""
 
-from __future__ import annotations
-
 from hmac import compare_digest
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of a job that runs in this process."""
 
-from __future__ import annotations
-
 import uuid
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What each page says, as JSON; and that its HTML holds it."""
 
-from __future__ import annotations
-
 import re
 import time
 from urllib.parse import urlencode

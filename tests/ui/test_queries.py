@@ -1,7 +1,5 @@
 """Queries have slots of their own, are stopped, and end with whoever asked for them."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 import time

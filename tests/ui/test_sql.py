@@ -1,7 +1,5 @@
 """SQL of a reader: what it may, and that it reaches nothing but the states."""
 
-from __future__ import annotations
-
 import io
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values are shown as what they are, and within bounds: on pages, as JSON, as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

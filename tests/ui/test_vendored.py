@@ -1,7 +1,5 @@
 """What comes with the page from others is what they published, with its licence."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Arguments: the folder of the store, and the number of checkpoints.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -14,28 +12,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from arrowstate import (
-    CheckpointNotFoundError,
-    CollectedError,
-    CommitUnknownError,
-    CompactionConflictError,
-    CompactionPolicy,
-    CorruptDataError,
-    KeyedStateBackend,
-    ReducingStateDescriptor,
-    RetentionPolicy,
-    ValueStateDescriptor,
-    key_group_range,
-    key_hash,
-    open_store,
-)
-from arrowstate.table.merging import MergePolicy
+import arrowstate
 
 KEY = pa.schema([("k", pa.int64())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = ValueStateDescriptor("note", pa.string())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
 KEYS = 5000
-TIGHT = CompactionPolicy(1.05, max_small_files=1, min_bytes=0)
+TIGHT = arrowstate.CompactionPolicy(1.05, max_small_files=1, min_bytes=0)
 
 
 def batch(number):
@@ -57,7 +40,7 @@ def apply(backends, number):
     for backend in backends:
         low, high = backend.key_groups.hash_bounds(backend.max_parallelism)
         rows = batch(number)
-        hashes = key_hash(pa.array([key for key, _ in rows])).to_pylist()
+        hashes = arrowstate.key_hash(pa.array([key for key, _ in rows])).to_pylist()
         own = [row for row, value in zip(rows, hashes, strict=True) if low <= value <= high]
         keys = pa.array([key for key, _ in own], pa.int64())
         backend.state(TOTAL).add_batch(keys, pa.array([value for _, value in own], pa.int64()))
@@ -87,14 +70,14 @@ def rest(reader):
 
 
 def write(url, rounds, sink):
-    store = open_store(url)
+    store = arrowstate.open_store(url)
     writer = store.writer(compaction=None)
     backends = [
-        KeyedStateBackend(
+        arrowstate.KeyedStateBackend(
             key=KEY,
             max_parallelism=128,
-            key_groups=key_group_range(128, parallelism=2, subtask=n),
-            merge_policy=MergePolicy(fan_in=6, first_tier_rows=500),
+            key_groups=arrowstate.key_group_range(128, parallelism=2, subtask=n),
+            merge_policy=arrowstate.MergePolicy(fan_in=6, first_tier_rows=500),
         )
         for n in range(2)
     ]
@@ -118,10 +101,15 @@ def compact(url, stop, sink):
     done = lost = 0
     while not Path(stop).exists():
         try:
-            done += open_store(url).compact(TIGHT).apply() is not None
-        except (CommitUnknownError, CompactionConflictError, CollectedError, CheckpointNotFoundError):
+            done += arrowstate.open_store(url).compact(TIGHT).apply() is not None
+        except (
+            arrowstate.CommitUnknownError,
+            arrowstate.CompactionConflictError,
+            arrowstate.CollectedError,
+            arrowstate.CheckpointNotFoundError,
+        ):
             lost += 1
-        except CorruptDataError as error:
+        except arrowstate.CorruptDataError as error:
             # Only while nothing holds the checkpoint: its plan was made of one that was collected meanwhile.
             assert "missing" in str(error), error
             lost += 1
@@ -132,18 +120,22 @@ def collect(url, stop, sink):
     deleted = 0
     while not Path(stop).exists():
         try:
-            deleted += len(open_store(url).collect(RetentionPolicy(1), grace_ms=60_000).apply().deleted)
-        except CorruptDataError as error:
+            deleted += len(
+                arrowstate.open_store(url).collect(arrowstate.RetentionPolicy(1), grace_ms=60_000).apply().deleted
+            )
+        except arrowstate.CorruptDataError as error:
             # A lease that came too late and is about to be withdrawn, or an entry that the compactor's commit is past.
             assert "missing" in str(error) or "a compaction holds" in str(error), error
     os.write(sink, json.dumps(deleted).encode())
 
 
 def main(url, rounds):
-    store = open_store(url, create=True)
+    store = arrowstate.open_store(url, create=True)
     # Every kernel is loaded before the first fork.
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128, merge_policy=MergePolicy(fan_in=2, first_tier_rows=500))
-    warm = open_store("memory://warm-up", create=True)
+    backend = arrowstate.KeyedStateBackend(
+        key=KEY, max_parallelism=128, merge_policy=arrowstate.MergePolicy(fan_in=2, first_tier_rows=500)
+    )
+    warm = arrowstate.open_store("memory://warm-up", create=True)
     with warm.writer() as writer:
         for number in range(3):
             apply([backend], number)

@@ -10,24 +10,13 @@ import pytest
 
 import arrowstate
 from arrowstate.checkpoints.writer import CheckpointWriter
-from arrowstate.errors import (
-    ArrowStateError,
-    CheckpointNotFoundError,
-    CollectedError,
-    CommitUnknownError,
-    CorruptDataError,
-    InvalidInputError,
-    StorageError,
-)
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
 from arrowstate.log.boundary import boundaries, read_boundary
 from arrowstate.log.leases import held_while_read
 from arrowstate.storage import clear_memory_storage
-from arrowstate.store.store import StateStore
 from arrowstate.testing.faults import VERBS
 from arrowstate.upkeep.collection import apply_collection
-from arrowstate.upkeep.retention import RetentionPolicy
 
 ROWS = 3000
 """Enough for a data file; fewer would stand in the manifest."""
@@ -136,7 +125,7 @@ DONE = {
 def calls_of(name):
     store = make(count=3)
     beside = Beside(store.storage, None, None)
-    DONE[name](StateStore(beside, store.store_id))
+    DONE[name](arrowstate.StateStore(beside, store.store_id))
     return beside.calls
 
 
@@ -146,10 +135,10 @@ def test_nobody_finds_damage_beside_a_collection(name):
         store = make(count=3)
         beside = Beside(store.storage, at, lambda store=store: others(store))
         try:
-            DONE[name](StateStore(beside, store.store_id))
-        except CorruptDataError as error:
+            DONE[name](arrowstate.StateStore(beside, store.store_id))
+        except arrowstate.CorruptDataError as error:
             pytest.fail(f"before call {at}: {error}")
-        except (CheckpointNotFoundError, StorageError):
+        except (arrowstate.CheckpointNotFoundError, arrowstate.StorageError):
             # What was asked for has been collected, and that is what the error says.
             pass
         assert store.verify(deep=True).problems == [], at
@@ -205,7 +194,7 @@ def test_a_checkpoint_that_was_collected_cannot_be_held():
     entry = store.latest().entry
     others(store)
 
-    with pytest.raises(CheckpointNotFoundError), reading(store.storage, entry):
+    with pytest.raises(arrowstate.CheckpointNotFoundError), reading(store.storage, entry):
         pytest.fail("it is gone")
 
 
@@ -219,15 +208,15 @@ class ReadOnly:
         return getattr(self._storage, name)
 
     def put_if_absent(self, path, *_):
-        raise StorageError(path, "Permission denied", self._storage.url)
+        raise arrowstate.StorageError(path, "Permission denied", self._storage.url)
 
     def delete(self, path):
-        raise StorageError(path, "Permission denied", self._storage.url)
+        raise arrowstate.StorageError(path, "Permission denied", self._storage.url)
 
 
 def test_a_store_that_cannot_be_written_to_is_read_without_a_lease_and_with_a_warning():
     store = make()
-    unwritable = StateStore(ReadOnly(store.storage), store.store_id)
+    unwritable = arrowstate.StateStore(ReadOnly(store.storage), store.store_id)
 
     with pytest.warns(RuntimeWarning, match="no lease holds checkpoint 2 .*Permission denied"):
         saved = unwritable.savepoint(f"{URL}/saved")
@@ -254,11 +243,11 @@ def test_a_lease_that_cannot_be_released_hides_no_error():
 def test_a_grace_period_below_a_minute_takes_an_explicit_word(grace_ms):
     store = make()
 
-    with pytest.raises(InvalidInputError, match=r"at least 60000 ms, got .*allow_short_grace=True"):
+    with pytest.raises(arrowstate.InvalidInputError, match=r"at least 60000 ms, got .*allow_short_grace=True"):
         store.collect(grace_ms=grace_ms)
     store.collect(grace_ms=grace_ms, allow_short_grace=True)
     store.collect(grace_ms=60_000)
-    with pytest.raises(ArrowStateError):
+    with pytest.raises(arrowstate.ArrowStateError):
         store.collect(grace_ms=-1, allow_short_grace=True)
 
 
@@ -284,7 +273,7 @@ def test_a_reader_that_nothing_holds_is_told_that_the_checkpoint_was_collected(n
 
     try:
         READ[name](snapshot)
-    except CollectedError as error:
+    except arrowstate.CollectedError as error:
         assert (error.checkpoint_id, error.acknowledged) == (2, True)
         assert not store.storage.exists(error.paths[0])
         assert "store.lease()" in str(error)
@@ -302,10 +291,10 @@ def test_what_is_missing_and_was_not_collected_is_damage(name):
         store.storage.delete(path)
     forget_open_files()
 
-    with pytest.raises(CorruptDataError, match="missing"):
+    with pytest.raises(arrowstate.CorruptDataError, match="missing"):
         READ[name](snapshot)
     assert "is damaged" in "".join(store.verify().problems)
-    with pytest.raises(CorruptDataError, match="missing"):
+    with pytest.raises(arrowstate.CorruptDataError, match="missing"):
         store.collect()
 
 
@@ -347,9 +336,9 @@ def commit_late(at, more_states=0):
     error = None
     try:
         step(writer, 50 * ROWS, more_states)
-    except CommitUnknownError as failed:
+    except arrowstate.CommitUnknownError as failed:
         error = failed
-    return StateStore(store.storage, store.store_id), error, late
+    return arrowstate.StateStore(store.storage, store.store_id), error, late
 
 
 def test_a_commit_whose_files_were_collected_stops_neither_a_restart_nor_a_collection():
@@ -363,7 +352,7 @@ def test_a_commit_whose_files_were_collected_stops_neither_a_restart_nor_a_colle
             store.latest().restore("op")
             whole = store.latest()
             seen.add("whole" if error is None else "not told of, and whole")
-        except CollectedError as collected:
+        except arrowstate.CollectedError as collected:
             assert error is not None, at
             assert (collected.checkpoint_id, collected.acknowledged) == (store.latest().checkpoint_id, False)
             assert "latest_whole()" in str(collected)
@@ -374,7 +363,7 @@ def test_a_commit_whose_files_were_collected_stops_neither_a_restart_nor_a_colle
             assert whole.properties == {"start": ROWS}
             seen.add("collected")
         store.collect().apply()
-        store.collect(RetentionPolicy(count=3)).apply()
+        store.collect(arrowstate.RetentionPolicy(count=3)).apply()
         backend = whole.restore("op")
         with store.writer() as writer:
             writer.checkpoint({"op": [backend]}, operator_states={"op": [whole.restore_operator_state("op")]})
@@ -448,7 +437,7 @@ def late(meanwhile, more_states):
     store = make(tag=None)
     storage = Before(store.storage, "put_if_absent", "log/00000000000000000005", lambda: meanwhile(store))
     writer = CheckpointWriter(storage, store.store_id, clock_ms=lambda: 1000, new_id=lambda: uuid.uuid4().hex)
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         step(writer, 50 * ROWS, more_states)
     forget_open_files()
     return store
@@ -500,8 +489,8 @@ def test_a_reader_beside_the_end_of_the_collection_that_took_its_files_is_told_s
     store = late(take_and_die, 0)
     storage = Before(store.storage, "read", "gc/condemned", lambda: store.collect().apply())
 
-    with pytest.raises(CollectedError, match="never acknowledged"):
-        StateStore(storage, store.store_id).latest().restore("op")
+    with pytest.raises(arrowstate.CollectedError, match="never acknowledged"):
+        arrowstate.StateStore(storage, store.store_id).latest().restore("op")
 
 
 def test_the_newest_whole_checkpoint_is_looked_for_again_where_newer_ones_were_collected_meanwhile():
@@ -518,7 +507,7 @@ def test_the_newest_whole_checkpoint_is_looked_for_again_where_newer_ones_were_c
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert StateStore(storage, store.store_id).latest_whole().properties == {"start": 90 * ROWS}
+        assert arrowstate.StateStore(storage, store.store_id).latest_whole().properties == {"start": 90 * ROWS}
 
 
 def test_a_manifest_that_a_collection_spared_and_that_is_damaged_ends_the_next_one():
@@ -544,7 +533,7 @@ def test_a_manifest_that_a_collection_spared_and_that_is_damaged_ends_the_next_o
     store.storage.delete(manifest)
     store.storage.put_if_absent(manifest, b'{"no": "manifest"}', "manifest")
 
-    with pytest.raises(CorruptDataError, match=manifest):
+    with pytest.raises(arrowstate.CorruptDataError, match=manifest):
         store.collect()
 
 
@@ -562,7 +551,7 @@ def test_whoever_needs_files_that_were_never_acknowledged_is_told_so_and_leaves_
     listed = store.storage.list("")
     forget_open_files()
 
-    with pytest.raises(CollectedError, match="never acknowledged"):
+    with pytest.raises(arrowstate.CollectedError, match="never acknowledged"):
         call(store)
 
     assert store.storage.list("") == listed
@@ -580,14 +569,14 @@ def test_a_tag_or_lease_that_cannot_be_confirmed_is_taken_away_again():
 
         def list(self, prefix):
             if prefix == "gc/" and (self._storage.list("tags/") or self._storage.list("leases/")):
-                raise StorageError(prefix, "Slow Down", self._storage.url)
+                raise arrowstate.StorageError(prefix, "Slow Down", self._storage.url)
             return self._storage.list(prefix)
 
-    deaf = StateStore(Deaf(store.storage), store.store_id)
+    deaf = arrowstate.StateStore(Deaf(store.storage), store.store_id)
 
-    with pytest.raises(StorageError, match="Slow Down"):
+    with pytest.raises(arrowstate.StorageError, match="Slow Down"):
         deaf.tag("t")
-    with pytest.raises(StorageError, match="Slow Down"):
+    with pytest.raises(arrowstate.StorageError, match="Slow Down"):
         deaf.lease()
 
     assert store.storage.list("tags/") + store.storage.list("leases/") == []
@@ -602,7 +591,7 @@ def test_a_lease_on_a_checkpoint_that_was_collected_names_those_there_are():
     others(store)
 
     with (
-        pytest.raises(CheckpointNotFoundError, match="no checkpoint 2 in this store; it has 3"),
+        pytest.raises(arrowstate.CheckpointNotFoundError, match="no checkpoint 2 in this store; it has 3"),
         reading(store.storage, entry),
     ):
         pytest.fail("it is gone")

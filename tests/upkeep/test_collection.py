@@ -3,8 +3,6 @@
 The other side acts at a chosen call of the storage, so each dangerous interleaving is one test.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools
@@ -19,24 +17,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    ArrowStateError,
-    CheckpointNotFoundError,
-    CheckpointsCollectedError,
-    CollectedError,
-    CommitUnknownError,
-    CorruptDataError,
-    FencedError,
-    FormatVersionError,
-    InvalidInputError,
-    KeyedStateBackend,
-    NotFoundError,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    RetentionPolicy,
-    StorageError,
-)
+import arrowstate
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.writing import RunWriter
@@ -48,16 +29,14 @@ from arrowstate.log.pins import put_tag, read_pins
 from arrowstate.log.timeline import steps_between
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import clear_memory_storage, local, open_storage
-from arrowstate.store import StateStore
-from arrowstate.table.merging import MergePolicy
 from arrowstate.upkeep import collection, collection_plan
 from arrowstate.upkeep.collection import apply_collection
 from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.planned import Portions
 from arrowstate_formats import documents
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NEWEST = RetentionPolicy(count=1)
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NEWEST = arrowstate.RetentionPolicy(count=1)
 GRACE = 1000
 
 
@@ -124,7 +103,7 @@ class World:
     def process(self):
         """A store as another process has it, and the storage in which to hook."""
         hooked = Hooked(self.storage)
-        return StateStore(hooked, "store", clock_ms=lambda: self.now_ms, new_id=self.new_id), hooked
+        return arrowstate.StateStore(hooked, "store", clock_ms=lambda: self.now_ms, new_id=self.new_id), hooked
 
     def collect(self, policy=NEWEST, grace_ms=GRACE, storage=None):
         storage = storage or self.storage
@@ -153,7 +132,7 @@ class World:
 
 def backend_of(start, count=3000):
     """A state whose run is large enough for a file of its own; `start` tells it from others."""
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch(pa.array(range(count)), pa.array(range(start, start + count)))
     return backend
 
@@ -215,14 +194,14 @@ def filled(world):
 def test_what_only_dropped_checkpoints_need_is_deleted_and_nothing_else(filled):
     before = filled.files("data/", "manifests/")
 
-    report = filled.collect(RetentionPolicy(count=2))
+    report = filled.collect(arrowstate.RetentionPolicy(count=2))
 
     assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [2, 3]
     assert [total(snapshot) for snapshot in filled.store.checkpoints()] == [expected(300), expected(400)]
     assert filled.files("data/", "manifests/") == filled.referenced() < before
     assert filled.files("log/") == {path_of(3), path_of(4)}
     assert report.spared == ()
-    with pytest.raises(CheckpointNotFoundError, match="it has 2, 3"):
+    with pytest.raises(arrowstate.CheckpointNotFoundError, match="it has 2, 3"):
         filled.store.snapshot(1)
 
 
@@ -315,8 +294,8 @@ def test_data_goes_before_manifests_and_these_before_log_entries_oldest_first(wo
 def test_directories_and_deletion_vectors_go_with_their_run_and_not_before(world, monkeypatch):
     monkeypatch.setattr("arrowstate.files.writing.RunWriter", functools.partial(RunWriter, inline_bytes=100))
     monkeypatch.setattr("arrowstate.files.writing._DIRECTORY_ROWS", 100)
-    backend = KeyedStateBackend(
-        key=pa.schema([("k", pa.int64())]), max_parallelism=128, merge_policy=MergePolicy(max_dead_share=1.0)
+    backend = arrowstate.KeyedStateBackend(
+        key=pa.schema([("k", pa.int64())]), max_parallelism=128, merge_policy=arrowstate.MergePolicy(max_dead_share=1.0)
     )
     backend.state(TOTAL).add_batch(pa.array(range(3000)), pa.array(range(3000)))
     writer = world.store.writer()
@@ -337,8 +316,8 @@ def test_directories_and_deletion_vectors_go_with_their_run_and_not_before(world
 
 
 def test_operator_state_files_are_roots(world):
-    offsets = OperatorListStateDescriptor("offsets", pa.int64())
-    backend = OperatorStateBackend()
+    offsets = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+    backend = arrowstate.OperatorStateBackend()
     backend.state(offsets).update(list(range(5000)))
     with world.store.writer() as writer:
         for _ in range(2):
@@ -367,11 +346,11 @@ def test_a_tag_keeps_its_checkpoint_until_it_is_removed(filled):
 def test_a_tag_name_is_taken_once_and_an_unknown_one_lists_those_there_are(filled):
     filled.store.tag("gold")
 
-    with pytest.raises(InvalidInputError, match="untag"):
+    with pytest.raises(arrowstate.InvalidInputError, match="untag"):
         filled.store.tag("gold", 1)
-    with pytest.raises(NotFoundError, match="no tag 'silver'.*'gold'"):
+    with pytest.raises(arrowstate.NotFoundError, match="no tag 'silver'.*'gold'"):
         filled.store.untag("silver")
-    with pytest.raises(InvalidInputError, match="tag name"):
+    with pytest.raises(arrowstate.InvalidInputError, match="tag name"):
         filled.store.tag("../x")
 
     assert filled.store.tags() == {"gold": 3}
@@ -381,7 +360,7 @@ def test_a_damaged_checkpoint_is_not_tagged(filled):
     (path,) = ReferenceReader(filled.storage).files(filled.store.snapshot(1).entry.operators)
     filled.storage.delete(path)
 
-    with pytest.raises(CorruptDataError, match="tag one that is whole"):
+    with pytest.raises(arrowstate.CorruptDataError, match="tag one that is whole"):
         filled.store.tag("gold", 1)
 
     assert filled.store.tags() == {}
@@ -417,9 +396,9 @@ def test_a_lease_that_nobody_renews_ends_and_is_deleted(filled):
         filled.collect()
 
         assert filled.files("leases/") == set()
-        with pytest.raises(CheckpointNotFoundError):
+        with pytest.raises(arrowstate.CheckpointNotFoundError):
             lease.renew()
-        with pytest.raises(CollectedError, match="missing: checkpoint 1 was collected"):
+        with pytest.raises(arrowstate.CollectedError, match="missing: checkpoint 1 was collected"):
             total(lease.snapshot)
         assert filled.files("leases/") == set()
 
@@ -443,7 +422,7 @@ def test_the_thread_of_a_lease_renews_it_and_goes_on_after_a_failure(filled):
     class Failing(Hooked):
         def __getattr__(self, name):
             if name == "put_if_absent" and len(waits) == 2:
-                raise StorageError("leases", "down")
+                raise arrowstate.StorageError("leases", "down")
             return super().__getattr__(name)
 
     def wait(seconds):
@@ -537,7 +516,7 @@ def test_a_lease_of_what_comes_after_ends_as_any_other(filled):
         filled.collect()
 
         assert ids(filled) == [3]
-        with pytest.raises(CheckpointNotFoundError):
+        with pytest.raises(arrowstate.CheckpointNotFoundError):
             lease.renew()
         assert filled.files("leases/") == set()
 
@@ -588,7 +567,7 @@ def test_what_is_made_anew_under_a_number_that_a_lease_held_is_no_checkpoint(fil
         # The one before it is found by its checksum, which the lease has.
         assert ids(filled) == [1, 3]
         assert not CommitLog(filled.storage).holds(late)
-        with pytest.raises(CheckpointNotFoundError):
+        with pytest.raises(arrowstate.CheckpointNotFoundError):
             filled.store.snapshot(2)
 
 
@@ -599,11 +578,13 @@ def test_a_lease_of_what_comes_after_is_refused_where_some_of_it_is_gone(filled)
 
     with store.lease(1):
         pass
-    with pytest.raises(CheckpointsCollectedError, match="every checkpoint since, and some were collected; it has 1, 3"):
+    with pytest.raises(
+        arrowstate.CheckpointsCollectedError, match="every checkpoint since, and some were collected; it has 1, 3"
+    ):
         store.lease(1, and_later=True)
     filled.checkpoint(filled.writer, 500)
     hooked.act_before("put_if_absent", "leases/", filled.collect)
-    with pytest.raises(CheckpointNotFoundError):
+    with pytest.raises(arrowstate.CheckpointNotFoundError):
         store.lease(3, and_later=True)
 
     assert filled.files("leases/") == set()
@@ -646,7 +627,7 @@ class Late:
         def run():
             try:
                 self.result = self.writer.checkpoint({"op": [self.backend]})
-            except ArrowStateError as error:
+            except arrowstate.ArrowStateError as error:
                 self.result = error
 
         self.hooked.act_before("put_if_absent", "log/", pause)
@@ -743,7 +724,7 @@ def test_a_checkpoint_whose_unfinished_file_a_collection_deletes_fails_and_the_n
                 return super().write(data)
 
         patch.setattr(local.io, "BufferedWriter", Slow)
-        with pytest.raises(StorageError, match="unfinished file is gone"):
+        with pytest.raises(arrowstate.StorageError, match="unfinished file is gone"):
             writer.checkpoint({"op": [backend]})
 
     assert total(on_disk.store.latest()) == expected(200)
@@ -835,7 +816,7 @@ def test_a_commit_that_finds_its_files_condemned_is_not_acknowledged_though_they
     plan = plan_collection(collector, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
 
     def commit():
-        with pytest.raises(CommitUnknownError, match="being collected"):
+        with pytest.raises(arrowstate.CommitUnknownError, match="being collected"):
             late.go_on()
 
     late.start()
@@ -854,7 +835,7 @@ def test_a_commit_whose_files_were_collected_before_its_entry_is_made_commits_no
     # Uploaded and not committed for longer than the grace period.
     hooked.act_before("list", "gc/", filled.collect_orphans)
 
-    with pytest.raises(CollectedError) as caught:
+    with pytest.raises(arrowstate.CollectedError) as caught:
         writer.checkpoint({"op": [backend]})
 
     assert all(path.startswith("data/op/total/") for path in caught.value.paths)
@@ -868,7 +849,7 @@ def test_a_commit_whose_files_are_collected_while_its_entry_is_made_is_not_ackno
     writer = store.writer()
     hooked.act_before("put_if_absent", "log/", filled.collect_orphans)
 
-    with pytest.raises(CommitUnknownError, match="being collected"):
+    with pytest.raises(arrowstate.CommitUnknownError, match="being collected"):
         writer.checkpoint({"op": [backend_of(500)]})
 
     with pytest.warns(RuntimeWarning, match=r"checkpoint 4: data/op/total/.* missing"):
@@ -879,10 +860,10 @@ def test_a_commit_whose_files_are_collected_while_its_entry_is_made_is_not_ackno
 def test_checkpoints_that_may_be_needed_instead_of_one_that_lost_its_files_are_not_collected(filled):
     store, hooked = filled.process()
     hooked.act_before("put_if_absent", "log/00000000000000000006", filled.collect_orphans)
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         store.writer().checkpoint({"op": [backend_of(500)]})
 
-    with pytest.raises(CollectedError, match="never acknowledged"):
+    with pytest.raises(arrowstate.CollectedError, match="never acknowledged"):
         total(filled.store.latest())
     filled.collect()
     assert total(filled.store.snapshot(3)) == expected(400)
@@ -899,7 +880,7 @@ def test_state_restored_from_a_checkpoint_that_was_collected_since_is_written_an
     backend.state(TOTAL).add_batch(pa.array([1]), pa.array([1]))
     filled.collect()
 
-    with pytest.raises(CollectedError, match="nothing was committed"):
+    with pytest.raises(arrowstate.CollectedError, match="nothing was committed"):
         filled.writer.checkpoint({"op": [backend]})
     assert filled.store.latest().checkpoint_id == 3
 
@@ -935,13 +916,13 @@ def test_a_writer_that_slept_through_a_collection_of_its_number_is_not_acknowled
     # All its looks are behind it; the number that it creates was taken and is free again.
     hooked.act_before("put_if_absent", path_of(6), lambda: others_go_on(filled))
 
-    with pytest.raises(CommitUnknownError, match="collected past it"):
+    with pytest.raises(arrowstate.CommitUnknownError, match="collected past it"):
         zombie.checkpoint({"op": [backend_of(500)]})
 
     assert filled.storage.read("_latest") == b"8"
     assert total(filled.store.latest()) == expected(700)
     assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [5]
-    with pytest.raises(FencedError) as caught:
+    with pytest.raises(arrowstate.FencedError) as caught:
         zombie.checkpoint({"op": [backend_of(500)]})
     assert (caught.value.writer_epoch, caught.value.current_epoch) == (2, 3)
     filled.collect()
@@ -962,7 +943,7 @@ def test_a_writer_that_slept_after_its_commit_deletes_nothing_that_others_went_o
         filled.collect()
 
     hooked.act_after("put_if_absent", path_of(6), others_go_on_from_it)
-    with pytest.raises(CommitUnknownError, match="collected past it"):
+    with pytest.raises(arrowstate.CommitUnknownError, match="collected past it"):
         writer.checkpoint({"op": [backend_of(500)]})
 
     assert [total(snapshot) for snapshot in filled.store.checkpoints()] == [expected(500)] * 2
@@ -990,7 +971,7 @@ def test_the_files_of_a_slow_collection_cannot_be_committed_until_they_are_gone(
 
     def while_it_sleeps():
         sleeping.append(True)
-        with pytest.raises(CommitUnknownError):
+        with pytest.raises(arrowstate.CommitUnknownError):
             late.go_on()
         # Another collection finds the entry that was not acknowledged, spares its files, and keeps the statement.
         filled.collect()
@@ -998,7 +979,7 @@ def test_the_files_of_a_slow_collection_cannot_be_committed_until_they_are_gone(
         # The next writer restores from it; what it commits would lose its files when the sleeper goes on.
         with filled.store.writer() as following:
             restored = filled.store.latest().restore("op")
-            with pytest.raises(CollectedError):
+            with pytest.raises(arrowstate.CollectedError):
                 following.checkpoint({"op": [restored]})
             acknowledged.append(following.checkpoint({"op": [restored]}))
 
@@ -1024,7 +1005,7 @@ def unacknowledged(world, sleeper, then):
     late = Late(store.writer(), world.store.snapshot(1).restore("op"), hooked)
 
     def while_it_sleeps():
-        with pytest.raises(CommitUnknownError):
+        with pytest.raises(arrowstate.CommitUnknownError):
             late.go_on()
         then()
 
@@ -1069,7 +1050,7 @@ def test_what_is_restored_from_a_checkpoint_that_loses_its_files_is_not_committe
     unacknowledged(filled, filled.process()[1], open_and_restore)()
     backend, writer = restored
 
-    with pytest.raises(CollectedError):
+    with pytest.raises(arrowstate.CollectedError):
         writer.checkpoint({"op": [backend]})
     assert total(writer.checkpoint({"op": [backend]})) == expected(200)
 
@@ -1091,7 +1072,7 @@ def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(fi
     filled.collect()
     assert filled.store.latest().checkpoint_id == 4
 
-    with pytest.raises(CollectedError):
+    with pytest.raises(arrowstate.CollectedError):
         filled.writer.checkpoint({"op": [backend]})
     again = filled.writer.checkpoint({"op": [backend]})
     for _ in range(2):
@@ -1105,8 +1086,8 @@ def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(fi
 
 def test_files_that_a_dead_collection_took_for_orphans_are_all_written_anew(world, monkeypatch):
     monkeypatch.setattr("arrowstate.files.writing.INLINE_BYTES", 100)
-    offsets = OperatorStateBackend()
-    offsets.state(OperatorListStateDescriptor("offsets", pa.int64())).update(list(range(5000)))
+    offsets = arrowstate.OperatorStateBackend()
+    offsets.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).update(list(range(5000)))
     store, hooked = world.process()
     writer = store.writer()
     backend = backend_of(0)
@@ -1131,7 +1112,7 @@ def test_files_that_a_dead_collection_took_for_orphans_are_all_written_anew(worl
     assert {path.split("/")[0] for path in condemned} == {"data", "manifests"}
     assert len(condemned) == 3
 
-    with pytest.raises(CollectedError):
+    with pytest.raises(arrowstate.CollectedError):
         writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
     again = writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
 
@@ -1150,7 +1131,7 @@ def test_a_condemned_manifest_is_not_referred_to_again_though_nothing_in_it_chan
     )
     put_boundary(world.storage, statement)
 
-    with pytest.raises(CollectedError):
+    with pytest.raises(arrowstate.CollectedError):
         writer.checkpoint({"op": [backend]})
     again = writer.checkpoint({"op": [backend]})
 
@@ -1162,10 +1143,10 @@ def test_a_commit_after_which_collections_cannot_be_looked_up_is_unknown_and_kee
     writer = store.writer()
 
     def fail():
-        raise StorageError("gc/", "timeout")
+        raise arrowstate.StorageError("gc/", "timeout")
 
     hooked.act_after("put_if_absent", "log/", lambda: hooked.act_before("list", "gc/", fail))
-    with pytest.raises(CommitUnknownError, match="timeout"):
+    with pytest.raises(arrowstate.CommitUnknownError, match="timeout"):
         writer.checkpoint({"op": [backend_of(500)]})
 
     assert total(filled.store.latest()) == expected(500)
@@ -1173,9 +1154,9 @@ def test_a_commit_after_which_collections_cannot_be_looked_up_is_unknown_and_kee
 
 def test_two_collections_at_once_delete_what_one_would_and_leave_one_boundary(filled):
     _, first = filled.process()
-    first.act_before("delete", "data/", lambda: filled.collect(RetentionPolicy(count=1)))
+    first.act_before("delete", "data/", lambda: filled.collect(arrowstate.RetentionPolicy(count=1)))
 
-    filled.collect(RetentionPolicy(count=2), storage=first)
+    filled.collect(arrowstate.RetentionPolicy(count=2), storage=first)
 
     assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [3]
     filled.collect()
@@ -1185,7 +1166,7 @@ def test_two_collections_at_once_delete_what_one_would_and_leave_one_boundary(fi
 
 
 def test_a_plan_that_is_applied_after_a_newer_collection_leaves_its_boundary(filled):
-    plan = plan_collection(filled.storage, RetentionPolicy(count=2), now_ms=filled.now_ms, grace_ms=GRACE)
+    plan = plan_collection(filled.storage, arrowstate.RetentionPolicy(count=2), now_ms=filled.now_ms, grace_ms=GRACE)
     filled.collect()
 
     report = apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
@@ -1232,7 +1213,7 @@ def test_a_pin_on_a_checkpoint_that_is_collected_before_it_is_made_is_refused(fi
     store, hooked = filled.process()
     hooked.act_before("put_if_absent", "tags/" if pin == "tag" else "leases/", filled.collect)
 
-    with pytest.raises(CheckpointNotFoundError):
+    with pytest.raises(arrowstate.CheckpointNotFoundError):
         store.tag("late", 1) if pin == "tag" else store.lease(1)
 
     assert filled.files("tags/", "leases/") == set()
@@ -1254,7 +1235,7 @@ def test_a_collection_that_dies_at_any_call_harms_nothing_and_the_next_one_ends_
             world.checkpoint(writer, start)
         world.store.tag("gold", 1)
         orphan(world)
-        world.collect(RetentionPolicy(count=2))
+        world.collect(arrowstate.RetentionPolicy(count=2))
         world.checkpoint(writer, 400)
         world.now_ms += GRACE
         plan = plan_collection(world.storage, NEWEST, now_ms=world.now_ms, grace_ms=GRACE)
@@ -1318,22 +1299,22 @@ BOTH = ("plan", "application")
         (what, error, moment)
         for what, error, moments in [
             # An application reads the roots again, not the files; what the rest could keep it does not delete.
-            ("a data file of a root is gone", CorruptDataError, ("plan",)),
-            ("a manifest of a root is gone", CorruptDataError, BOTH),
-            ("a manifest of a root is damaged", CorruptDataError, BOTH),
-            ("a log entry is damaged", CorruptDataError, BOTH),
-            ("a log entry is of a newer version", FormatVersionError, BOTH),
-            ("a log entry is gone", CorruptDataError, BOTH),
-            ("the first entry of the log is gone", CorruptDataError, ("plan",)),
-            ("a tag is damaged", CorruptDataError, BOTH),
-            ("a tag is of a newer version", FormatVersionError, BOTH),
-            ("a tagged checkpoint is gone", CorruptDataError, BOTH),
-            ("a file among the tags is no tag", CorruptDataError, BOTH),
-            ("a file among the leases is no lease", CorruptDataError, BOTH),
-            ("a boundary is damaged", CorruptDataError, BOTH),
-            ("an unknown file in gc", CorruptDataError, ("plan",)),
-            ("an unknown folder", CorruptDataError, ("plan",)),
-            ("the store is of a newer version", FormatVersionError, ("plan",)),
+            ("a data file of a root is gone", arrowstate.CorruptDataError, ("plan",)),
+            ("a manifest of a root is gone", arrowstate.CorruptDataError, BOTH),
+            ("a manifest of a root is damaged", arrowstate.CorruptDataError, BOTH),
+            ("a log entry is damaged", arrowstate.CorruptDataError, BOTH),
+            ("a log entry is of a newer version", arrowstate.FormatVersionError, BOTH),
+            ("a log entry is gone", arrowstate.CorruptDataError, BOTH),
+            ("the first entry of the log is gone", arrowstate.CorruptDataError, ("plan",)),
+            ("a tag is damaged", arrowstate.CorruptDataError, BOTH),
+            ("a tag is of a newer version", arrowstate.FormatVersionError, BOTH),
+            ("a tagged checkpoint is gone", arrowstate.CorruptDataError, BOTH),
+            ("a file among the tags is no tag", arrowstate.CorruptDataError, BOTH),
+            ("a file among the leases is no lease", arrowstate.CorruptDataError, BOTH),
+            ("a boundary is damaged", arrowstate.CorruptDataError, BOTH),
+            ("an unknown file in gc", arrowstate.CorruptDataError, ("plan",)),
+            ("an unknown folder", arrowstate.CorruptDataError, ("plan",)),
+            ("the store is of a newer version", arrowstate.FormatVersionError, ("plan",)),
         ]
         for moment in moments
     ],
@@ -1369,7 +1350,7 @@ def test_what_cannot_be_read_or_is_unknown_ends_the_collection(world, monkeypatc
         "an unknown folder": put(world, "branches/main.json"),
         "the store is of a newer version": newer(world, "arrowstate.json"),
     }[what]
-    policy = RetentionPolicy(count=2)
+    policy = arrowstate.RetentionPolicy(count=2)
     plan = None
     if moment == "application":
         plan = plan_collection(world.storage, NEWEST, now_ms=world.now_ms, grace_ms=GRACE)
@@ -1412,7 +1393,7 @@ def test_what_nobody_knows_is_named_and_never_deleted(filled, caplog):
     assert "8 files are of no kind that is known, and are left alone; README.md is one" in caplog.text
     assert {*strange, *savepoint} <= filled.files()
     place = f"{filled.storage.url}/savepoints/kept"
-    assert total(StateStore(open_storage(place), "x").latest()) == expected(200)
+    assert total(arrowstate.StateStore(open_storage(place), "x").latest()) == expected(200)
 
 
 def test_a_store_that_began_as_a_savepoint_keeps_it(filled):

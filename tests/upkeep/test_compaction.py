@@ -1,7 +1,5 @@
 """Compaction of live state: a checkpoint takes little more room than its live rows, in few files."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -9,41 +7,31 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    CompactionPolicy,
-    InvalidInputError,
-    KeyedStateBackend,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-    key_group_range,
-    key_groups,
-    open_store,
-)
+import arrowstate
 from arrowstate.checkpoints.compaction import choose, compact_backends, plan_compaction
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.reading import store_key
 from arrowstate.files.storage_use import RunSlice
-from arrowstate.table.merging import MergePolicy
 
 KEY = pa.schema([("k", pa.int64())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = ValueStateDescriptor("note", pa.string())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
 # Tables that merge nothing by themselves, so that what is seen is the compaction.
-PATIENT = MergePolicy(fan_in=10_000, max_dead_share=1.0)
+PATIENT = arrowstate.MergePolicy(fan_in=10_000, max_dead_share=1.0)
 KEYS = 20_000
 
 
 @pytest.fixture
 def store(tmp_path):
-    return open_store(tmp_path / "store", create=True)
+    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 def backends_of(parallelism, **options):
     return [
-        KeyedStateBackend(
+        arrowstate.KeyedStateBackend(
             key=KEY,
             max_parallelism=128,
-            key_groups=key_group_range(128, parallelism=parallelism, subtask=subtask),
+            key_groups=arrowstate.key_group_range(128, parallelism=parallelism, subtask=subtask),
             merge_policy=PATIENT,
             **options,
         )
@@ -71,7 +59,7 @@ class Model:
         keys = np.unique(keys)
         values = self.random.integers(1, 100, keys.size)
         self.total[keys] += values
-        numbers = key_groups(pa.array(keys), 128).to_numpy()
+        numbers = arrowstate.key_groups(pa.array(keys), 128).to_numpy()
         for backend in backends:
             own = (numbers >= backend.key_groups.start) & (numbers <= backend.key_groups.end)
             backend.state(TOTAL).add_batch(pa.array(keys[own]), pa.array(values[own]))
@@ -120,7 +108,7 @@ def test_the_limit_can_be_set(store, limit):
     model, backends = Model(), backends_of(1)
     model.add(backends, np.arange(KEYS))
     found = []
-    with store.writer(compaction=CompactionPolicy(limit, max_small_files=1000)) as writer:
+    with store.writer(compaction=arrowstate.CompactionPolicy(limit, max_small_files=1000)) as writer:
         for _ in range(40):
             model.churn(backends, 0.05)
             found.append(writer.checkpoint({"op": backends}).storage_use().space_amplification)
@@ -133,7 +121,7 @@ def test_the_limit_can_be_set(store, limit):
 def test_files_that_subtasks_share_after_a_rescale_are_left_by_all_of_them_or_none(store):
     model, backends = Model(), backends_of(1)
     model.add(backends, np.arange(KEYS))
-    policy = CompactionPolicy(1.5)
+    policy = arrowstate.CompactionPolicy(1.5)
     with store.writer(compaction=policy) as writer:
         for parallelism in (1, 4, 1):
             backends = restored(writer.checkpoint({"op": backends}), parallelism)
@@ -148,7 +136,7 @@ def test_files_that_subtasks_share_after_a_rescale_are_left_by_all_of_them_or_no
 
 
 def owned(backend):
-    groups = key_groups(pa.array(np.arange(KEYS)), 128).to_numpy()
+    groups = arrowstate.key_groups(pa.array(np.arange(KEYS)), 128).to_numpy()
     return (groups >= backend.key_groups.start) & (groups <= backend.key_groups.end)
 
 
@@ -168,12 +156,12 @@ def test_many_small_files_become_one_per_subtask(store):
             before = writer.checkpoint({"op": backends})
     assert before.storage_use().small_files == 20
 
-    with store.writer(compaction=CompactionPolicy(max_small_files=9)) as writer:
+    with store.writer(compaction=arrowstate.CompactionPolicy(max_small_files=9)) as writer:
         after = writer.checkpoint({"op": backends})
 
     assert after.storage_use().small_files == 2
     model.check(after)
-    with store.writer(compaction=CompactionPolicy(max_small_files=1)) as writer:
+    with store.writer(compaction=arrowstate.CompactionPolicy(max_small_files=1)) as writer:
         again = writer.checkpoint({"op": backends})
     assert again.entry.operators == after.entry.operators
 
@@ -183,7 +171,7 @@ def test_state_that_is_within_the_limits_is_left_alone(store):
     model.add(backends, np.arange(KEYS))
     model.churn(backends, 0.3)
 
-    plan = plan_compaction({"op": backends}, store_key(store.storage, store.store_id), CompactionPolicy())
+    plan = plan_compaction({"op": backends}, store_key(store.storage, store.store_id), arrowstate.CompactionPolicy())
 
     assert plan.runs == 0
     plan.run()
@@ -194,7 +182,7 @@ def test_checkpoints_and_updates_go_on_while_a_thread_compacts(store):
     model, backends = Model(), backends_of(3)
     model.add(backends, np.arange(KEYS))
     key = store_key(store.storage, store.store_id)
-    policy = CompactionPolicy(1.1)
+    policy = arrowstate.CompactionPolicy(1.1)
     adopted = 0
     with store.writer(compaction=None) as writer:
         for _ in range(6):
@@ -234,7 +222,7 @@ def test_a_frozen_view_and_a_second_plan_do_not_mind_an_adoption(store):
     model.churn(backends, 0.5)
     frozen = backends[0].freeze()
     rows = sorted(v for run in frozen.states[0].table.runs for b in run.live_batches() for v in b["total"].to_pylist())
-    policy = CompactionPolicy(1.1)
+    policy = arrowstate.CompactionPolicy(1.1)
     key = store_key(store.storage, store.store_id)
     plans = [plan_compaction({"op": backends}, key, policy) for _ in range(2)]
     for plan in plans:
@@ -252,7 +240,7 @@ def test_a_state_that_was_taken_up_anew_drops_its_part():
     (backend,) = backends_of(1)
     backend.state(NOTE).update_batch(range(100), ["x"] * 100)
     backend.state(NOTE).clear_batch(range(60))
-    plan = plan_compaction({"op": [backend]}, "", CompactionPolicy(min_bytes=0))
+    plan = plan_compaction({"op": [backend]}, "", arrowstate.CompactionPolicy(min_bytes=0))
     plan.run()
     state = backend.states["note"]
     backend._add(state.descriptor, state.table.runs)
@@ -269,9 +257,11 @@ def test_merged_rows_of_mapped_files_go_to_mapped_files(store, tmp_path, monkeyp
     with store.writer(compaction=None) as writer:
         snapshot = writer.checkpoint({"op": backends})
     (backend,) = restored(snapshot, 1)
-    backend.states["total"].table._policy = MergePolicy(fan_in=10_000, max_dead_share=1.0, segment_bytes=100_000)
+    backend.states["total"].table._policy = arrowstate.MergePolicy(
+        fan_in=10_000, max_dead_share=1.0, segment_bytes=100_000
+    )
 
-    assert compact_backends({"op": [backend]}, "", CompactionPolicy(max_small_files=1)) == 1
+    assert compact_backends({"op": [backend]}, "", arrowstate.CompactionPolicy(max_small_files=1)) == 1
 
     (run,) = backend.states["total"].table.runs
     assert run.mapped
@@ -283,7 +273,7 @@ def slice_of(name, rows, live_rows, *, size=None, subtask=0, inline=False):
 
 
 def chosen(slices, subtasks=1, **policy):
-    found = choose(slices, subtasks, CompactionPolicy(**{"min_bytes": 0} | policy))
+    found = choose(slices, subtasks, arrowstate.CompactionPolicy(**{"min_bytes": 0} | policy))
     return {subtask: sorted(part.item for part in parts) for subtask, parts in found.items()}
 
 
@@ -332,5 +322,5 @@ def test_inline_runs_are_no_files_and_go_along():
     ],
 )
 def test_a_limit_that_cannot_be_kept_is_refused(options, message):
-    with pytest.raises(InvalidInputError, match=message):
-        CompactionPolicy(**options)
+    with pytest.raises(arrowstate.InvalidInputError, match=message):
+        arrowstate.CompactionPolicy(**options)

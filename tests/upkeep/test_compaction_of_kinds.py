@@ -1,27 +1,13 @@
 """Every kind of state goes through a random history twice, with compactions and without, and ends up the same."""
 
-from __future__ import annotations
-
 import random
 
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    AggregatingStateDescriptor,
-    CompactionPolicy,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    SchemaEvolution,
-    TimeToLive,
-    ValueStateDescriptor,
-    open_store,
-)
+import arrowstate
 from arrowstate.checkpoints.compaction import plan_compaction
 from arrowstate.state.backend.restoring import restore_backend
-from arrowstate.table.merging import MergePolicy
 from long_form import short_or_long
 from suites import Clock
 
@@ -29,22 +15,25 @@ from suites import Clock
 KEY = pa.schema([("k", pa.list_(pa.int64()))])
 KEYS = [[number // 3, *[None] * (number % 3)] for number in range(60)]
 SPACE = pa.schema([("space", pa.int32())])
-TIGHT = CompactionPolicy(1.001, max_small_files=1, min_bytes=0)
-POLICIES = [MergePolicy(fan_in=1000, max_dead_share=1.0, segment_bytes=500), MergePolicy(fan_in=4, first_tier_rows=20)]
+TIGHT = arrowstate.CompactionPolicy(1.001, max_small_files=1, min_bytes=0)
+POLICIES = [
+    arrowstate.MergePolicy(fan_in=1000, max_dead_share=1.0, segment_bytes=500),
+    arrowstate.MergePolicy(fan_in=4, first_tier_rows=20),
+]
 
 
 def descriptors(name, ttl):
     common = {"namespace": SPACE, "ttl": ttl}
     return [
-        ValueStateDescriptor(f"value{name}", pa.string(), **common),
-        ReducingStateDescriptor(f"total{name}", pa.int64(), reduce="sum", **common),
-        AggregatingStateDescriptor(f"mean{name}", pa.int64(), aggregate="mean", **common),
-        ListStateDescriptor(f"list{name}", pa.int64(), **common),
-        MapStateDescriptor(f"map{name}", pa.int64(), pa.int64(), **common),
+        arrowstate.ValueStateDescriptor(f"value{name}", pa.string(), **common),
+        arrowstate.ReducingStateDescriptor(f"total{name}", pa.int64(), reduce="sum", **common),
+        arrowstate.AggregatingStateDescriptor(f"mean{name}", pa.int64(), aggregate="mean", **common),
+        arrowstate.ListStateDescriptor(f"list{name}", pa.int64(), **common),
+        arrowstate.MapStateDescriptor(f"map{name}", pa.int64(), pa.int64(), **common),
     ]
 
 
-STATES = [*descriptors("", None), *descriptors("_ttl", TimeToLive(50))]
+STATES = [*descriptors("", None), *descriptors("_ttl", arrowstate.TimeToLive(50))]
 
 
 def keys_of(rows):
@@ -82,7 +71,9 @@ def test_a_history_with_compactions_ends_up_like_one_without(seed):
     policy = POLICIES[seed % 2]
     budget = (None, 0)[seed // 2 % 2]
     backends = [
-        KeyedStateBackend(key=KEY, max_parallelism=128, merge_policy=policy, memory_budget_bytes=budget, clock_ms=clock)
+        arrowstate.KeyedStateBackend(
+            key=KEY, max_parallelism=128, merge_policy=policy, memory_budget_bytes=budget, clock_ms=clock
+        )
         for _ in range(2)
     ]
     plans, adopted = [], 0
@@ -134,13 +125,15 @@ def test_a_history_with_compactions_ends_up_like_one_without(seed):
 
 @pytest.mark.parametrize("merges", [False, True])
 def test_rows_of_earlier_schemas_are_merged_in_the_current_one(merges):
-    store = open_store(f"memory://compacted-versions-{merges}", create=True)
-    first = ValueStateDescriptor("v", pa.struct([("n", pa.int32())]))
-    second = ValueStateDescriptor(
-        "v", pa.struct([("n", pa.int64()), ("city", pa.string())]), evolution=SchemaEvolution(defaults={"city": "Rome"})
+    store = arrowstate.open_store(f"memory://compacted-versions-{merges}", create=True)
+    first = arrowstate.ValueStateDescriptor("v", pa.struct([("n", pa.int32())]))
+    second = arrowstate.ValueStateDescriptor(
+        "v",
+        pa.struct([("n", pa.int64()), ("city", pa.string())]),
+        evolution=arrowstate.SchemaEvolution(defaults={"city": "Rome"}),
     )
     key = pa.schema([("k", pa.int64())])
-    backend = KeyedStateBackend(key=key, max_parallelism=128, merge_policy=POLICIES[0])
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128, merge_policy=POLICIES[0])
     with store.writer(compaction=None) as writer:
         for start in (0, 50):
             backend.state(first).update_batch(range(start, start + 50), [{"n": n} for n in range(50)])

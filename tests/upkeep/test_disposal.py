@@ -1,43 +1,31 @@
 """Disposing of a savepoint: exactly its own files go, in an order that never leaves half of one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    ClaimMode,
-    CorruptDataError,
-    InvalidInputError,
-    KeyedStateBackend,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    RetentionPolicy,
-    StoreNotFoundError,
-    dispose_savepoint,
-    open_store,
-)
+import arrowstate
 from arrowstate.files.disposal import dispose
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import open_storage
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     """A store with one checkpoint of so many states that the manifest is a file, and a savepoint of it."""
-    store = open_store(tmp_path_factory.mktemp("dispose") / "store", create=True)
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    store = arrowstate.open_store(tmp_path_factory.mktemp("dispose") / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     for number in range(40):
-        backend.state(ReducingStateDescriptor(f"total{number}", pa.int64(), reduce="sum")).add_batch([1, 2], [1, 2])
-    offsets = OperatorStateBackend()
+        backend.state(arrowstate.ReducingStateDescriptor(f"total{number}", pa.int64(), reduce="sum")).add_batch(
+            [1, 2], [1, 2]
+        )
+    offsets = arrowstate.OperatorStateBackend()
     offsets.state(OFFSETS).update(list(range(5000)))
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
@@ -49,7 +37,7 @@ def pristine(tmp_path_factory):
 def store(pristine, tmp_path):
     forget_open_files()
     forget_checkpoints()
-    return open_store(shutil.copytree(pristine, tmp_path / "store"))
+    return arrowstate.open_store(shutil.copytree(pristine, tmp_path / "store"))
 
 
 @pytest.fixture
@@ -71,7 +59,7 @@ def test_all_of_a_savepoint_goes_and_nothing_else(store, place):
     assert {f"savepoints/copy/{path}" for path in deleted} == own
     assert set(files(store.url)) == set(before) - own
     assert store.verify(deep=True).problems == []
-    with pytest.raises(StoreNotFoundError):
+    with pytest.raises(arrowstate.StoreNotFoundError):
         store.dispose_savepoint("copy")
 
 
@@ -79,7 +67,7 @@ def test_all_of_a_savepoint_goes_and_nothing_else(store, place):
 def test_a_savepoint_of_any_format_goes_as_a_whole(store, tmp_path, format):
     store.savepoint(tmp_path / "other", format=format)
 
-    dispose_savepoint(tmp_path / "other")
+    arrowstate.dispose_savepoint(tmp_path / "other")
 
     assert files(tmp_path / "other") == {}
     assert store.savepoint(tmp_path / "other").to_arrow("op.total0").num_rows == 2
@@ -114,10 +102,10 @@ def test_a_disposal_that_dies_at_any_file_leaves_no_store_and_is_finished_by_the
         if number == 1:
             assert left == before
         else:
-            with pytest.raises(StoreNotFoundError):
-                open_store(folder)
+            with pytest.raises(arrowstate.StoreNotFoundError):
+                arrowstate.open_store(folder)
 
-        deleted = dispose_savepoint(folder)
+        deleted = arrowstate.dispose_savepoint(folder)
 
         assert set(deleted) == set(left)
         assert files(folder) == {}
@@ -145,29 +133,29 @@ def test_where_no_savepoint_is_nothing_is_deleted(place, make):
     make(place)
     before = files(place) if place.exists() else {}
 
-    with pytest.raises(StoreNotFoundError):
-        dispose_savepoint(place)
+    with pytest.raises(arrowstate.StoreNotFoundError):
+        arrowstate.dispose_savepoint(place)
 
     assert (files(place) if place.exists() else {}) == before
 
 
 def opened_for_writing(place):
-    open_store(place).writer()
+    arrowstate.open_store(place).writer()
 
 
 def collected_to_one_entry(place):
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    with open_store(place).writer() as writer:
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    with arrowstate.open_store(place).writer() as writer:
         writer.checkpoint({"op": [backend]}, allow_dropped_state=True)
-    open_store(place).collect(RetentionPolicy(count=1)).apply()
+    arrowstate.open_store(place).collect(arrowstate.RetentionPolicy(count=1)).apply()
 
 
 def tagged(place):
-    open_store(place).tag("gold")
+    arrowstate.open_store(place).tag("gold")
 
 
 def leased(place):
-    open_store(place).lease(holder="a notebook")
+    arrowstate.open_store(place).lease(holder="a notebook")
 
 
 def with_notes(place):
@@ -179,7 +167,7 @@ def with_a_file_between_the_data(place):
 
 
 def with_a_store_inside(place):
-    open_store(place / "inner", create=True)
+    arrowstate.open_store(place / "inner", create=True)
 
 
 def interrupted_with_a_file_of_somebody(place):
@@ -204,8 +192,8 @@ def test_what_is_not_only_a_savepoint_is_refused_with_the_reason(place, make, re
     make(place)
     before = files(place)
 
-    with pytest.raises(InvalidInputError, match=reason):
-        dispose_savepoint(place)
+    with pytest.raises(arrowstate.InvalidInputError, match=reason):
+        arrowstate.dispose_savepoint(place)
 
     assert files(place) == before
 
@@ -213,28 +201,28 @@ def test_what_is_not_only_a_savepoint_is_refused_with_the_reason(place, make, re
 def test_the_store_of_a_job_is_refused(store):
     before = files(store.url)
 
-    with pytest.raises(InvalidInputError, match="its log has 2 entries"):
-        dispose_savepoint(store.url)
+    with pytest.raises(arrowstate.InvalidInputError, match="its log has 2 entries"):
+        arrowstate.dispose_savepoint(store.url)
 
     assert files(store.url) == before
 
 
 def test_a_store_without_a_checkpoint_is_refused(tmp_path):
-    open_store(tmp_path / "new", create=True)
+    arrowstate.open_store(tmp_path / "new", create=True)
 
-    with pytest.raises(InvalidInputError, match="its log has 0 entries"):
-        dispose_savepoint(tmp_path / "new")
+    with pytest.raises(arrowstate.InvalidInputError, match="its log has 0 entries"):
+        arrowstate.dispose_savepoint(tmp_path / "new")
 
     assert list(files(tmp_path / "new")) == ["arrowstate.json"]
 
 
 def test_leases_that_have_ended_and_traces_of_collections_hold_nothing(place):
-    saved = open_store(place)
+    saved = arrowstate.open_store(place)
     saved.lease(ttl_ms=1000)
     saved.collect().apply()
     assert {path.split("/")[0] for path in files(place)} >= {"leases", "gc"}
 
-    dispose_savepoint(place, clock_ms=lambda: 1 << 60)
+    arrowstate.dispose_savepoint(place, clock_ms=lambda: 1 << 60)
 
     assert files(place) == {}
 
@@ -245,8 +233,8 @@ def test_a_savepoint_that_cannot_be_read_is_left_alone(place, what):
     path.write_bytes(path.read_bytes()[:-10])
     before = files(place)
 
-    with pytest.raises(CorruptDataError):
-        dispose_savepoint(place)
+    with pytest.raises(arrowstate.CorruptDataError):
+        arrowstate.dispose_savepoint(place)
 
     assert files(place) == before
 
@@ -254,7 +242,7 @@ def test_a_savepoint_that_cannot_be_read_is_left_alone(place, what):
 def test_a_savepoint_that_lacks_files_can_still_be_disposed_of(place):
     next(iter((place / "data" / "op" / "total0").iterdir())).unlink()
 
-    dispose_savepoint(place)
+    arrowstate.dispose_savepoint(place)
 
     assert files(place) == {}
 
@@ -262,18 +250,20 @@ def test_a_savepoint_that_lacks_files_can_still_be_disposed_of(place):
 @pytest.mark.parametrize("is_claimed", [False, True], ids=["disposed of", "claimed"])
 @pytest.mark.parametrize("where", ["by name", "by path"])
 def test_no_empty_folder_is_left_of_a_savepoint(tmp_path, is_claimed, where):
-    store = open_store(tmp_path / "store", create=True)
-    backend = KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
-    backend.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch(range(3000), [1] * 3000)
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+    backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch(
+        range(3000), [1] * 3000
+    )
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]})
     savepoint = store.savepoint("saved" if where == "by name" else tmp_path / "saved")
 
     if is_claimed:
-        other = open_store(tmp_path / "other", create=True)
-        other.import_savepoint(savepoint, claim_mode=ClaimMode.CLAIM)
+        other = arrowstate.open_store(tmp_path / "other", create=True)
+        other.import_savepoint(savepoint, claim_mode=arrowstate.ClaimMode.CLAIM)
     else:
-        dispose_savepoint(savepoint.storage.url)
+        arrowstate.dispose_savepoint(savepoint.storage.url)
 
     left = [path.name for path in tmp_path.rglob("*") if path.is_dir() and not any(path.iterdir())]
     assert set(left) <= {"leases"}
@@ -284,15 +274,15 @@ def test_no_empty_folder_is_left_of_a_savepoint(tmp_path, is_claimed, where):
 
 
 def test_a_disposal_leaves_the_folder_where_something_came_meanwhile(tmp_path):
-    store = open_store(tmp_path / "store", create=True)
-    backend = KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]})
     saved = Path(store.savepoint("saved").storage.url)
     store.savepoint("other")
     (saved / ".hidden").write_text("somebody's")
 
-    dispose_savepoint(saved)
+    arrowstate.dispose_savepoint(saved)
 
     assert [path.name for path in saved.iterdir()] == [".hidden"]
     assert (saved.parent / "other").exists()

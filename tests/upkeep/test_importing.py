@@ -1,7 +1,5 @@
 """Importing: a savepoint or a checkpoint of another store becomes the newest of this one, whole or not at all."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,21 +9,6 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate import (
-    ClaimMode,
-    CommitUnknownError,
-    CorruptDataError,
-    FencedError,
-    InvalidInputError,
-    KeyedStateBackend,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    StorageError,
-    StoreNotFoundError,
-    ValueStateDescriptor,
-    open_store,
-)
 from arrowstate.files import contents
 from arrowstate.files.contents import checked_pieces
 from arrowstate.files.open_files import forget_open_files
@@ -33,32 +16,31 @@ from arrowstate.files.references import ReferenceReader
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import open_storage
-from arrowstate.store import StateStore
 from arrowstate_formats.run_files import checksum
 
 KEY = pa.schema([("k", pa.int64())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-SMALL = ValueStateDescriptor("small", pa.string())
-OFFSETS = OperatorListStateDescriptor("offsets", pa.int64())
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+SMALL = arrowstate.ValueStateDescriptor("small", pa.string())
+OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 KINDS = {".arrow", ".directory", ".roaring", ".json"}
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     """A store whose newest checkpoint has every kind of file, dead rows, slices of shared files, and inline data."""
-    store = open_store(tmp_path_factory.mktemp("import") / "source", create=True)
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    store = arrowstate.open_store(tmp_path_factory.mktemp("import") / "source", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     with store.writer() as writer:
         backend.state(TOTAL).add_batch(pa.array(range(400_000)), pa.array(np.arange(400_000) % 1000))
         backend.state(SMALL).update_batch(pa.array(range(3)), ["a", "b", "c"])
         for number in range(16):
             # Many states make a manifest that is too large to be inline.
-            more = backend.state(ValueStateDescriptor(f"more{number}", pa.string()))
+            more = backend.state(arrowstate.ValueStateDescriptor(f"more{number}", pa.string()))
             more.update_batch(pa.array(range(30)), ["x" * 20] * 30)
         writer.checkpoint({"op": [backend]})
         backend.state(TOTAL).clear_batch(pa.array(range(0, 400_000, 3)))
         backends = [writer.checkpoint({"op": [backend]}).restore("op", parallelism=2, subtask=i) for i in range(2)]
-        offsets = [OperatorStateBackend() for _ in range(2)]
+        offsets = [arrowstate.OperatorStateBackend() for _ in range(2)]
         for part in offsets:
             part.state(OFFSETS).update(list(range(5000)))
         writer.checkpoint({"op": backends}, operator_states={"op": offsets}, properties={"offset": 42}, watermark=1000)
@@ -75,8 +57,8 @@ def source(pristine, tmp_path):
 @pytest.fixture
 def store(tmp_path):
     """A store with a checkpoint of another state."""
-    store = open_store(tmp_path / "store", create=True)
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch(pa.array([1]), pa.array([1]))
     with store.writer() as writer:
         writer.checkpoint({"op": [backend]}, properties={"offset": 1})
@@ -110,7 +92,7 @@ def cut(path):
 
 
 def test_an_imported_checkpoint_is_the_newest_and_all_that_it_was(store, source):
-    before = open_store(source).latest()
+    before = arrowstate.open_store(source).latest()
     ids = [snapshot.checkpoint_id for snapshot in store.checkpoints()]
 
     imported = store.import_savepoint(source)
@@ -126,7 +108,7 @@ def test_an_imported_checkpoint_is_the_newest_and_all_that_it_was(store, source)
 
 
 def test_its_files_have_names_of_their_own_and_each_is_copied_once(store, source):
-    before = open_store(source).latest()
+    before = arrowstate.open_store(source).latest()
     assert {Path(path).suffix for path in references(before)} == KINDS
 
     imported = store.import_savepoint(source)
@@ -157,7 +139,7 @@ def test_without_a_claim_the_source_is_never_touched_nor_needed(store, source):
 
 
 def test_the_fence_before_it_says_where_it_comes_from(store, source):
-    given = open_store(source)
+    given = arrowstate.open_store(source)
 
     imported = store.import_savepoint(source)
 
@@ -174,19 +156,19 @@ def test_the_fence_before_it_says_where_it_comes_from(store, source):
 
 
 def test_writers_opened_before_an_import_are_fenced(store, source):
-    backend = KeyedStateBackend(key=KEY, max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL)
     writer = store.writer()
 
     store.import_savepoint(source)
 
-    with pytest.raises(FencedError):
+    with pytest.raises(arrowstate.FencedError):
         writer.checkpoint({"op": [backend]}, allow_dropped_state=True)
     assert totals(store.latest()) == EXPECTED
 
 
 def test_any_checkpoint_of_another_store_can_be_imported(store, source):
-    older = open_store(source).checkpoints()[0]
+    older = arrowstate.open_store(source).checkpoints()[0]
 
     imported = store.import_savepoint(older)
 
@@ -197,26 +179,26 @@ def test_a_savepoint_of_the_store_itself_is_imported_by_name(store, source):
     first = store.savepoint("first")
     store.import_savepoint(source)
 
-    again = store.import_savepoint("first", claim_mode=ClaimMode.CLAIM)
+    again = store.import_savepoint("first", claim_mode=arrowstate.ClaimMode.CLAIM)
 
     assert totals(again) == {1: 1}
     assert again.properties == {"offset": 1}
     assert store.storage.list("savepoints/") == []
-    with pytest.raises(StoreNotFoundError):
-        open_store(first.storage.url)
+    with pytest.raises(arrowstate.StoreNotFoundError):
+        arrowstate.open_store(first.storage.url)
 
 
 def test_a_checkpoint_of_the_store_itself_is_refused(store):
     before = files(store.url)
 
-    with pytest.raises(InvalidInputError, match="restore it and take a checkpoint"):
+    with pytest.raises(arrowstate.InvalidInputError, match="restore it and take a checkpoint"):
         store.import_savepoint(store.latest())
 
     assert files(store.url) == before
 
 
 def test_a_claim_mode_that_is_none_is_refused(store, source):
-    with pytest.raises(InvalidInputError, match="must be a ClaimMode, got 'claim'"):
+    with pytest.raises(arrowstate.InvalidInputError, match="must be a ClaimMode, got 'claim'"):
         store.import_savepoint(source, claim_mode="claim")
 
 
@@ -232,13 +214,13 @@ def test_progress_counts_every_file(store, source):
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_damaged_source_is_refused_with_its_file_and_nothing_is_changed(store, source, harm, kind):
-    for path in sorted(references(open_store(source).latest())):
+    for path in sorted(references(arrowstate.open_store(source).latest())):
         if path.endswith(kind):
             harm(source / path)
             break
     before = files(store.url)
 
-    with pytest.raises(CorruptDataError) as caught:
+    with pytest.raises(arrowstate.CorruptDataError) as caught:
         store.import_savepoint(source)
 
     assert caught.value.path == path
@@ -261,7 +243,7 @@ class Failing:
             yield file
             self._left -= 1
             if self._left == 0:
-                raise StorageError(path, "no answer")
+                raise arrowstate.StorageError(path, "no answer")
 
 
 def test_an_import_that_fails_at_any_file_leaves_nothing(store, source):
@@ -269,9 +251,9 @@ def test_an_import_that_fails_at_any_file_leaves_nothing(store, source):
 
     for number in range(1, 100):
         try:
-            imported = StateStore(Failing(store.storage, number), store.store_id).import_savepoint(source)
+            imported = arrowstate.StateStore(Failing(store.storage, number), store.store_id).import_savepoint(source)
             break
-        except StorageError:
+        except arrowstate.StorageError:
             assert files(store.url) == before
 
     assert number == len(references(imported)) + 1
@@ -303,66 +285,70 @@ def test_an_import_that_is_fenced_leaves_only_the_fence(store, source):
         store.writer()
 
     storage = Acting(store.storage, f"log/{checkpoint:020d}", fence)
-    with pytest.raises(FencedError):
-        StateStore(storage, store.store_id).import_savepoint(source, claim_mode=ClaimMode.NO_CLAIM)
+    with pytest.raises(arrowstate.FencedError):
+        arrowstate.StateStore(storage, store.store_id).import_savepoint(
+            source, claim_mode=arrowstate.ClaimMode.NO_CLAIM
+        )
 
     assert {path for path in set(files(store.url)) - before if not path.startswith("log/")} == set()
     assert totals(store.latest()) == {1: 1}
 
 
 def test_a_claimed_savepoint_is_disposed_of_after_the_commit(store, source, tmp_path):
-    open_store(source).savepoint(tmp_path / "savepoint")
+    arrowstate.open_store(source).savepoint(tmp_path / "savepoint")
 
-    imported = store.import_savepoint(tmp_path / "savepoint", claim_mode=ClaimMode.CLAIM)
+    imported = store.import_savepoint(tmp_path / "savepoint", claim_mode=arrowstate.ClaimMode.CLAIM)
 
     assert files(tmp_path / "savepoint") == {}
     forget_open_files()
     forget_checkpoints()
     assert totals(imported) == EXPECTED
-    assert totals(open_store(source).latest()) == EXPECTED
+    assert totals(arrowstate.open_store(source).latest()) == EXPECTED
 
 
 def test_a_claimed_savepoint_stays_if_nobody_can_tell_whether_the_import_was_committed(store, source, tmp_path):
-    open_store(source).savepoint(tmp_path / "savepoint")
+    arrowstate.open_store(source).savepoint(tmp_path / "savepoint")
     before = files(tmp_path / "savepoint")
     checkpoint = store.latest().entry.number + 2
 
     def lose(path, commit_id):
-        raise CommitUnknownError(path, commit_id, "no answer")
+        raise arrowstate.CommitUnknownError(path, commit_id, "no answer")
 
     storage = Acting(store.storage, f"log/{checkpoint:020d}", lose)
-    with pytest.raises(CommitUnknownError):
-        StateStore(storage, store.store_id).import_savepoint(tmp_path / "savepoint", claim_mode=ClaimMode.CLAIM)
+    with pytest.raises(arrowstate.CommitUnknownError):
+        arrowstate.StateStore(storage, store.store_id).import_savepoint(
+            tmp_path / "savepoint", claim_mode=arrowstate.ClaimMode.CLAIM
+        )
 
     assert files(tmp_path / "savepoint") == before
     assert len(store.storage.list("data/")) > 1, "the entry may be there and need them"
 
 
 def test_a_claimed_savepoint_that_cannot_be_disposed_of_is_a_warning(store, source, tmp_path):
-    savepoint = open_store(source).savepoint(tmp_path / "savepoint")
+    savepoint = arrowstate.open_store(source).savepoint(tmp_path / "savepoint")
 
     class Stuck:
         def __getattr__(self, name):
             return getattr(savepoint.storage, name)
 
         def delete(self, path):
-            raise StorageError(path, "no answer")
+            raise arrowstate.StorageError(path, "no answer")
 
     given = arrowstate.Snapshot(Stuck(), savepoint.store_id, savepoint.entry)
     with pytest.warns(RuntimeWarning, match=r"dispose_savepoint\('.*savepoint'\).*no answer") as caught:
-        imported = store.import_savepoint(given, claim_mode=ClaimMode.CLAIM)
+        imported = store.import_savepoint(given, claim_mode=arrowstate.ClaimMode.CLAIM)
 
     assert caught[0].filename == __file__
     assert totals(imported) == EXPECTED
-    assert totals(open_store(tmp_path / "savepoint").latest()) == EXPECTED
+    assert totals(arrowstate.open_store(tmp_path / "savepoint").latest()) == EXPECTED
 
 
 def opened_for_writing(folder):
-    open_store(folder).writer()
+    arrowstate.open_store(folder).writer()
 
 
 def tagged(folder):
-    open_store(folder).tag("gold")
+    arrowstate.open_store(folder).tag("gold")
 
 
 def with_a_file_of_somebody(folder):
@@ -372,12 +358,12 @@ def with_a_file_of_somebody(folder):
 @pytest.mark.parametrize("make", [opened_for_writing, tagged, with_a_file_of_somebody])
 def test_what_is_not_only_a_savepoint_may_be_imported_but_not_claimed(store, source, tmp_path, make):
     folder = tmp_path / "savepoint"
-    open_store(source).savepoint(folder)
+    arrowstate.open_store(source).savepoint(folder)
     make(folder)
     before, ours = files(folder), files(store.url)
 
-    with pytest.raises(InvalidInputError, match="ClaimMode.NO_CLAIM"):
-        store.import_savepoint(folder, claim_mode=ClaimMode.CLAIM)
+    with pytest.raises(arrowstate.InvalidInputError, match="ClaimMode.NO_CLAIM"):
+        store.import_savepoint(folder, claim_mode=arrowstate.ClaimMode.CLAIM)
 
     assert files(folder) == before
     assert files(store.url) == ours
@@ -385,7 +371,7 @@ def test_what_is_not_only_a_savepoint_may_be_imported_but_not_claimed(store, sou
 
 
 def test_a_place_without_a_store_is_nothing_to_import(store, tmp_path):
-    with pytest.raises(StoreNotFoundError):
+    with pytest.raises(arrowstate.StoreNotFoundError):
         store.import_savepoint(tmp_path / "nowhere")
 
     assert not (tmp_path / "nowhere").exists()
@@ -405,10 +391,10 @@ def test_pieces_are_the_file_and_any_other_file_is_refused(tmp_path, monkeypatch
     assert max(map(len, pieces)) <= 10
     for other in wrong:
         (tmp_path / "file").write_bytes(other)
-        with pytest.raises(CorruptDataError, match="file is damaged"):
+        with pytest.raises(arrowstate.CorruptDataError, match="file is damaged"):
             list(checked_pieces(storage, "file", size, checksum(data)))
     (tmp_path / "file").unlink()
-    with pytest.raises(CorruptDataError, match="missing"):
+    with pytest.raises(arrowstate.CorruptDataError, match="missing"):
         list(checked_pieces(storage, "file", size, checksum(data)))
 
 
@@ -417,9 +403,9 @@ def test_stores_and_savepoints_of_each_version_can_be_imported(store, tmp_path, 
     source = shutil.copytree(
         Path(__file__).parents[2] / "formats" / "golden" / place, tmp_path / place.replace("/", "-")
     )
-    before = open_store(source).latest()
+    before = arrowstate.open_store(source).latest()
     tables = {name: before.to_arrow(name) for name in before.states()}
-    claim = ClaimMode.CLAIM if "savepoints" in place else ClaimMode.NO_CLAIM
+    claim = arrowstate.ClaimMode.CLAIM if "savepoints" in place else arrowstate.ClaimMode.NO_CLAIM
 
     imported = store.import_savepoint(source, claim_mode=claim)
 
@@ -427,4 +413,4 @@ def test_stores_and_savepoints_of_each_version_can_be_imported(store, tmp_path, 
     assert {name: imported.to_arrow(name) for name in imported.states()} == tables
     assert imported.properties == before.properties
     assert store.verify(deep=True).problems == []
-    assert (files(source) == {}) == (claim is ClaimMode.CLAIM)
+    assert (files(source) == {}) == (claim is arrowstate.ClaimMode.CLAIM)

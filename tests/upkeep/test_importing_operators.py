@@ -1,7 +1,5 @@
 """Some operators of a checkpoint, brought into another store."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

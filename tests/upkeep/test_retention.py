@@ -1,7 +1,5 @@
 """Retention: which entries of a log are kept, as a decision without a store."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

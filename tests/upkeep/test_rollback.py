@@ -1,7 +1,5 @@
 """Going back to an older checkpoint: its content under a new id, writers fenced, all or nothing under faults."""
 
-from __future__ import annotations
-
 import itertools
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Compaction of a store at rest: the same content in other files, whoever commits, collects or dies meanwhile."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -13,27 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    AggregatingStateDescriptor,
-    CheckpointNotFoundError,
-    CollectedError,
-    CommitUnknownError,
-    CompactionConflictError,
-    CompactionPolicy,
-    FencedError,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    OperatorListStateDescriptor,
-    OperatorStateBackend,
-    ReducingStateDescriptor,
-    RetentionPolicy,
-    StorageError,
-    TimeToLive,
-    ValueStateDescriptor,
-    key_group_range,
-    key_hash,
-)
+import arrowstate
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.reading import subtask_runs
 from arrowstate.files.references import ReferenceReader
@@ -41,21 +19,19 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import clear_memory_storage, open_storage
-from arrowstate.store import StateStore
-from arrowstate.table.merging import MergePolicy
 
 KEY = pa.schema([("k", pa.int64())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 STATES = [
     TOTAL,
-    ValueStateDescriptor("note", pa.string()),
-    ListStateDescriptor("visits", pa.int64()),
-    MapStateDescriptor("cart", pa.string(), pa.int64()),
-    AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean"),
-    ValueStateDescriptor("seen", pa.int64(), ttl=TimeToLive(1000)),
+    arrowstate.ValueStateDescriptor("note", pa.string()),
+    arrowstate.ListStateDescriptor("visits", pa.int64()),
+    arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64()),
+    arrowstate.AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean"),
+    arrowstate.ValueStateDescriptor("seen", pa.int64(), ttl=arrowstate.TimeToLive(1000)),
 ]
-PATIENT = MergePolicy(fan_in=10_000, max_dead_share=1.0)
-TIGHT = CompactionPolicy(1.05, max_small_files=1, min_bytes=0)
+PATIENT = arrowstate.MergePolicy(fan_in=10_000, max_dead_share=1.0)
+TIGHT = arrowstate.CompactionPolicy(1.05, max_small_files=1, min_bytes=0)
 KEYS = 8000
 
 
@@ -103,10 +79,10 @@ class World:
         self.random = np.random.default_rng(1)
         self.total = np.zeros(KEYS, dtype=np.int64)
         self.backends = [
-            KeyedStateBackend(
+            arrowstate.KeyedStateBackend(
                 key=KEY,
                 max_parallelism=128,
-                key_groups=key_group_range(128, parallelism=parallelism, subtask=n),
+                key_groups=arrowstate.key_group_range(128, parallelism=parallelism, subtask=n),
                 merge_policy=PATIENT,
                 clock_ms=lambda: self.now_ms,
             )
@@ -119,7 +95,7 @@ class World:
 
     def process(self):
         hooked = Hooked(self.storage)
-        return StateStore(hooked, "store", clock_ms=lambda: self.now_ms, new_id=self.new_id), hooked
+        return arrowstate.StateStore(hooked, "store", clock_ms=lambda: self.now_ms, new_id=self.new_id), hooked
 
     def add(self, keys, value):
         self.total[keys] += value
@@ -170,7 +146,7 @@ class World:
 
 
 def backend_hashes(keys):
-    return key_hash(pa.array(keys)).to_numpy()
+    return arrowstate.key_hash(pa.array(keys)).to_numpy()
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -208,9 +184,11 @@ def test_a_compaction_is_the_newest_checkpoint_once_more(world):
 
 
 def test_every_kind_of_state_reads_the_same_and_so_does_what_is_restored(world):
-    (backend,) = (KeyedStateBackend(key=KEY, max_parallelism=16, merge_policy=PATIENT, clock_ms=lambda: world.now_ms),)
-    offsets = OperatorStateBackend()
-    offsets.state(OperatorListStateDescriptor("offsets", pa.int64())).add_all([1, 2, 3])
+    (backend,) = (
+        arrowstate.KeyedStateBackend(key=KEY, max_parallelism=16, merge_policy=PATIENT, clock_ms=lambda: world.now_ms),
+    )
+    offsets = arrowstate.OperatorStateBackend()
+    offsets.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add_all([1, 2, 3])
     timers = backend.timers("alarm")
     for turn in range(4):
         keys = list(range(turn * 100, turn * 100 + 300))
@@ -224,7 +202,7 @@ def test_every_kind_of_state_reads_the_same_and_so_does_what_is_restored(world):
         world.writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]}, allow_dropped_state=True)
     before = world.store.latest()
 
-    after = world.store.compact(CompactionPolicy(1.001, min_bytes=0)).apply()
+    after = world.store.compact(arrowstate.CompactionPolicy(1.001, min_bytes=0)).apply()
 
     assert after.verify(deep=True).problems == []
     for state in before.states():
@@ -265,7 +243,7 @@ def test_a_compaction_after_a_fence_belongs_to_the_epoch_of_the_fence(world):
     after = world.store.compact(TIGHT).apply()
 
     assert (after.entry.writer_epoch, after.properties) == (2, before.properties)
-    with pytest.raises(FencedError):
+    with pytest.raises(arrowstate.FencedError):
         world.checkpoint()
     world.backends = [after.restore("op", parallelism=3, subtask=n) for n in range(3)]
     world.writer = new
@@ -361,7 +339,7 @@ def test_a_compaction_that_always_loses_gives_up_and_leaves_nothing(world):
         world.add(np.arange(10), 1)
         world.checkpoint()
 
-    with pytest.raises(CompactionConflictError, match="took the next log number 5 times"):
+    with pytest.raises(arrowstate.CompactionConflictError, match="took the next log number 5 times"):
         commit_in_between(world, *[act] * 5).compact(TIGHT).apply()
 
     assert world.orphans() == set()
@@ -382,7 +360,7 @@ def test_a_crash_at_any_call_leaves_the_store_as_it_was_or_compacted(tmp_path):
         try:
             compaction.apply()
             done = True
-        except (Crash, CommitUnknownError):
+        except (Crash, arrowstate.CommitUnknownError):
             pass
 
         newest = CommitLog(world.storage).latest().document
@@ -391,13 +369,13 @@ def test_a_crash_at_any_call_leaves_the_store_as_it_was_or_compacted(tmp_path):
         # What is left over is found, and the lease ends.
         world.now_ms += 24 * 3600 * 1000
         for _ in range(2):
-            world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+            world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
         assert world.orphans() == set()
         assert not world.files("leases/")
         world.add(np.arange(100), 1)
         try:
             world.checkpoint()
-        except CollectedError:
+        except arrowstate.CollectedError:
             world.checkpoint()
         world.check()
         clear_memory_storage(url)
@@ -413,7 +391,7 @@ def test_a_collection_in_the_middle_takes_nothing_that_is_needed(world):
     def collect():
         world.add(np.arange(50), 1)
         world.checkpoint()
-        world.store.collect(RetentionPolicy(1), grace_ms=10_000, allow_short_grace=True).apply()
+        world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=10_000, allow_short_grace=True).apply()
 
     compaction = other.compact(TIGHT)
     hooked.before = [("write_file", "data/", collect)]
@@ -421,7 +399,7 @@ def test_a_collection_in_the_middle_takes_nothing_that_is_needed(world):
 
     assert after is not None
     world.check(after)
-    world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+    world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
     world.check()
     assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [after.checkpoint_id]
 
@@ -434,7 +412,7 @@ def test_what_is_merged_is_not_collected_meanwhile(world):
         for backend in world.backends:
             merge_all(backend)
         world.checkpoint()
-        world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+        world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
 
     compaction = other.compact(TIGHT)
     # After the first merge was read, and before the second one is.
@@ -442,7 +420,7 @@ def test_what_is_merged_is_not_collected_meanwhile(world):
     assert compaction.apply() is None
 
     world.check()
-    world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+    world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
     assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [4]
 
 
@@ -452,10 +430,14 @@ def test_a_compaction_whose_files_were_collected_as_garbage_commits_nothing(worl
     compaction = other.compact(TIGHT)
     # The merged runs are written, and nothing refers to them yet.
     hooked.before = [
-        ("read", "_latest", lambda: world.store.collect(RetentionPolicy(9), grace_ms=0, allow_short_grace=True).apply())
+        (
+            "read",
+            "_latest",
+            lambda: world.store.collect(arrowstate.RetentionPolicy(9), grace_ms=0, allow_short_grace=True).apply(),
+        )
     ]
 
-    with pytest.raises(CollectedError):
+    with pytest.raises(arrowstate.CollectedError):
         compaction.apply()
 
     assert world.store.latest().entry == before.entry
@@ -466,11 +448,11 @@ def test_a_compaction_whose_files_were_collected_as_garbage_commits_nothing(worl
 def test_after_a_collection_the_writer_is_told_once_and_writes_its_runs_anew(world):
     world.churn()
     world.store.compact(TIGHT).apply()
-    world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+    world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
     assert [snapshot.entry.kind for snapshot in world.store.checkpoints()] == ["compaction"]
     world.add(np.arange(50), 1)
 
-    with pytest.raises(CollectedError):
+    with pytest.raises(arrowstate.CollectedError):
         world.checkpoint()
     world.checkpoint()
 
@@ -480,11 +462,11 @@ def test_after_a_collection_the_writer_is_told_once_and_writes_its_runs_anew(wor
 def test_within_the_grace_period_the_writer_is_not_told_anything(world):
     world.churn()
     world.store.compact(TIGHT).apply()
-    world.store.collect(RetentionPolicy(1)).apply()
+    world.store.collect(arrowstate.RetentionPolicy(1)).apply()
     world.add(np.arange(50), 1)
 
     world.checkpoint()
-    world.store.collect(RetentionPolicy(1)).apply()
+    world.store.collect(arrowstate.RetentionPolicy(1)).apply()
 
     assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [4]
     world.check()
@@ -517,11 +499,11 @@ def test_a_compaction_that_slept_through_a_collection_does_not_report_success(wo
             world.checkpoint()
         # The lease has ended by then.
         world.now_ms += 24 * 3600 * 1000
-        world.store.collect(RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+        world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
 
     compaction = other.compact(TIGHT)
     hooked.before = [("put_if_absent", "log/", others_go_on)]
-    with pytest.raises(CommitUnknownError, match="others have gone on"):
+    with pytest.raises(arrowstate.CommitUnknownError, match="others have gone on"):
         compaction.apply()
 
     assert world.store.latest().entry.number == 6
@@ -534,11 +516,11 @@ def test_a_storage_that_fails_leaves_nothing(world):
     other, hooked = world.process()
 
     def fail():
-        raise StorageError("log/5.json", "permission denied")
+        raise arrowstate.StorageError("log/5.json", "permission denied")
 
     compaction = other.compact(TIGHT)
     hooked.before = [("put_if_absent", "log/", fail)]
-    with pytest.raises(StorageError, match="permission denied"):
+    with pytest.raises(arrowstate.StorageError, match="permission denied"):
         compaction.apply()
 
     assert world.files("data/", "manifests/") == before
@@ -550,18 +532,18 @@ def test_an_unknown_outcome_leaves_the_files(world):
     other, hooked = world.process()
 
     def lose_the_answer():
-        raise CommitUnknownError("log/5.json", "id", "the connection was lost")
+        raise arrowstate.CommitUnknownError("log/5.json", "id", "the connection was lost")
 
     compaction = other.compact(TIGHT)
     hooked.before = [("put_if_absent", "log/", lose_the_answer)]
-    with pytest.raises(CommitUnknownError):
+    with pytest.raises(arrowstate.CommitUnknownError):
         compaction.apply()
 
     assert len(world.orphans()) > 0
 
 
 def test_a_store_without_a_checkpoint_has_nothing_to_compact(world):
-    with pytest.raises(CheckpointNotFoundError):
+    with pytest.raises(arrowstate.CheckpointNotFoundError):
         world.store.compact()
 
 
@@ -571,7 +553,7 @@ def test_a_parquet_checkpoint_is_compacted_into_parquet(world):
     world.add(np.arange(0, KEYS, 2), 1)
     world.checkpoint(format="parquet")
 
-    after = world.store.compact(CompactionPolicy(1.01)).apply()
+    after = world.store.compact(arrowstate.CompactionPolicy(1.01)).apply()
 
     (operator,) = after.entry.operators
     formats = {r.format for item in operator.subtasks for r in subtask_runs(world.storage, operator, item)["total"]}
@@ -582,13 +564,13 @@ def test_a_parquet_checkpoint_is_compacted_into_parquet(world):
 def test_a_savepoint_folder_can_be_compacted(world, tmp_path):
     world.churn()
     savepoint = world.store.savepoint(str(tmp_path / "copy"))
-    store = StateStore(savepoint.storage, savepoint.store_id, clock_ms=lambda: 0, new_id=world.new_id)
+    store = arrowstate.StateStore(savepoint.storage, savepoint.store_id, clock_ms=lambda: 0, new_id=world.new_id)
     with store.writer(compaction=None) as writer:
         world.backends = [savepoint.restore("op")]
         world.writer = writer
         world.add(np.arange(1000), 4)
         world.checkpoint()
 
-    assert store.compact(CompactionPolicy(1.01)).apply().entry.kind == "compaction"
+    assert store.compact(arrowstate.CompactionPolicy(1.01)).apply().entry.kind == "compaction"
 
     world.check(store.latest())

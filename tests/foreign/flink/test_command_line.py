@@ -1,7 +1,5 @@
 """`arrowstate flink`: types, rows, hints, states that are named, and notes that are whole."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -5,8 +5,6 @@ The job is in `generator/HalfJob.java`: event i has the key (i * 7) % 13, the am
 first 200.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """From a savepoint of Flink to a checkpoint of ours: the same rows, states that go on, and what cannot come along."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ The job is in `generator/SessionJob.java`: 50 sessions are open in the savepoint
 events of the second half are (i * 7) % 10, i % 10 + 1 and 100000 + 300 * i.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """A window operator over one or more subtasks of a job, which can fail and come back at another scale."""
 
-from __future__ import annotations
-
 import uuid
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Which windows an element is in."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given

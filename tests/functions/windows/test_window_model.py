@@ -3,8 +3,6 @@
 The long form tries fifty times as many.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,23 +1,11 @@
 """When windows fire, what is late, and what stays."""
 
-from __future__ import annotations
-
 import datetime
 
 import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.errors import (
-    IncompatibleStateError,
-    InvalidInputError,
-    KeyOutOfRangeError,
-    KeyTypeError,
-    NullKeyError,
-    ProcessElementError,
-    ValueOverflowError,
-    ValueTypeError,
-)
 from arrowstate.windows import (
     CountWindows,
     EventTimeSessionWindows,
@@ -440,7 +428,7 @@ def test_a_callable_that_returns_none_leaves_its_window_without_a_result():
 def test_arguments_that_do_not_fit_are_refused_and_make_no_state(windows, descriptor, options, match):
     one = backend()
 
-    with pytest.raises(InvalidInputError, match=match):
+    with pytest.raises(arrowstate.InvalidInputError, match=match):
         WindowOperator(one, windows, descriptor, **options)
 
     assert one.state_names == ()
@@ -450,7 +438,7 @@ def test_a_state_of_another_kind_is_refused():
     one = backend()
     WindowOperator(one, TumblingEventTimeWindows(10), SUM)
 
-    with pytest.raises(IncompatibleStateError):
+    with pytest.raises(arrowstate.IncompatibleStateError):
         WindowOperator(one, TumblingEventTimeWindows(10), LIST)
 
 
@@ -460,18 +448,24 @@ def test_a_state_of_another_kind_is_refused():
 @pytest.mark.parametrize(
     ("error", "keys", "times", "values", "match"),
     [
-        (NullKeyError, ["a", None], [1, 2], [1, 2], "user"),
-        (KeyTypeError, [1, 2], [1, 2], [1, 2], "user"),
-        (KeyOutOfRangeError, ["a", "b", "c", "d", "e", "f"], [1] * 6, [1] * 6, "key group"),
-        (InvalidInputError, ["a", "a"], [1, None], [1, 2], "timestamp must not be null, the one in row 1"),
-        (InvalidInputError, ["a", "a"], [1], [1, 2], "2 keys need 2 timestamps"),
-        (InvalidInputError, ["a", "a"], None, [1, 2], "needs a timestamp"),
-        (ValueTypeError, ["a", "a"], [1, 1.5], [1, 2], "timestamps"),
-        (InvalidInputError, ["a", "a"], [1, 2], [1, None], "value of a window must not be null, the one in row 1"),
-        (InvalidInputError, ["a", "a"], [1, 2], [1], "2 keys need 2 values"),
-        (ValueTypeError, ["a", "a"], [1, 2], pa.array(["x", "y"]), "v"),
-        (ValueTypeError, ["a", "a"], [-50, -50], pa.array(["x", "y"]), "v"),
-        (ValueOverflowError, ["a", "a"], [1, 2], [1, HIGHEST], "v"),
+        (arrowstate.NullKeyError, ["a", None], [1, 2], [1, 2], "user"),
+        (arrowstate.KeyTypeError, [1, 2], [1, 2], [1, 2], "user"),
+        (arrowstate.KeyOutOfRangeError, ["a", "b", "c", "d", "e", "f"], [1] * 6, [1] * 6, "key group"),
+        (arrowstate.InvalidInputError, ["a", "a"], [1, None], [1, 2], "timestamp must not be null, the one in row 1"),
+        (arrowstate.InvalidInputError, ["a", "a"], [1], [1, 2], "2 keys need 2 timestamps"),
+        (arrowstate.InvalidInputError, ["a", "a"], None, [1, 2], "needs a timestamp"),
+        (arrowstate.ValueTypeError, ["a", "a"], [1, 1.5], [1, 2], "timestamps"),
+        (
+            arrowstate.InvalidInputError,
+            ["a", "a"],
+            [1, 2],
+            [1, None],
+            "value of a window must not be null, the one in row 1",
+        ),
+        (arrowstate.InvalidInputError, ["a", "a"], [1, 2], [1], "2 keys need 2 values"),
+        (arrowstate.ValueTypeError, ["a", "a"], [1, 2], pa.array(["x", "y"]), "v"),
+        (arrowstate.ValueTypeError, ["a", "a"], [-50, -50], pa.array(["x", "y"]), "v"),
+        (arrowstate.ValueOverflowError, ["a", "a"], [1, 2], [1, HIGHEST], "v"),
     ],
 )
 def test_a_batch_that_does_not_fit_changes_nothing(windows, error, keys, times, values, match):
@@ -498,7 +492,7 @@ def test_windows_without_time_take_no_timestamps(windows):
     trigger = Trigger(2) if windows == GlobalWindows() else None
     operator = WindowOperator(backend(), windows, SUM, trigger=trigger)
 
-    with pytest.raises(InvalidInputError, match="knows no time; pass None"):
+    with pytest.raises(arrowstate.InvalidInputError, match="knows no time; pass None"):
         operator.process(["a"], [1], [1])
 
 
@@ -507,7 +501,7 @@ def test_a_batch_that_fails_after_sessions_were_merged_leaves_them_apart(latenes
     operator = WindowOperator(backend(), EventTimeSessionWindows(10), SUM, allowed_lateness_ms=lateness)
     operator.process(["a", "a"], [0, 15], [HIGHEST - 10, 5])
 
-    with pytest.raises(ValueOverflowError):
+    with pytest.raises(arrowstate.ValueOverflowError):
         operator.process(["a"], [8], [100])
 
     assert operator.advance_watermark(9).column("v").to_pylist() == [HIGHEST - 10]
@@ -519,7 +513,7 @@ def test_a_session_that_fired_is_one_that_fired_still_after_a_batch_that_fails()
     operator.process(["a", "a"], [0, 15], [HIGHEST - 10, 5])
     operator.advance_watermark(9)
 
-    with pytest.raises(ValueOverflowError):
+    with pytest.raises(arrowstate.ValueOverflowError):
         operator.process(["a"], [8], [100])
 
     assert operator.advance_watermark(24).column("v").to_pylist() == [5]
@@ -532,7 +526,7 @@ def test_a_batch_whose_count_windows_fail_is_not_counted():
     operator = WindowOperator(backend(), CountWindows(2), SUM)
     operator.process(["a"], None, [HIGHEST])
 
-    with pytest.raises(ValueOverflowError):
+    with pytest.raises(arrowstate.ValueOverflowError):
         operator.process(["a", "b"], None, [1, 1])
 
     assert operator.process(["a", "b", "b"], None, [0, 1, 2]).fired.column("v").to_pylist() == [HIGHEST, 3]
@@ -609,7 +603,7 @@ def test_a_reducer_that_raises_leaves_windows_as_they_were():
     operator = WindowOperator(backend(), SlidingEventTimeWindows(10, 5), state, trigger=Trigger(2))
     operator.process(["a"], [7], [1])
 
-    with pytest.raises(ProcessElementError, match="negative"):
+    with pytest.raises(arrowstate.ProcessElementError, match="negative"):
         operator.process(["a", "b"], [8, 8], [-1, 1])
 
     assert operator.process(["a"], [8], [2]).fired.column("v").to_pylist() == [3, 3]

@@ -1,19 +1,9 @@
 """The keyed backend of a subtask: its arguments, its states, freezing."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
-from arrowstate import (
-    IncompatibleStateError,
-    InvalidInputError,
-    KeyedStateBackend,
-    KeyGroupRange,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-    open_store,
-)
+import arrowstate
 
 USER = pa.schema([("user", pa.string())])
 DELAYS = pa.struct([("n", pa.int64()), ("total", pa.int64())])
@@ -21,12 +11,12 @@ DELAYS = pa.struct([("n", pa.int64()), ("total", pa.int64())])
 
 @pytest.fixture
 def backend():
-    return KeyedStateBackend(key=USER, max_parallelism=128)
+    return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
 
 
 @pytest.fixture
 def store(tmp_path):
-    return open_store(tmp_path / "store", create=True)
+    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +24,7 @@ def store(tmp_path):
     [
         {"max_parallelism": 0},
         {"max_parallelism": 32769},
-        {"max_parallelism": 128, "key_groups": KeyGroupRange(0, 128)},
+        {"max_parallelism": 128, "key_groups": arrowstate.KeyGroupRange(0, 128)},
         {"max_parallelism": 128, "memory_budget_bytes": -1},
         {"max_parallelism": 128, "key": pa.schema([])},
         {"max_parallelism": 128, "key": pa.schema([("k", pa.map_(pa.string(), pa.int64()))])},
@@ -42,24 +32,24 @@ def store(tmp_path):
     ids=str,
 )
 def test_an_argument_out_of_range_is_refused(arguments):
-    with pytest.raises(InvalidInputError):
-        KeyedStateBackend(**{"key": USER, **arguments})
+    with pytest.raises(arrowstate.InvalidInputError):
+        arrowstate.KeyedStateBackend(**{"key": USER, **arguments})
 
 
 def test_a_backend_owns_all_key_groups_unless_told_otherwise(backend):
-    assert backend.key_groups == KeyGroupRange(0, 127)
-    assert KeyedStateBackend(key=USER, max_parallelism=7, key_groups=KeyGroupRange(6, 6)).key_groups == KeyGroupRange(
-        6, 6
-    )
+    assert backend.key_groups == arrowstate.KeyGroupRange(0, 127)
+    assert arrowstate.KeyedStateBackend(
+        key=USER, max_parallelism=7, key_groups=arrowstate.KeyGroupRange(6, 6)
+    ).key_groups == arrowstate.KeyGroupRange(6, 6)
 
 
 SAME_NAME = [
-    ValueStateDescriptor("s", pa.int64()),
-    ValueStateDescriptor("s", pa.string()),
-    ReducingStateDescriptor("s", pa.int64(), reduce="sum"),
-    ReducingStateDescriptor("s", pa.int64(), reduce="max"),
-    ReducingStateDescriptor("s", DELAYS, reduce={"n": "count", "total": "sum"}),
-    ReducingStateDescriptor("s", DELAYS, reduce={"n": "sum", "total": "sum"}),
+    arrowstate.ValueStateDescriptor("s", pa.int64()),
+    arrowstate.ValueStateDescriptor("s", pa.string()),
+    arrowstate.ReducingStateDescriptor("s", pa.int64(), reduce="sum"),
+    arrowstate.ReducingStateDescriptor("s", pa.int64(), reduce="max"),
+    arrowstate.ReducingStateDescriptor("s", DELAYS, reduce={"n": "count", "total": "sum"}),
+    arrowstate.ReducingStateDescriptor("s", DELAYS, reduce={"n": "sum", "total": "sum"}),
 ]
 
 WIDER = {(1, 0)}
@@ -71,7 +61,7 @@ def test_a_name_used_with_another_kind_type_or_reducer_is_refused_at_once(backen
     state = backend.state(SAME_NAME[number])
 
     for descriptor in [*SAME_NAME[:number], *SAME_NAME[number + 1 :]]:
-        with pytest.raises(IncompatibleStateError, match="state 's'"):
+        with pytest.raises(arrowstate.IncompatibleStateError, match="state 's'"):
             backend.state(descriptor)
 
     assert backend.state(SAME_NAME[number]) is state
@@ -79,32 +69,32 @@ def test_a_name_used_with_another_kind_type_or_reducer_is_refused_at_once(backen
 
 
 def test_a_name_used_with_another_default_is_refused(backend):
-    state = backend.state(ValueStateDescriptor("s", pa.int64(), default=1))
+    state = backend.state(arrowstate.ValueStateDescriptor("s", pa.int64(), default=1))
 
-    with pytest.raises(InvalidInputError, match="the default 1, got the default 2"):
-        backend.state(ValueStateDescriptor("s", pa.int64(), default=2))
+    with pytest.raises(arrowstate.InvalidInputError, match="the default 1, got the default 2"):
+        backend.state(arrowstate.ValueStateDescriptor("s", pa.int64(), default=2))
 
-    assert backend.state(ValueStateDescriptor("s", pa.int64(), default=1)) is state
+    assert backend.state(arrowstate.ValueStateDescriptor("s", pa.int64(), default=1)) is state
 
 
 def test_names_must_differ_in_more_than_case(backend):
-    backend.state(ValueStateDescriptor("clicks", pa.int64()))
+    backend.state(arrowstate.ValueStateDescriptor("clicks", pa.int64()))
 
-    with pytest.raises(InvalidInputError, match="'clicks' exists"):
-        backend.state(ValueStateDescriptor("Clicks", pa.int64()))
+    with pytest.raises(arrowstate.InvalidInputError, match="'clicks' exists"):
+        backend.state(arrowstate.ValueStateDescriptor("Clicks", pa.int64()))
 
 
 def test_a_state_whose_columns_clash_with_the_key_is_refused_and_not_kept():
-    backend = KeyedStateBackend(key=pa.schema([("n", pa.int64()), ("s_n", pa.int64())]), max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64()), ("s_n", pa.int64())]), max_parallelism=128)
 
-    with pytest.raises(InvalidInputError, match="clash"):
-        backend.state(ValueStateDescriptor("s", pa.struct([("n", pa.int64())])))
+    with pytest.raises(arrowstate.InvalidInputError, match="clash"):
+        backend.state(arrowstate.ValueStateDescriptor("s", pa.struct([("n", pa.int64())])))
 
     assert backend.state_names == ()
 
 
 def test_what_is_no_descriptor_is_refused(backend):
-    with pytest.raises(InvalidInputError, match="descriptor"):
+    with pytest.raises(arrowstate.InvalidInputError, match="descriptor"):
         backend.state("clicks")
 
 
@@ -120,26 +110,26 @@ def test_a_restored_state_is_taken_up_by_its_own_descriptor_or_a_wider_one(store
     refused = [other for other in range(len(SAME_NAME)) if other != number and (number, other) not in WIDER]
 
     for other in refused:
-        with pytest.raises(IncompatibleStateError, match="state 's"):
+        with pytest.raises(arrowstate.IncompatibleStateError, match="state 's"):
             again.state(SAME_NAME[other])
 
     assert again.state(SAME_NAME[number]).descriptor == SAME_NAME[number]
 
 
 def test_a_restored_state_gets_its_default_from_the_first_descriptor(store, backend):
-    backend.state(ValueStateDescriptor("s", pa.int64(), default=1)).update_batch(["ann"], [5])
+    backend.state(arrowstate.ValueStateDescriptor("s", pa.int64(), default=1)).update_batch(["ann"], [5])
     again = restored(store, backend)
 
-    state = again.state(ValueStateDescriptor("s", pa.int64(), default=7))
+    state = again.state(arrowstate.ValueStateDescriptor("s", pa.int64(), default=7))
 
     assert state.get_batch(["ann", "bob"]).to_pylist() == [5, 7]
-    with pytest.raises(InvalidInputError, match="default 7"):
-        again.state(ValueStateDescriptor("s", pa.int64(), default=1))
+    with pytest.raises(arrowstate.InvalidInputError, match="default 7"):
+        again.state(arrowstate.ValueStateDescriptor("s", pa.int64(), default=1))
 
 
 def test_a_state_that_no_operator_touches_survives_into_the_next_snapshot(store, backend):
-    used = ValueStateDescriptor("used", pa.int64())
-    untouched = ReducingStateDescriptor("untouched", pa.int64(), reduce="sum")
+    used = arrowstate.ValueStateDescriptor("used", pa.int64())
+    untouched = arrowstate.ReducingStateDescriptor("untouched", pa.int64(), reduce="sum")
     backend.state(used).update_batch(["ann"], [1])
     backend.state(untouched).add_batch(["ann", "bob"], [5, 6])
     with store.writer() as writer:
@@ -166,8 +156,8 @@ def contents(frozen):
 
 
 def test_a_frozen_subtask_does_not_change_when_the_backend_does(backend):
-    city = backend.state(ValueStateDescriptor("city", pa.string()))
-    clicks = backend.state(ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
+    clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
     city.update_batch(["ann", "bob"], ["Rome", "Oslo"])
     clicks.add_batch(["ann"], [1])
     backend.current_key = "eve"
@@ -176,7 +166,7 @@ def test_a_frozen_subtask_does_not_change_when_the_backend_does(backend):
     frozen = backend.freeze()
     city.update_batch(["ann", "bob", "zoe"], ["Bonn", None, "Kiev"])
     clicks.add_batch(["ann", "bob"], [10, 10])
-    backend.state(ValueStateDescriptor("late", pa.int64()))
+    backend.state(arrowstate.ValueStateDescriptor("late", pa.int64()))
     city.clear()
 
     assert contents(frozen) == {
@@ -189,7 +179,7 @@ def test_a_frozen_subtask_does_not_change_when_the_backend_does(backend):
 def test_a_backend_without_states_or_rows_makes_a_checkpoint(store, backend):
     again = restored(store, backend)
     assert again.state_names == ()
-    state = again.state(ValueStateDescriptor("s", pa.int64()))
+    state = again.state(arrowstate.ValueStateDescriptor("s", pa.int64()))
 
     last = restored(store, again)
 
@@ -198,7 +188,7 @@ def test_a_backend_without_states_or_rows_makes_a_checkpoint(store, backend):
 
 
 def test_a_budget_holds_for_a_restored_backend_too(tmp_path, store, backend):
-    clicks = ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
     names = [f"user {number}" for number in range(5000)]
     backend.state(clicks).add_batch(names, [1] * 5000)
     with store.writer() as writer:
@@ -219,10 +209,10 @@ def test_a_budget_holds_for_a_restored_backend_too(tmp_path, store, backend):
 
 def test_the_states_of_a_backend_share_its_budget(tmp_path):
     budget = 3_000_000
-    backend = KeyedStateBackend(
+    backend = arrowstate.KeyedStateBackend(
         key=pa.schema([("k", pa.int64())]), max_parallelism=8, memory_budget_bytes=budget, spill_dir=tmp_path
     )
-    states = [backend.state(ValueStateDescriptor(f"s{n}", pa.int64())) for n in range(4)]
+    states = [backend.state(arrowstate.ValueStateDescriptor(f"s{n}", pa.int64())) for n in range(4)]
     keys = pa.array(range(50_000))
 
     for _ in range(3):
@@ -236,8 +226,8 @@ def test_the_states_of_a_backend_share_its_budget(tmp_path):
 
 
 def test_freezing_moves_scalar_writes_into_a_run_and_merges_nothing():
-    backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
-    state = backend.state(ValueStateDescriptor("s", pa.int64()))
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
+    state = backend.state(arrowstate.ValueStateDescriptor("s", pa.int64()))
     for start in range(0, 80, 10):
         state.update_batch(list(range(start, start + 10)), list(range(10)))
     backend.current_key = 1000

@@ -3,19 +3,11 @@
 What operator state means is in `arrowstate.testing.OperatorStateSuite`.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
 import arrowstate
 from arrowstate.cli import main
-from arrowstate.errors import (
-    CorruptDataError,
-    InvalidInputError,
-    OperatorNotFoundError,
-    StateNotFoundError,
-)
 from arrowstate.state.backend import broadcast
 
 OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
@@ -70,21 +62,21 @@ def test_damage_is_reported_wherever_it_is(store, tmp_path):
 
     for damaged in (whole[:-1], whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:], b""):
         path.write_bytes(damaged)
-        with pytest.raises(CorruptDataError, match="offsets"):
+        with pytest.raises(arrowstate.CorruptDataError, match="offsets"):
             snapshot.restore_operator_state("source")
     path.unlink()
-    with pytest.raises(CorruptDataError, match="missing"):
+    with pytest.raises(arrowstate.CorruptDataError, match="missing"):
         snapshot.restore_operator_state("source")
 
 
 def test_names_that_do_not_exist_say_what_there_is(store):
     snapshot = snapshot_of(store, [backend_of()])
 
-    with pytest.raises(OperatorNotFoundError, match="source"):
+    with pytest.raises(arrowstate.OperatorNotFoundError, match="source"):
         snapshot.restore_operator_state("sink")
-    with pytest.raises(StateNotFoundError, match="'offsets', 'seen', 'rules'"):
+    with pytest.raises(arrowstate.StateNotFoundError, match="'offsets', 'seen', 'rules'"):
         snapshot.operator_state("source", "offset")
-    with pytest.raises(StateNotFoundError, match="'offsets', 'seen', 'rules'"):
+    with pytest.raises(arrowstate.StateNotFoundError, match="'offsets', 'seen', 'rules'"):
         snapshot.restore_operator_state("source").existing("offset")
 
 
@@ -92,7 +84,7 @@ def test_names_that_do_not_exist_say_what_there_is(store):
 def test_a_subtask_that_cannot_be_is_refused(store, parallelism, subtask):
     snapshot = snapshot_of(store, [backend_of()])
 
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(arrowstate.InvalidInputError):
         snapshot.restore_operator_state("source", parallelism=parallelism, subtask=subtask)
 
 
@@ -106,14 +98,14 @@ def keyed_backends(count):
 
 
 def test_the_subtasks_of_keyed_and_operator_state_agree(store):
-    with pytest.raises(InvalidInputError, match="2 backends of keyed state and 1"):
+    with pytest.raises(arrowstate.InvalidInputError, match="2 backends of keyed state and 1"):
         store.writer().checkpoint({"source": keyed_backends(2)}, operator_states={"source": [backend_of()]})
 
 
 def test_subtasks_with_other_states_are_refused_and_nothing_is_left(store, tmp_path):
     other = arrowstate.OperatorStateBackend()
 
-    with pytest.raises(InvalidInputError, match="same operator states"):
+    with pytest.raises(arrowstate.InvalidInputError, match="same operator states"):
         snapshot_of(store, [backend_of(offsets=range(5000)), other])
 
     assert not list((tmp_path / "store").rglob("*.arrow"))
@@ -123,11 +115,11 @@ def test_a_checkpoint_that_would_drop_operator_state_is_refused(store):
     writer = store.writer()
     writer.checkpoint({"a": keyed_backends(1)}, operator_states={"a": [backend_of()], "b": [backend_of()]})
 
-    with pytest.raises(InvalidInputError, match="drop the state of b"):
+    with pytest.raises(arrowstate.InvalidInputError, match="drop the state of b"):
         writer.checkpoint({"a": keyed_backends(1)}, operator_states={"a": [backend_of()]})
-    with pytest.raises(InvalidInputError, match="drop the state of a"):
+    with pytest.raises(arrowstate.InvalidInputError, match="drop the state of a"):
         writer.checkpoint({}, operator_states={"a": [backend_of()], "b": [backend_of()]})
-    with pytest.raises(InvalidInputError, match="operator state offsets, seen, rules of a"):
+    with pytest.raises(arrowstate.InvalidInputError, match="operator state offsets, seen, rules of a"):
         writer.checkpoint({"a": keyed_backends(1)}, operator_states={"b": [backend_of()]})
 
     dropped = writer.checkpoint({"a": keyed_backends(1)}, allow_dropped_state=True)
@@ -162,7 +154,7 @@ def test_the_command_line_shows_and_checks_operator_state(store, tmp_path, capsy
 
 
 def test_an_operator_without_keyed_state_has_no_keyed_backend(store):
-    with pytest.raises(InvalidInputError, match="restore_operator_state"):
+    with pytest.raises(arrowstate.InvalidInputError, match="restore_operator_state"):
         snapshot_of(store, [backend_of()]).restore("source")
 
 
@@ -190,7 +182,7 @@ def test_a_broadcast_state_whose_file_was_damaged_since_is_refused(store, tmp_pa
     (path,) = (tmp_path / "store" / "data").rglob("*.arrow")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
 
-    with pytest.raises(CorruptDataError, match="rules"):
+    with pytest.raises(arrowstate.CorruptDataError, match="rules"):
         snapshot.restore_operator_state("source")
 
 

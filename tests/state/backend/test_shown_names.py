@@ -1,7 +1,5 @@
 """What completion shows of what users hold: their verbs, and nothing that the project itself calls."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -9,33 +9,18 @@ from __future__ import annotations
 
 from typing import Literal
 
+import arrowstate
 from arrowstate.bootstrap.planning import AskedStates
 from arrowstate.bootstrap.tables import TableFill, fill_operators, plan_table
-from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.writer import CheckpointWriter
-from arrowstate.errors import (
-    ArrowStateError,
-    CheckpointNotFoundError,
-    CheckpointsCollectedError,
-    CollectedError,
-    CommitUnknownError,
-    CompactionConflictError,
-    CorruptDataError,
-    FencedError,
-    InvalidInputError,
-    NotFoundError,
-    StorageError,
-)
 from arrowstate.files.savepoint import write_savepoint
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.leases import CheckpointLease
 from arrowstate.log.timeline import steps_between
-from arrowstate.store import StateStore
 from arrowstate.upkeep.collection import apply_collection
 from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.compaction import apply_store_compaction, plan_store_compaction
-from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import LogEntryDocument
 from simulation.content import (
     MAX_PARALLELISM,
@@ -61,9 +46,9 @@ def _write(process: Process) -> None:
     for _ in range(process.actor.random.randint(1, 3)):
         try:
             _write_until_stopped(process)
-        except FencedError:
+        except arrowstate.FencedError:
             continue
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
 
 
@@ -99,7 +84,7 @@ def _write_until_stopped(process: Process, checkpoints: int | None = None) -> No
         backends, base, rollback, secure, started_at_ms = changed, token, False, in_time, process.now_ms()
 
 
-def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
+def _start(process: Process, store: arrowstate.StateStore) -> tuple[Backends, str | None]:
     """Restore the newest checkpoint, now and then an older one, or the newest that is whole; or begin anew."""
     draw = process.actor.random
     parallelism = draw.randint(1, 2)
@@ -111,7 +96,7 @@ def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
         entry = draw.choice([*log.backwards()] or [entry])
     try:
         return _restored(process, store, entry, parallelism)
-    except (CollectedError, CorruptDataError) as error:
+    except (arrowstate.CollectedError, arrowstate.CorruptDataError) as error:
         process.explained(error)
     acknowledged = process.oracle.newest_acknowledged()
     try:
@@ -119,14 +104,16 @@ def _start(process: Process, store: StateStore) -> tuple[Backends, str | None]:
         if whole.number < acknowledged:
             process.oracle.violated(f"{process.name} was given {whole.number} as the newest that is whole")
         return _restored(process, store, whole, parallelism)
-    except (CollectedError, CorruptDataError) as error:
+    except (arrowstate.CollectedError, arrowstate.CorruptDataError) as error:
         process.explained(error)
         if acknowledged:
             process.oracle.violated(f"{process.name} finds no checkpoint that is whole: {error}")
         return new_backends(parallelism), None
 
 
-def _restored(process: Process, store: StateStore, entry: LogEntryDocument, parallelism: int) -> tuple[Backends, str]:
+def _restored(
+    process: Process, store: arrowstate.StateStore, entry: LogEntryDocument, parallelism: int
+) -> tuple[Backends, str]:
     token: str = entry.properties["token"]
     content = process.oracle.promises[token].content
     with reading_checkpoint(process.storage, entry):
@@ -151,12 +138,12 @@ def _committed(
                     properties={"token": token},
                     format=format,
                 )
-        except (CollectedError, CommitUnknownError) as error:
+        except (arrowstate.CollectedError, arrowstate.CommitUnknownError) as error:
             _check_in_time(process, writer, error, faults, secure_from_ms)
             process.explained(error)
-            if attempt == 2 or isinstance(error, CommitUnknownError):
+            if attempt == 2 or isinstance(error, arrowstate.CommitUnknownError):
                 raise
-        except StorageError as error:
+        except arrowstate.StorageError as error:
             process.explained(error)
             if attempt == 2:
                 raise
@@ -164,7 +151,11 @@ def _committed(
 
 
 def _check_in_time(
-    process: Process, writer: CheckpointWriter, error: ArrowStateError, faults: int, secure_from_ms: int | None
+    process: Process,
+    writer: CheckpointWriter,
+    error: arrowstate.ArrowStateError,
+    faults: int,
+    secure_from_ms: int | None,
 ) -> None:
     """Check that no collection stopped a commit that was within its grace period, by the writer that may commit."""
     grace_ms = process.nominal_grace_ms
@@ -196,11 +187,11 @@ def _read(process: Process) -> None:
                 _read_leased(process, store, entry)
             elif entry is not None:
                 oracle.read(process.name, entry, content_of(process.storage, store.store_id, entry, draw.randint(1, 2)))
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
 
 
-def _read_leased(process: Process, store: StateStore, entry: LogEntryDocument) -> None:
+def _read_leased(process: Process, store: arrowstate.StateStore, entry: LogEntryDocument) -> None:
     """Read a checkpoint twice under a lease, which nobody may take the files from under."""
     oracle, actor = process.oracle, process.actor
     assert entry.checkpoint_id is not None, "a fence is no checkpoint"
@@ -220,7 +211,7 @@ def _read_leased(process: Process, store: StateStore, entry: LogEntryDocument) -
         oracle.lease(process.name, number, lease.expires_at_ms)
         try:
             oracle.read(process.name, lease.entry, content_of(process.storage, store.store_id, lease.entry))
-        except CorruptDataError as error:
+        except arrowstate.CorruptDataError as error:
             if oracle.is_leased(process.name):
                 oracle.violated(f"{process.name} lost a file of checkpoint {number} under its lease: {error}")
             raise
@@ -239,15 +230,15 @@ def _follow(process: Process) -> None:
             there = [*CommitLog(process.storage).backwards()]
             if there:
                 _follow_on(process, store, draw.choice(there))
-        except CheckpointsCollectedError:
+        except arrowstate.CheckpointsCollectedError:
             # The lease had ended, or could not be taken in time.
             continue
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
         process.actor.wait(draw.choice((20, 60)))
 
 
-def _follow_on(process: Process, store: StateStore, entry: LogEntryDocument) -> None:
+def _follow_on(process: Process, store: arrowstate.StateStore, entry: LogEntryDocument) -> None:
     oracle, actor, log = process.oracle, process.actor, CommitLog(process.storage)
     assert entry.checkpoint_id is not None, "a fence is no checkpoint"
     lease = CheckpointLease(
@@ -271,7 +262,7 @@ def _follow_on(process: Process, store: StateStore, entry: LogEntryDocument) -> 
                 commit = oracle.commit(following.number)
                 if commit is not None and commit.acknowledged:
                     oracle.read(process.name, following, content_of(process.storage, store.store_id, following))
-        except (CheckpointsCollectedError, CorruptDataError) as error:
+        except (arrowstate.CheckpointsCollectedError, arrowstate.CorruptDataError) as error:
             if oracle.is_leased(process.name):
                 oracle.violated(f"{process.name} lost what came after checkpoint {held} under its lease: {error}")
             raise
@@ -289,7 +280,7 @@ def _follow_on(process: Process, store: StateStore, entry: LogEntryDocument) -> 
 def _compact(process: Process) -> None:
     """Compact the newest checkpoint again and again, sometimes by a plan that is old."""
     draw, oracle = process.actor.random, process.oracle
-    policy = CompactionPolicy(
+    policy = arrowstate.CompactionPolicy(
         max_space_amplification=draw.choice((1.01, 1.5)), max_small_files=draw.choice((1, 4)), min_bytes=0
     )
     for _ in range(draw.randint(2, 4)):
@@ -309,9 +300,9 @@ def _compact(process: Process) -> None:
             if report.entry is not None:
                 oracle.acknowledged(report.entry)
                 oracle.late.add(report.entry.number)
-        except (CheckpointNotFoundError, CompactionConflictError):
+        except (arrowstate.CheckpointNotFoundError, arrowstate.CompactionConflictError):
             process.actor.wait(20)
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
 
 
@@ -322,13 +313,13 @@ def _load(process: Process) -> None:
         process.actor.wait(draw.choice((5, 30, 80)))
         try:
             _load_once(process)
-        except FencedError:
+        except arrowstate.FencedError:
             continue
-        except InvalidInputError as error:
+        except arrowstate.InvalidInputError as error:
             # Another one has made the operator meanwhile, with another number of subtasks.
             if "so its parallelism must stay" not in str(error):
                 process.explained(error)
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
 
 
@@ -389,13 +380,13 @@ def _save(process: Process) -> None:
                     clock_ms=process.actor.clock_ms,
                 )
                 process.oracle.saved(folder, entry.properties["token"])
-        except CheckpointNotFoundError:
+        except arrowstate.CheckpointNotFoundError:
             process.actor.wait(20)
-        except InvalidInputError as error:
+        except arrowstate.InvalidInputError as error:
             # What an earlier attempt left, when deleting it failed.
             if not process.actor.faults:
                 process.explained(error)
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
 
 
@@ -414,20 +405,20 @@ def _tag(process: Process) -> None:
             if draw.random() < 0.4:
                 oracle.untag(name)
                 store.untag(name)
-        except CheckpointNotFoundError:
+        except arrowstate.CheckpointNotFoundError:
             process.actor.wait(20)
-        except NotFoundError as error:
+        except arrowstate.NotFoundError as error:
             # Deleting it, the answer was lost.
             if not process.actor.faults:
                 process.explained(error)
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
 
 
 def _collect(process: Process) -> None:
     """Collect again and again, sometimes by a plan that is old, sometimes twice by the same."""
     draw, oracle = process.actor.random, process.oracle
-    policy = RetentionPolicy(count=oracle.retained or 1)
+    policy = arrowstate.RetentionPolicy(count=oracle.retained or 1)
     for _ in range(draw.randint(3, 9)):
         process.actor.wait(draw.choice((5, 20, 50)))
         try:
@@ -445,12 +436,12 @@ def _collect(process: Process) -> None:
             for _ in range(draw.choice((1, 1, 2))):
                 now_ms, new_id = process.actor.clock_ms(), process.actor.new_id
                 apply_collection(process.storage, plan, now_ms=now_ms, new_id=new_id, portions=portions)
-        except CorruptDataError as error:
+        except arrowstate.CorruptDataError as error:
             # A tag that was removed came back with a request that was late; it is to be removed again. Or a lease that
             # holds nothing stands in the way until it ends.
             if error.path not in (*oracle.strange_tags(), *oracle.lost_leases()):
                 oracle.violated(f"{process.name} found damage, and nothing but collections took files: {error}")
-        except ArrowStateError as error:
+        except arrowstate.ArrowStateError as error:
             process.explained(error)
 
 

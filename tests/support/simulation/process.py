@@ -6,17 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from arrowstate.errors import (
-    ArrowStateError,
-    CheckpointNotFoundError,
-    CollectedError,
-    CommitUnknownError,
-    CorruptDataError,
-    StorageError,
-)
+import arrowstate
 from arrowstate.log.entries import open_store_document
 from arrowstate.storage.base import Storage
-from arrowstate.store import StateStore
 from arrowstate.upkeep.planned import Portions
 from simulation.oracle import Oracle
 from simulation.scheduler import Actor
@@ -57,11 +49,11 @@ class Process:
         self.tokens += 1
         return f"{self.name}/{self.tokens}"
 
-    def open(self) -> StateStore:
+    def open(self) -> arrowstate.StateStore:
         """Open the store as a new process does."""
         self._began = (self.oracle.deletions, self.oracle.statements, self.actor.faults)
         store_id = open_store_document(self.storage).store_id
-        return StateStore(self.storage, store_id, clock_ms=self.actor.clock_ms, new_id=self.actor.new_id)
+        return arrowstate.StateStore(self.storage, store_id, clock_ms=self.actor.clock_ms, new_id=self.actor.new_id)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -69,7 +61,7 @@ class Process:
         faults, made = self.actor.faults, len(self.made)
         try:
             yield
-        except CommitUnknownError:
+        except arrowstate.CommitUnknownError:
             # It may be committed, so what it wrote must stay.
             raise
         except BaseException:
@@ -81,21 +73,21 @@ class Process:
         if self.actor.faults == faults and not self.actor.stopped:
             self.oracle.settled(self.made[made:], self.name)
 
-    def explained(self, error: ArrowStateError) -> None:
+    def explained(self, error: arrowstate.ArrowStateError) -> None:
         """Note an error as a violation, unless something that happened since `open` allows it."""
         oracle = self.oracle
         deletions, statements, faults = self._began
         collects = oracle.retained is not None
         went = oracle.deletions > deletions or oracle.statements > statements
         collected = collects and (went or oracle.doubtful())
-        if isinstance(error, CollectedError | CommitUnknownError):
+        if isinstance(error, arrowstate.CollectedError | arrowstate.CommitUnknownError):
             # A commit that a collection met on its way; `_check_in_time` looks whether it may have.
             allowed = collects or self.actor.faults > faults
-        elif isinstance(error, StorageError):
+        elif isinstance(error, arrowstate.StorageError):
             allowed = self.actor.faults > faults
         else:
             # Whoever holds no lease may find that a collector was there before.
-            allowed = collected and isinstance(error, CorruptDataError | CheckpointNotFoundError)
+            allowed = collected and isinstance(error, arrowstate.CorruptDataError | arrowstate.CheckpointNotFoundError)
         if not allowed:
             oracle.violated(f"{self.name} got an error that nothing explains: {type(error).__name__}: {error}")
 

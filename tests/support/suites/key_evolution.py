@@ -8,19 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arrowstate.errors import IncompatibleStateError, InvalidInputError, ProcessElementError, ValueOverflowError
-from arrowstate.schema.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
-from arrowstate.schema.evolution import SchemaEvolution
-from arrowstate.state.backend.keyed import KeyedStateBackend
+import arrowstate
+from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.state.backend.restoring import restore_backend
-from arrowstate.store import Snapshot
 from arrowstate_formats.key_groups import key_groups
 from suites.deployments import Job
 from suites.suite import TTL, KeyedStateSuite, Time
@@ -29,15 +19,15 @@ __all__ = ["KeyEvolutionSuite"]
 
 _SPACE = pa.schema([("space", pa.string())])
 _SUMS = pa.struct([("n", pa.int64()), ("most", pa.float64())])
-VALUE = ValueStateDescriptor("value", _SUMS)
-WINDOW = ValueStateDescriptor("window", pa.int64(), namespace=_SPACE)
-LIST = ListStateDescriptor("list", pa.int64())
-MAP = MapStateDescriptor("map", pa.struct([("u", pa.int32())]), pa.int64())
-SUM = ReducingStateDescriptor("sum", pa.int64(), reduce="sum")
-FIELDS = ReducingStateDescriptor("fields", _SUMS, reduce={"n": "count", "most": "max"})
-LAST = ReducingStateDescriptor("last", pa.int64(), reduce="last")
-CALLED = ReducingStateDescriptor("called", pa.string(), reduce=lambda left, right: f"{left}{right}")
-MEAN = AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")
+VALUE = arrowstate.ValueStateDescriptor("value", _SUMS)
+WINDOW = arrowstate.ValueStateDescriptor("window", pa.int64(), namespace=_SPACE)
+LIST = arrowstate.ListStateDescriptor("list", pa.int64())
+MAP = arrowstate.MapStateDescriptor("map", pa.struct([("u", pa.int32())]), pa.int64())
+SUM = arrowstate.ReducingStateDescriptor("sum", pa.int64(), reduce="sum")
+FIELDS = arrowstate.ReducingStateDescriptor("fields", _SUMS, reduce={"n": "count", "most": "max"})
+LAST = arrowstate.ReducingStateDescriptor("last", pa.int64(), reduce="last")
+CALLED = arrowstate.ReducingStateDescriptor("called", pa.string(), reduce=lambda left, right: f"{left}{right}")
+MEAN = arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")
 STATES: tuple[StateDescriptor, ...] = (VALUE, WINDOW, LIST, MAP, SUM, FIELDS, LAST, CALLED, MEAN)
 RULES: dict[str, Any] = {
     "value": "max",
@@ -66,7 +56,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
         return job
 
     @staticmethod
-    def _fill(job: Job, backend: KeyedStateBackend, keys: Sequence[tuple[int, int]]) -> None:
+    def _fill(job: Job, backend: arrowstate.KeyedStateBackend, keys: Sequence[tuple[int, int]]) -> None:
         batch = KeyEvolutionSuite._batch(job, keys, "d", pa.int32())
         numbers = [10 * k + d for k, d in keys]
         backend.state(VALUE).update_batch(batch, [{"n": n, "most": n / 2} for n in numbers])
@@ -89,7 +79,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([("k", job.key_values.type), (second, kind)]))
 
     @staticmethod
-    def _read(backend: KeyedStateBackend, keys: Any, count: int) -> dict[str, list[Any]]:
+    def _read(backend: arrowstate.KeyedStateBackend, keys: Any, count: int) -> dict[str, list[Any]]:
         """Return what every state has for the keys."""
         users = [pa.array([{"u": number}] * count, MAP.key_type) for number in (0, 1)]
         return {
@@ -107,7 +97,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
         }
 
     @staticmethod
-    def _sizes(backends: Sequence[KeyedStateBackend]) -> dict[str, int]:
+    def _sizes(backends: Sequence[arrowstate.KeyedStateBackend]) -> dict[str, int]:
         sizes = {state.name: sum(len(backend.state(state)) for backend in backends) for state in STATES}
         return {**sizes, "timers": sum(backend.timers().count() for backend in backends)}
 
@@ -118,9 +108,9 @@ class KeyEvolutionSuite(KeyedStateSuite):
         *,
         parallelism: int = 1,
         max_parallelism: int = 128,
-        snapshot: Snapshot | None = None,
+        snapshot: arrowstate.Snapshot | None = None,
         **hints: Any,
-    ) -> Snapshot:
+    ) -> arrowstate.Snapshot:
         """Checkpoint, fail, and restore under another key; return what was restored."""
         taken = snapshot or job.checkpoint()
         taken = job.savepoint() if job.deployment.savepoint and snapshot is None else taken
@@ -137,7 +127,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
                 merge_policy=job.deployment.merge_policy,
                 clock_ms=job.clock,
                 key=pa.schema(list(key.items())),
-                evolution=SchemaEvolution(**hints),
+                evolution=arrowstate.SchemaEvolution(**hints),
             )
             for subtask in range(parallelism)
         ]
@@ -265,7 +255,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
         key = {"k": people.key_values.type}
 
         remedy = f"'{state.name}' is rows of different keys.*merge={{'{state.name}': "
-        with pytest.raises(IncompatibleStateError, match=remedy):
+        with pytest.raises(arrowstate.IncompatibleStateError, match=remedy):
             self.rekey(people, key, snapshot=snapshot, dropped=["d"], merge=others)
 
         people.restore(snapshot)
@@ -299,7 +289,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
         ]
 
         for state, rule, message in wrong:
-            with pytest.raises(InvalidInputError, match=message):
+            with pytest.raises(arrowstate.InvalidInputError, match=message):
                 self.rekey(people, key, snapshot=snapshot, dropped=["d"], merge={**RULES, state: rule})
 
     def test_what_a_rule_cannot_do_fails_the_restore_alone(self, people: Job) -> None:
@@ -308,9 +298,9 @@ class KeyEvolutionSuite(KeyedStateSuite):
         snapshot = people.checkpoint()
         key = {"k": people.key_values.type}
 
-        with pytest.raises(ValueOverflowError, match="sum of state 'sum'"):
+        with pytest.raises(arrowstate.ValueOverflowError, match="sum of state 'sum'"):
             self.rekey(people, key, snapshot=snapshot, dropped=["d"], merge=RULES)
-        with pytest.raises(ProcessElementError, match="ZeroDivisionError"):
+        with pytest.raises(arrowstate.ProcessElementError, match="ZeroDivisionError"):
             self.rekey(people, key, snapshot=snapshot, dropped=["d"], merge={**RULES, "sum": lambda *_: 1 // 0})
         self.rekey(people, key, snapshot=snapshot, dropped=["d"], merge={**RULES, "sum": "max"})
 
@@ -328,7 +318,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
     def test_a_key_that_cannot_follow_is_refused(self, people: Job, key: Any, hints: Any, message: str) -> None:
         key = {name: people.key_values.type if kind is None else kind for name, kind in key.items()}
 
-        with pytest.raises(IncompatibleStateError, match=message.replace("op.k'", "op.key.k'")):
+        with pytest.raises(arrowstate.IncompatibleStateError, match=message.replace("op.k'", "op.key.k'")):
             self.rekey(people, key, **hints)
 
     def test_an_expired_row_is_not_merged_into_a_live_one(self, job: Job) -> None:
@@ -336,7 +326,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
         job.backends = [
             job.deployment.make_backend(pa.schema([("k", job.key_values.type), ("d", pa.int32())]), job.clock)
         ]
-        total = ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=TTL)
+        total = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=TTL)
         batch = self._batch(job, [(0, 0), (1, 0), (1, 1)], "d", pa.int32())
         job.state(total).add_batch(batch.slice(0, 2), [100, 1])
         time.set(60)
@@ -357,7 +347,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
         job.backends = [
             job.deployment.make_backend(pa.schema([("k", job.key_values.type), ("d", pa.int32())]), job.clock)
         ]
-        total = ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=TTL)
+        total = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=TTL)
         job.state(total).add_batch(self._batch(job, [(0, 0), (1, 1)], "d", pa.int32()), [1, 10])
         time.set(60)
         job.state(total).add_batch(self._batch(job, [(0, 1), (1, 0)], "d", pa.int32()), [2, 20])
@@ -373,7 +363,7 @@ class KeyEvolutionSuite(KeyedStateSuite):
     def test_fields_inside_keys_and_user_keys_stay_what_they_are(self, job: Job) -> None:
         place = pa.struct([("x", pa.int32()), ("y", pa.string())])
         job.backends = [job.deployment.make_backend(pa.schema([("p", place), ("d", pa.int32())]), job.clock)]
-        values = [ValueStateDescriptor("v", kind) for kind in (pa.int32(), pa.int64())]
+        values = [arrowstate.ValueStateDescriptor("v", kind) for kind in (pa.int32(), pa.int64())]
         keys = {"p": pa.array([{"x": 1, "y": "a"}, {"x": None, "y": "b"}], place), "d": pa.array([7, 8], pa.int32())}
         users = pa.array([{"u": 4}, {"u": 5}], MAP.key_type)
         job.state(values[0]).update_batch(pa.table(keys), pa.array([1, 2], pa.int32()))
@@ -399,8 +389,8 @@ class KeyEvolutionSuite(KeyedStateSuite):
         assert job.state(MAP).get_batch(moved, users).to_pylist() == [10, 20]
 
     def test_a_key_may_take_the_name_of_another_column(self, job: Job) -> None:
-        value = ValueStateDescriptor("s", pa.struct([("n", pa.int64()), ("a", pa.int64())]))
-        space = ValueStateDescriptor("w", pa.int64(), namespace=pa.schema([("n", pa.string())]))
+        value = arrowstate.ValueStateDescriptor("s", pa.struct([("n", pa.int64()), ("a", pa.int64())]))
+        space = arrowstate.ValueStateDescriptor("w", pa.int64(), namespace=pa.schema([("n", pa.string())]))
         job.state(value).update_batch(job.keys(0), [{"n": 1, "a": 2}])
         job.state(space).update_batch(job.keys(0), [3], namespace="x")
 
@@ -418,11 +408,11 @@ class KeyEvolutionSuite(KeyedStateSuite):
         keys = pa.table({"k": job.keys(0, 0), "d": pa.array([[1], [None, 1]], kind)})
         job.state(LIST).add_batch(keys, [1, 2])
 
-        with pytest.raises(IncompatibleStateError, match="rows of different keys"):
+        with pytest.raises(arrowstate.IncompatibleStateError, match="rows of different keys"):
             self.rekey(job, {"k": job.key_values.type}, dropped=["d"])
 
     def test_evolution_of_a_key_needs_the_key(self, people: Job) -> None:
         snapshot = people.checkpoint()
 
-        with pytest.raises(InvalidInputError, match="pass the new key too"):
-            snapshot.restore("op", evolution=SchemaEvolution(dropped=["d"]))
+        with pytest.raises(arrowstate.InvalidInputError, match="pass the new key too"):
+            snapshot.restore("op", evolution=arrowstate.SchemaEvolution(dropped=["d"]))

@@ -10,22 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arrowstate.errors import (
-    IncompatibleStateError,
-    InvalidInputError,
-    KeyOutOfRangeError,
-    KeyTypeError,
-    NullKeyError,
-)
-from arrowstate.schema.aggregates import TopK
-from arrowstate.schema.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
+import arrowstate
+from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate_formats.key_groups import key_groups
 from suites.deployments import Job
 from suites.suite import KeyedStateSuite
@@ -47,14 +33,16 @@ class Kind:
     def descriptor(self, name: str = "state", type: pa.DataType | None = None, **options: Any) -> StateDescriptor:
         kind = type or pa.int64()
         if self.name == "value":
-            return ValueStateDescriptor(name, kind, **options)
+            return arrowstate.ValueStateDescriptor(name, kind, **options)
         if self.name == "reducing":
-            return ReducingStateDescriptor(name, kind, reduce="last" if type else "sum", **options)
+            return arrowstate.ReducingStateDescriptor(name, kind, reduce="last" if type else "sum", **options)
         if self.name == "aggregating":
-            return AggregatingStateDescriptor(name, kind, aggregate=TopK(3) if type is None else Last(kind), **options)
+            return arrowstate.AggregatingStateDescriptor(
+                name, kind, aggregate=arrowstate.TopK(3) if type is None else Last(kind), **options
+            )
         if self.name == "list":
-            return ListStateDescriptor(name, kind, **options)
-        return MapStateDescriptor(name, pa.string(), kind, **options)
+            return arrowstate.ListStateDescriptor(name, kind, **options)
+        return arrowstate.MapStateDescriptor(name, pa.string(), kind, **options)
 
     def write(self, state: Any, keys: pa.Array, values: Any, **named: Any) -> None:
         if self.name == "value":
@@ -200,7 +188,7 @@ class EveryKindSuite(KeyedStateSuite):
             lambda: state.clear_batch(keys),
             lambda: setattr(own, "current_key", job.key_values.value(foreign[0])),
         ):
-            self.refused(KeyOutOfRangeError, verb, match=rf"key group {group}\b.* 0 to 63")
+            self.refused(arrowstate.KeyOutOfRangeError, verb, match=rf"key group {group}\b.* 0 to 63")
 
         assert kind.read_one(state) == kind.expected(numbers[0])
         assert kind.read(state, job.keys(*numbers)) == [kind.expected(number) for number in numbers]
@@ -215,7 +203,7 @@ class EveryKindSuite(KeyedStateSuite):
             state.clear,
         ]
         for verb in verbs:
-            self.refused(InvalidInputError, verb, match="no current key")
+            self.refused(arrowstate.InvalidInputError, verb, match="no current key")
 
         assert len(state) == 0
 
@@ -225,12 +213,12 @@ class EveryKindSuite(KeyedStateSuite):
         job.at(0)
         null = pa.concat_arrays([job.keys(0), pa.array([None], job.key_values.type)])
 
-        for keys, error in ((null, NullKeyError), (pa.array([1.5, 2.5]), KeyTypeError)):
+        for keys, error in ((null, arrowstate.NullKeyError), (pa.array([1.5, 2.5]), arrowstate.KeyTypeError)):
             self.refused(error, kind.write, state, keys, pa.array([2, 3]))
             self.refused(error, kind.read, state, keys)
             self.refused(error, state.clear_batch, keys)
-        self.refused(NullKeyError, setattr, job.backend, "current_key", None)
-        self.refused(KeyTypeError, setattr, job.backend, "current_key", math.pi)
+        self.refused(arrowstate.NullKeyError, setattr, job.backend, "current_key", None)
+        self.refused(arrowstate.KeyTypeError, setattr, job.backend, "current_key", math.pi)
 
         assert kind.read_one(state) == kind.expected(1)
         assert kind.read(state, job.keys(0)) == [kind.expected(1)]
@@ -241,11 +229,15 @@ class EveryKindSuite(KeyedStateSuite):
         null = pa.array([None], pa.int64())
         job.at(0)
 
-        self.refused(NullKeyError, kind.write, state, job.keys(0), pa.array([2]), namespace=null, match="space")
-        self.refused(NullKeyError, kind.read, state, job.keys(0), namespace=null, match="space")
-        self.refused(InvalidInputError, kind.write, state, job.keys(0), pa.array([2]), match="needs a namespace")
-        self.refused(InvalidInputError, setattr, state, "current_namespace", None)
-        self.refused(InvalidInputError, kind.read_one, state, match="current_namespace")
+        self.refused(
+            arrowstate.NullKeyError, kind.write, state, job.keys(0), pa.array([2]), namespace=null, match="space"
+        )
+        self.refused(arrowstate.NullKeyError, kind.read, state, job.keys(0), namespace=null, match="space")
+        self.refused(
+            arrowstate.InvalidInputError, kind.write, state, job.keys(0), pa.array([2]), match="needs a namespace"
+        )
+        self.refused(arrowstate.InvalidInputError, setattr, state, "current_namespace", None)
+        self.refused(arrowstate.InvalidInputError, kind.read_one, state, match="current_namespace")
 
         assert kind.read(state, job.keys(0), namespace=1) == [kind.expected(1)]
 
@@ -272,11 +264,11 @@ class EveryKindSuite(KeyedStateSuite):
 
         for _ in range(2):
             for other in others:
-                self.refused(IncompatibleStateError, job.state, other, match="state")
+                self.refused(arrowstate.IncompatibleStateError, job.state, other, match="state")
             job.restart()
 
         assert len(job.state(kind.descriptor())) == 0
-        self.refused(InvalidInputError, job.state, kind.descriptor("State"), match="case")
+        self.refused(arrowstate.InvalidInputError, job.state, kind.descriptor("State"), match="case")
 
     def test_states_and_operators_do_not_touch_each_other(self, job: Job, kind: Kind) -> None:
         clock, deployment = job.clock, job.deployment

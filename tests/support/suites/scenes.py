@@ -8,16 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.schema.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    TimeToLive,
-    ValueStateDescriptor,
-)
-from arrowstate.state.kinds.timers import Timer
+import arrowstate
+from arrowstate.schema.descriptors import StateDescriptor
 from suites.adversary import Act, Adversary, Scene
 from suites.deployments import Job
 
@@ -25,7 +17,7 @@ __all__ = ["HIGHEST", "SPACE", "TIMERS", "VERBS", "Spread", "descriptors", "scri
 
 SPACE = pa.schema([("space", pa.int64())])
 HIGHEST = (1 << 63) - 1
-_RENEWED = TimeToLive(100, update="on_read_and_write")
+_RENEWED = arrowstate.TimeToLive(100, update="on_read_and_write")
 
 
 class Spread:
@@ -76,15 +68,17 @@ def _sum(adversary: Adversary) -> Callable[[Any, Any], Any]:
     return add
 
 
-def descriptors(adversary: Adversary, namespace: pa.Schema | None, ttl: TimeToLive | None) -> list[StateDescriptor]:
+def descriptors(
+    adversary: Adversary, namespace: pa.Schema | None, ttl: arrowstate.TimeToLive | None
+) -> list[StateDescriptor]:
     options: dict[str, Any] = {"namespace": namespace, "ttl": ttl}
     return [
-        ValueStateDescriptor("value", pa.int64(), **options),
-        ReducingStateDescriptor("total", pa.int64(), reduce="sum", **options),
-        ReducingStateDescriptor("called", pa.int64(), reduce=_sum(adversary), **options),
-        AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary), **options),
-        ListStateDescriptor("pages", pa.int64(), **options),
-        MapStateDescriptor("cart", pa.int64(), pa.int64(), **options),
+        arrowstate.ValueStateDescriptor("value", pa.int64(), **options),
+        arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", **options),
+        arrowstate.ReducingStateDescriptor("called", pa.int64(), reduce=_sum(adversary), **options),
+        arrowstate.AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary), **options),
+        arrowstate.ListStateDescriptor("pages", pa.int64(), **options),
+        arrowstate.MapStateDescriptor("cart", pa.int64(), pa.int64(), **options),
     ]
 
 
@@ -185,7 +179,7 @@ _MERGES: dict[str, Verb] = {"merge namespaces": _merge, "merge namespaces of one
 _OF_SPACES: dict[str, dict[str, Verb]] = dict.fromkeys(("reducing", "aggregating", "list"), _MERGES)
 
 
-def _verb(number: int, namespace: pa.Schema | None, ttl: TimeToLive | None, verb: Verb) -> Scene:
+def _verb(number: int, namespace: pa.Schema | None, ttl: arrowstate.TimeToLive | None, verb: Verb) -> Scene:
     """Return a scene of one verb, on rows in several runs, with what scalar verbs wrote before."""
 
     def scene(job: Job, adversary: Adversary) -> Act:
@@ -263,12 +257,12 @@ def _firing(clock: str) -> Scene:
     """Return a scene of timers that fire one by one; what has fired before a failure stays so."""
 
     def act(job: Job, adversary: Adversary, timers: Any) -> Act:
-        total = job.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
-        pages = job.state(ListStateDescriptor("pages", pa.int64()))
+        total = job.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+        pages = job.state(arrowstate.ListStateDescriptor("pages", pa.int64()))
         total.add_batch(job.keys(0, 1, 2), [1, 2, 3])
         fired = []
 
-        def on_timer(timer: Timer) -> None:
+        def on_timer(timer: arrowstate.Timer) -> None:
             total.add(timer.timestamp)
             adversary.point()
             pages.add(timer.timestamp)
