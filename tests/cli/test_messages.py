@@ -82,7 +82,8 @@ def test_a_message_names_the_verbs_and_options_of_the_command_line(store, capsys
 def test_each_rule_is_for_a_message_that_there_is():
     """A message that is written anew takes its rule along."""
     constants = set()
-    for path in (path for room in ("errors", "log", "maintenance", "query") for path in (PACKAGE / room).rglob("*.py")):
+    rooms = [PACKAGE / room for room in ("log", "checkpoints", "upkeep", "query")]
+    for path in [PACKAGE / "errors.py", *(path for room in rooms for path in room.rglob("*.py"))]:
         constants |= {
             "".join(part.value if isinstance(part, ast.Constant) else "(x)" for part in node.values)
             if isinstance(node, ast.JoinedStr)

@@ -122,7 +122,8 @@ def test_operators_tell_of_each_micro_batch_in_the_driver(stream: Any, make_rows
         ("completed", [0, 1]),
     ]
     assert records[-1].rows == len(stream.expected())
-    assert told == records
+    # What the query collects beside is told too.
+    assert [record for record in told if record.kind == "checkpoint"] == records
 
 
 def test_a_table_that_becomes_state_is_told_as_an_import(spark: Any, tmp_path: Path, told: Any) -> None:

@@ -63,9 +63,9 @@ def test_a_healthy_run_says_what_it_does_and_warns_of_nothing(tmp_path, backend,
         ("checkpoint", 3, "04.json"),
     ]
     assert "checkpoint 3 committed, " in commits[-1].getMessage()
-    [restored] = records("backend", logging.DEBUG)
+    [restored] = records("state", logging.DEBUG)
     assert (restored.operator, restored.checkpoint_id, restored.rows) == ("counter", 3, 3500)
-    [collected] = records("maintenance", logging.INFO)
+    [collected] = records("upkeep", logging.INFO)
     assert (collected.store, collected.deleted, collected.spared) == (store.url, len(report.deleted), 0)
     spilled = [record for record in records("table", logging.DEBUG) if hasattr(record, "folder")]
     assert spilled
@@ -92,7 +92,7 @@ def test_a_compaction_is_said(tmp_path, records):
 
     report = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.01, min_bytes=0)).apply()
 
-    [said] = records("maintenance", logging.INFO)
+    [said] = records("upkeep", logging.INFO)
     assert report.entry is not None
     assert (said.store, said.merged, said.dropped) == (store.url, 1, 0)
 
@@ -106,14 +106,14 @@ def test_a_new_state_named_almost_as_a_restored_one_is_said_once(tmp_path, backe
     backend.state(CLICKS)
     with store.writer() as writer:
         snapshot = writer.checkpoint({"counter": [backend]}, operator_states={"counter": [own]})
-    assert records("backend", logging.INFO) == []
+    assert records("state", logging.INFO) == []
 
     keyed, own = snapshot.restore("counter"), snapshot.restore_operator_state("counter")
     for _ in range(2):
         keyed.state(arrowstate.ReducingStateDescriptor("cliks", pa.int64(), reduce="sum"))
         own.state(arrowstate.OperatorListStateDescriptor("offset", pa.int64()))
 
-    said = records("backend", logging.INFO)
+    said = records("state", logging.INFO)
     assert [(record.state, record.closest) for record in said] == [("cliks", "clicks"), ("offset", "offsets")]
     assert "the state 'cliks' is new and starts empty" in said[0].getMessage()
     assert keyed.state_names == ("clicks", "cliks")
@@ -129,7 +129,7 @@ def test_a_new_state_beside_restored_ones_that_are_asked_for_or_named_otherwise_
     asked.state(arrowstate.ReducingStateDescriptor("clicks_2", pa.int64(), reduce="sum"))
     store.latest().restore("counter").state(arrowstate.ValueStateDescriptor("country", pa.string()))
 
-    assert records("backend", logging.INFO) == []
+    assert records("state", logging.INFO) == []
 
 
 def test_a_request_that_is_repeated_is_said_with_its_error(records):

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from arrowstate.errors import InvalidInputError
 
-_logger = logging.getLogger("arrowstate.state.backend")
+_logger = logging.getLogger("arrowstate.state")
 
 
 def check_new_name(new: str, taken: Collection[str], untouched: Collection[str]) -> None:

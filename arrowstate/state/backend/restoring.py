@@ -35,7 +35,7 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import check_max_parallelism, key_group_range
 
-_logger = logging.getLogger("arrowstate.state.backend")
+_logger = logging.getLogger("arrowstate.state")
 
 
 def restore_backend(
