@@ -26,10 +26,8 @@ BY_STRING = {
     "arrowstate/cli/app.py": "a command is loaded when it is called",
     "arrowstate/cli/warm.py": "the modules with kernels, whatever they are",
     "arrowstate/runtime/drivers/worker.py": "numba, before the first function needs it",
-    "arrowstate/runtime/running.py": "the page, which stands above jobs",
     "arrowstate/spark/__init__.py": "PySpark is loaded when a name of it is used",
     "arrowstate/storage/clients.py": "the client of a service, which is an extra",
-    "arrowstate/store/reading.py": "the page, which stands above stores",
 }
 """Modules that import by a string, and why."""
 

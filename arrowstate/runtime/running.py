@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import threading
 import time
@@ -28,9 +27,9 @@ from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.runtime.status import JobStatus, status_of
 from arrowstate.runtime.tables import status_tables
 from arrowstate.storage.base import Storage
-from arrowstate.store.reading import Page
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
+from arrowstate.ui.serving import Page, open_page
 from arrowstate.upkeep.beside import collector_of_writer
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.key_groups import check_max_parallelism, default_max_parallelism
@@ -183,9 +182,7 @@ class RunningJob:
         ...     page.address.startswith("http://127.0.0.1:")
         True
         """
-        serving = importlib.import_module("arrowstate.ui.serving")
-        page: Page = serving.open_page(jobs=[self], host=host, port=port).start()
-        return page
+        return open_page(jobs=[self], host=host, port=port).start()
 
     def checkpoint(self, *, timeout_ms: int | None = None) -> Snapshot:
         """Take a checkpoint now, and return it once it is committed and the sinks have had their rows.

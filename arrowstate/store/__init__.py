@@ -3,9 +3,8 @@
 from arrowstate.editing.edit import Edit
 from arrowstate.editing.plan import EditPlan
 from arrowstate.editing.purging import PurgeReport
-from arrowstate.store.plans import Collection, Compaction, Lease
 from arrowstate.store.snapshot import Snapshot
-from arrowstate.store.store import StateStore, open_store
+from arrowstate.store.store import Collection, Compaction, Lease, StateStore, open_store
 from arrowstate.store.writer import StoreWriter
 
 __all__ = [

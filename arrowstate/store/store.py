@@ -1,33 +1,78 @@
-"""A store: the entry point of the Python API.
-
-The classes of this room join the layers below and hold no logic of their own.
-"""
+"""A store: the entry point of the Python API. It joins the rooms below."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import collections.abc
+import datetime
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from arrowstate.bootstrap.planning import AskedStates
+from arrowstate.bootstrap.tables import DEFAULT_BUDGET_BYTES, TableFill, fill_operators, plan_table
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.handles import SubtaskWriter
-from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
+from arrowstate.checkpoints.importing import IMPORTED_FROM, ClaimMode, import_checkpoint
 from arrowstate.checkpoints.pending import StoreSide
+from arrowstate.checkpoints.rollback import roll_back
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
+from arrowstate.editing.committing import EditCommit
+from arrowstate.editing.edit import Beginning, Edit, EditSide
+from arrowstate.editing.purging import Collected
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.files.disposal import dispose_savepoint
-from arrowstate.files.validation import Validation, check_validation
-from arrowstate.log.entries import create_store, open_store_document
+from arrowstate.files.references import ReferenceReader
+from arrowstate.files.savepoint import write_savepoint
+from arrowstate.files.validation import Validation, check_validation, readable
+from arrowstate.html import table_html
+from arrowstate.log.choosing import CheckpointReference, choose_checkpoint, tags_of
+from arrowstate.log.collected import advise, reading_checkpoint
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry, content_of, create_store, open_store_document
+from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease, held_while_read
+from arrowstate.log.pins import delete_tag, put_tag
+from arrowstate.query.difference import Difference
+from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.row_streams import open_stream
+from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
-from arrowstate.store.loading import FilledStore
-from arrowstate.store.reading import ReadableStore
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
 from arrowstate.telemetry.records import Listener, recorded
+from arrowstate.ui.serving import Page, open_page
+from arrowstate.upkeep.collection import CollectionReport, apply_collection
+from arrowstate.upkeep.collection_plan import check_grace, plan_collection
+from arrowstate.upkeep.compaction import StoreCompactionPlan, apply_store_compaction, plan_store_compaction
+from arrowstate.upkeep.planned import DEFAULT_GRACE_MS, CollectionPlan
+from arrowstate.upkeep.recovery import StoreVerification, find_newest_whole, proposals, verify_store
+from arrowstate.upkeep.retention import RetentionPolicy
+from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.integers import LARGEST_EXACT, check_integer
+from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
+if TYPE_CHECKING:
+    import duckdb
 
-class StateStore(FilledStore):
+_SHOWN_CHECKPOINTS = 10
+"""In a notebook."""
+_SHOWN_FILES = 20
+"""In a notebook."""
+
+
+def _time_of(clock_ms: Callable[[], int]) -> int:
+    # It is a date for people: one that documents have no room for becomes the last one that they have.
+    return min(max(check_integer("the time that clock_ms returns", clock_ms()), -LARGEST_EXACT), LARGEST_EXACT)
+
+
+class StateStore:
     """A store of checkpoints. Open one with `open_store`.
 
     Examples
@@ -43,6 +88,560 @@ class StateStore(FilledStore):
     >>> store.verify().problems
     []
     """
+
+    def __init__(
+        self,
+        storage: Storage,
+        store_id: str,
+        *,
+        clock_ms: Callable[[], int] = now_ms,
+        new_id: Callable[[], str] = new_id,
+        validate: Validation = "checksums",
+    ) -> None:
+        self.storage = storage
+        self._readable = readable(storage, validate)
+        self.store_id = store_id
+        self.clock_ms: Callable[[], int] = partial(_time_of, clock_ms)
+        self.new_id = new_id
+        self._log = CommitLog(storage)
+
+    def __repr__(self) -> str:
+        return f"<StateStore {self.url}>"
+
+    def _repr_html_(self) -> str:
+        newest = list(islice(self._log.backwards(), _SHOWN_CHECKPOINTS))
+        rows = [
+            (
+                entry.checkpoint_id,
+                entry.kind,
+                datetime.datetime.fromtimestamp(entry.committed_at_ms / 1000, datetime.UTC).isoformat(" ", "seconds"),
+                sum(operator.live_rows(state.name) for operator in entry.operators for state in operator.states),
+                ", ".join(operator.uid for operator in entry.operators),
+            )
+            for entry in newest
+        ]
+        title = f"{self.url}: the newest {len(rows)} checkpoints" if rows else f"{self.url}: no checkpoint yet"
+        return table_html(title, ["checkpoint", "kind", "committed", "rows", "operators"], rows)
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return self.storage.url
+
+    def latest(self) -> Snapshot:
+        """Return the newest checkpoint.
+
+        Returns
+        -------
+        Snapshot
+            To be read, restored from and verified.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is none yet.
+        CorruptDataError
+            If the log is damaged, or the entry that it must begin with is lost.
+
+        Warns
+        -----
+        RuntimeWarning
+            If `_latest` names an entry that is not there: newer checkpoints are lost.
+        """
+        try:
+            return self.snapshot_of(self._committed(None).document)
+        except CorruptDataError as error:
+            advise(error)
+            raise
+
+    def snapshot(self, checkpoint_id: CheckpointReference) -> Snapshot:
+        """Return a checkpoint.
+
+        Parameters
+        ----------
+        checkpoint_id
+            Its id, or the name of a tag, or a time: a datetime or a text in ISO 8601, in UTC unless it says otherwise,
+            for the newest checkpoint that was committed by then. So it is wherever a checkpoint is named.
+
+        Returns
+        -------
+        Snapshot
+            As of `latest`.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is none with this id; the message lists the ids there are.
+        NotFoundError
+            If there is no such tag, or no checkpoint of that time.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://choosing-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> store.tag("gold", 1)
+        >>> [store.snapshot(name).checkpoint_id for name in (3, "gold")]
+        [3, 1]
+        """
+        return self.snapshot_of(choose_checkpoint(self.storage, checkpoint_id, log=self._log))
+
+    def checkpoints(self) -> list[Snapshot]:
+        """Return all checkpoints, oldest first.
+
+        Returns
+        -------
+        list[Snapshot]
+            Empty before the first checkpoint; those that were collected are not among them. Of a checkpoint and the
+            compactions that repeat it, which share an id and the content, the last compaction.
+        """
+        newest: dict[int | None, LogEntryDocument] = {}
+        for entry in self._log.backwards():
+            newest.setdefault(entry.checkpoint_id, entry)
+        return [self.snapshot_of(entry) for entry in newest.values()][::-1]
+
+    def show(self, checkpoint: CheckpointReference | None = None) -> dict[str, Any]:
+        """Return what a checkpoint holds, the newest by default, as plain values that JSON can hold.
+
+        Times, watermark and properties of the checkpoint; under `storage` what `Snapshot.storage_use` counts, with the
+        `space_amplification`; and its `operators` with their key, key groups and `states`:
+        kind, type, rows, bytes, each of its `schema_versions` with its columns and the number of runs that are
+        stored in it, and its `time_to_live` as `ttl_ms`, `update`, `visibility` and `clock`, or None.
+
+        Returns
+        -------
+        dict[str, Any]
+            What `arrowstate show --json` prints.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such checkpoint.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://show-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> state = store.show()["operators"][0]["states"][0]
+        >>> state["rows"], state["schema_versions"][0]["runs"]
+        (1, 1)
+        """
+        return self._chosen(checkpoint).show()
+
+    def sql(
+        self,
+        query: str,
+        *,
+        checkpoint: CheckpointReference | None = None,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] = MappingProxyType({}),
+        expired: bool = False,
+    ) -> duckdb.DuckDBPyRelation:
+        """Run a query over a checkpoint, the newest by default; see `Snapshot.sql`.
+
+        Parameters
+        ----------
+        query
+            One statement in DuckDB's SQL that has a result; a state may be read `at` another checkpoint.
+        checkpoint
+            The checkpoint whose states the query reads where it says no other; as for `snapshot`.
+        params, tables, expired
+            As for `Snapshot.sql`.
+
+        Returns
+        -------
+        duckdb.DuckDBPyRelation
+            The result, which is computed when it is fetched.
+        """
+        return self._chosen(checkpoint).sql(query, params=params, tables=tables, expired=expired)
+
+    def diff(self, before: CheckpointReference | None, after: CheckpointReference | None = None) -> Difference:
+        """Compare two checkpoints: how many rows of each state came, changed and went, and what became of its columns.
+
+        Only what the two do not share is read.
+
+        Parameters
+        ----------
+        before
+            The earlier checkpoint, named as for `snapshot`, or -1 for the one before the later one; None for a store in
+            which nothing is yet.
+        after
+            The later one, the newest by default.
+
+        Returns
+        -------
+        Difference
+            The counts by state in `states`; `rows("operator.state")` has the rows of one.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such checkpoint.
+        InvalidInputError
+            If the second is older than the first.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://diff-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+        >>> with store.writer() as writer:
+        ...     clicks.add_batch(["ann", "bob"], [1, 2])
+        ...     _ = writer.checkpoint({"counter": [backend]})
+        ...     clicks.add_batch(["ann", "eve"], [4, 1])
+        ...     _ = writer.checkpoint({"counter": [backend]})
+        >>> store.diff(1, 2)
+        <Difference of checkpoints 1 and 2: counter.clicks +1 ~1 -0>
+        """
+        return self._chosen(after).diff(before)
+
+    def tags(self) -> dict[str, int]:
+        """Return the id of the checkpoint of each tag, by name.
+
+        Returns
+        -------
+        dict[str, int]
+            Empty without tags.
+        """
+        return tags_of(self.storage)
+
+    def verify(self, *, deep: bool = False, advance: Callable[[], None] = lambda: None) -> StoreVerification:
+        """Look at the log and every checkpoint; see `Snapshot.verify`. `advance` is called after each run.
+
+        Returns
+        -------
+        StoreVerification
+            `problems`, a list of sentences that is empty for a whole store; and `log` and `checkpoints`, what was found
+            of each, with the newest first, `newest_whole` among them.
+        """
+        return verify_store(self.storage, self.store_id, deep=deep, advance=advance)
+
+    def diagnose(self, *, deep: bool = True, advance: Callable[[], None] = lambda: None) -> list[str]:
+        """Return what would help if the store is damaged; it is looked through, and never changed.
+
+        Parameters
+        ----------
+        deep
+            Read every byte; otherwise only look whether each file is there and has its size.
+        advance
+            Called after each run.
+
+        Returns
+        -------
+        list[str]
+            What to do, most important first, as sentences with calls and commands; empty if nothing is damaged.
+        """
+        return proposals(self.verify(deep=deep, advance=advance), self.url)
+
+    def latest_whole(self, *, deep: bool = True) -> Snapshot:
+        """Return the newest checkpoint that is whole, with a RuntimeWarning for each newer one that is not.
+
+        `latest` never goes back by itself: what comes after the checkpoint returned here is lost unless the sources are
+        replayed from its offsets.
+
+        Parameters
+        ----------
+        deep
+            Read every byte; otherwise only look whether each file is there and has its size.
+
+        Returns
+        -------
+        Snapshot
+            As of `latest`.
+
+        Raises
+        ------
+        CorruptDataError
+            If there are checkpoints, and none is whole.
+        CheckpointNotFoundError
+            If there is none.
+        StorageError
+            If something could not be looked at before a whole checkpoint was found, here because the storage failed:
+            it may be whole. So does every other error that tells of no damage, such as a missing package.
+        """
+        found = find_newest_whole(self.storage, self.store_id, deep=deep)
+        if found.entry is not None:
+            for problem in found.problems:
+                warnings.warn(f"{self.url}: {problem}", RuntimeWarning, stacklevel=2)
+            return self.snapshot_of(found.entry)
+        if found.problems:
+            raise CorruptDataError(self.url, f"no checkpoint is whole: {'; '.join(found.problems[:5])}")
+        raise CheckpointNotFoundError(None, [])
+
+    def ui(self, *, host: str = "127.0.0.1", port: int = 0) -> Page:
+        """Show the store in a browser, from this process; see `arrowstate ui`.
+
+        A notebook shows a link. The page only reads. It ends with `close`, or with the process.
+
+        Parameters
+        ----------
+        host
+            Where the page listens; by default for this machine alone.
+        port
+            A free one by default.
+
+        Returns
+        -------
+        Page
+            Its `url` opens the page once, and is another one each time it is asked for.
+
+        Raises
+        ------
+        MissingDependencyError
+            If the extra `ui` is not installed.
+        InvalidInputError
+            If there is no such host, or the port is taken.
+
+        Examples
+        --------
+        >>> import arrowstate
+        >>> store = arrowstate.open_store("memory://ui-example", create=True)
+        >>> with store.ui() as page:
+        ...     page.address.startswith("http://127.0.0.1:")
+        True
+        """
+        return open_page([self], host=host, port=port).start()
+
+    def snapshot_of(self, entry: LogEntryDocument) -> Snapshot:
+        """Return the snapshot that a log entry of this store stands for."""
+        return Snapshot(self._readable, self.store_id, entry, clock_ms=self.clock_ms)
+
+    def _chosen(self, checkpoint: CheckpointReference | None) -> Snapshot:
+        return self.latest() if checkpoint is None else self.snapshot(checkpoint)
+
+    def _committed(self, checkpoint: CheckpointReference | None) -> CommittedEntry:
+        if checkpoint is not None and (isinstance(checkpoint, int) and checkpoint >= 0):
+            return self._log.committed_checkpoint(checkpoint)
+        if checkpoint is not None:
+            chosen = choose_checkpoint(self.storage, checkpoint, log=self._log).checkpoint_id
+            assert chosen is not None, "a fence is no checkpoint"
+            return self._log.committed_checkpoint(chosen)
+        newest = next(self._log.history().checkpoints(), None)
+        if newest is None:
+            raise CheckpointNotFoundError(None, [])
+        return newest
+
+    # What is kept
+
+    def tag(self, name: str, checkpoint: CheckpointReference | None = None) -> None:
+        """Keep a checkpoint, the newest by default, until the tag is removed.
+
+        Parameters
+        ----------
+        name
+            1 to 128 characters out of letters, digits, `_`, `-` and `.`, the first a letter or digit.
+        checkpoint
+            The id of the checkpoint.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such checkpoint, or it is being collected.
+        InvalidInputError
+            If there is a tag of this name, or it cannot be one.
+        CollectedError
+            If a collection took files of the checkpoint.
+        CorruptDataError
+            If files of it are missing for another reason, or are being collected.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://tag-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> store.tag("gold", 1)
+        >>> _ = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+        >>> [snapshot.checkpoint_id for snapshot in store.checkpoints()], store.tags()
+        ([1, 3], {'gold': 1})
+        """
+        entry = self._committed(checkpoint)
+        assert entry.document.checkpoint_id is not None, "a fence is no checkpoint"
+        with reading_checkpoint(self.storage, entry.document):
+            is_tagged = put_tag(
+                self.storage,
+                name,
+                entry.document.checkpoint_id,
+                entry.as_parent,
+                files=ReferenceReader(self.storage).files(entry.document.operators),
+                tag_id=self.new_id(),
+                now_ms=self.clock_ms(),
+            )
+        if not is_tagged:
+            there = (other.checkpoint_id for other in self._log.backwards())
+            ids = sorted(number for number in there if number is not None)
+            raise CheckpointNotFoundError(entry.document.checkpoint_id, ids)
+
+    def untag(self, name: str) -> None:
+        """Remove a tag; NotFoundError if there is none of this name."""
+        delete_tag(self.storage, name)
+
+    def lease(
+        self,
+        checkpoint: CheckpointReference | None = None,
+        *,
+        ttl_ms: int = DEFAULT_LEASE_MS,
+        holder: str = "",
+        and_later: bool = False,
+    ) -> Lease:
+        """Keep a checkpoint, the newest by default, from being collected while it is read, in a `with` block.
+
+        A thread renews the lease. A process that dies leaves one that ends by itself.
+
+        Parameters
+        ----------
+        checkpoint
+            The id of the checkpoint.
+        ttl_ms
+            How long it lasts without renewal, in milliseconds, at least 1.
+        holder
+            Who reads, for those who look at the store.
+        and_later
+            Whether all checkpoints after it are kept too, for who reads what changed from one to the next. Versions of
+            arrowstate from before know no such leases: they collect nothing while there is one.
+
+        Returns
+        -------
+        Lease
+            Holds the checkpoint until the end of the block; `snapshot` reads it.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such checkpoint, or it is being collected.
+        CheckpointsCollectedError
+            If with `and_later` one after it was collected, or is being.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://lease-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> with store.lease() as lease:
+        ...     rows = lease.snapshot.to_arrow("people.city").num_rows
+        >>> rows
+        1
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> with store.lease(2, and_later=True):
+        ...     _ = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+        ...     [snapshot.checkpoint_id for snapshot in store.checkpoints()]
+        [2, 3, 4]
+        """
+        return Lease(self, self._committed(checkpoint), ttl_ms=ttl_ms, holder=holder, and_later=and_later)
+
+    def collect(
+        self,
+        policy: RetentionPolicy | None = None,
+        *,
+        grace_ms: int = DEFAULT_GRACE_MS,
+        allow_short_grace: bool = False,
+    ) -> Collection:
+        """Plan to delete what no checkpoint that is kept needs; nothing is deleted before `apply()` of the result.
+
+        Parameters
+        ----------
+        policy
+            Which checkpoints are kept, the newest only by default. Tags, leases and savepoints keep theirs besides.
+        grace_ms
+            How long a file that no checkpoint has referred to waits, counted from the first applied collection that
+            saw it, in milliseconds, at least 60,000. It should be longer than any checkpoint takes. The checkpoint that
+            the newest compaction repeats is kept as long, for its writer to go on from it.
+        allow_short_grace
+            Take a shorter grace period, from 0. Where somebody writes to the store, a collection may then take the
+            files of a checkpoint that is being written, which fails or is not acknowledged.
+
+        Returns
+        -------
+        Collection
+            `plan` says what would go and why, what waits, and what nobody knows; `apply()` does it and returns what was
+            deleted and what was spared because it had become needed meanwhile.
+
+        Raises
+        ------
+        CorruptDataError, FormatVersionError
+            If a checkpoint that is kept is damaged, or something is there that this version does not know.
+        InvalidInputError
+            If the grace period is below a minute and `allow_short_grace` is false.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://collect-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> with store.writer() as writer:
+        ...     _ = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+        >>> collection = store.collect(arrowstate.RetentionPolicy(count=2))
+        >>> collection.plan.dropped, [deletion.path for deletion in collection.plan.deletions]
+        ((1,), ['log/00000000000000000001.json', 'log/00000000000000000002.json'])
+        >>> len(collection.apply().deleted)
+        2
+        """
+        check_grace(grace_ms, allow_short=allow_short_grace)
+        policy = RetentionPolicy() if policy is None else policy
+        now_ms = self.clock_ms()
+        plan = plan_collection(self.storage, policy, now_ms=now_ms, grace_ms=grace_ms, clock_ms=self.clock_ms)
+        return Collection(self, plan)
+
+    def compact(self, policy: CompactionPolicy | None = None) -> Compaction:
+        """Plan to write the newest checkpoint in fewer and fuller files; nothing is written before `apply()`.
+
+        For a store that nobody writes to, or a part of it that nobody writes to: a writer compacts its own state with
+        each checkpoint. Nobody is fenced or waited for; a checkpoint that is committed meanwhile stands, and what it no
+        longer shares with the plan is dropped from it. The old files go with the checkpoints that refer to them, see
+        `collect`: after the grace period a compaction counts in the place of the checkpoint that it repeats.
+
+        Parameters
+        ----------
+        policy
+            How much more than the live rows a state may take, and in how many small files; by default twice as much.
+
+        Returns
+        -------
+        Compaction
+            `plan` says what the checkpoint takes and what would be merged. `apply()` does it, commits the result as a
+            checkpoint with the same content, properties and watermark, and returns it.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no checkpoint yet.
+        CorruptDataError
+            If the log or a manifest is damaged.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://compact-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
+        >>> total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+        >>> total.add_batch(range(10_000), [1] * 10_000)
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"op": [backend]})
+        ...     total.clear_batch(range(4_000))
+        ...     before = writer.checkpoint({"op": [backend]}, properties={"offset": 42})
+        >>> compaction = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.5))
+        >>> after = compaction.apply()
+        >>> before.storage_use().space_amplification > 1.5 > after.storage_use().space_amplification
+        True
+        >>> after.checkpoint_id, after.properties, after.to_arrow("op.total").num_rows
+        (2, {'offset': 42}, 6000)
+        """
+        policy = CompactionPolicy() if policy is None else policy
+        return Compaction(self, plan_store_compaction(self.storage, policy))
+
+    # What writes
 
     def writer(
         self,
@@ -120,7 +719,7 @@ class StateStore(FilledStore):
         self,
         source: str | Path | Snapshot,
         *,
-        operators: Collection[str] | None = None,
+        operators: collections.abc.Collection[str] | None = None,
         claim_mode: ClaimMode = ClaimMode.NO_CLAIM,
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -189,7 +788,7 @@ class StateStore(FilledStore):
         """
         if not isinstance(source, Snapshot):
             storage = self._open_beside(self._savepoint_place(source), storage_options)
-            source = ReadableStore(storage, open_store_document(storage).store_id).latest()
+            source = StateStore(storage, open_store_document(storage).store_id).latest()
         with recorded("import", self.url, self.clock_ms()) as recording:
             entry = import_checkpoint(
                 self.storage,
@@ -219,6 +818,577 @@ class StateStore(FilledStore):
         place = self._savepoint_place(name_or_path)
         options = options_beside(self.storage, place) if storage_options is None else storage_options
         return dispose_savepoint(place, storage_options=options, clock_ms=self.clock_ms)
+
+    def bootstrap(
+        self,
+        uid: str,
+        key: Sequence[str] | pa.Schema,
+        states: Sequence[StateDescriptor],
+        table: Any,
+        *,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        overwrite: bool = False,
+        accumulators: bool = False,
+        updated_at: str | None = None,
+        order_by: Sequence[str] = (),
+        watermark: int | None = None,
+        format: RunFormat = "arrow",
+        memory_budget_bytes: int | None = DEFAULT_BUDGET_BYTES,
+        spill_dir: str | Path | None = None,
+        properties: Mapping[str, Any] | None = None,
+        savepoint: str | Path | None = None,
+    ) -> Snapshot:
+        """Make keyed states of a table and commit them as one checkpoint.
+
+        The table may be larger than memory: it is read once, from the first row to the last. A job restores from the
+        checkpoint as from any other, at any parallelism. Operators and states that the store has beside those given
+        stay. Whoever writes to the store meanwhile is fenced. `arrowstate.spark.bootstrap` does the same on a cluster.
+
+        A state is made of the columns with its name, or for a struct type of those named after its fields or one struct
+        column with the state's name:
+
+        ===========  ==========================================================================================
+        kind         what a row has
+        ===========  ==========================================================================================
+        value        the value of its key; a second row of a key is refused
+        reducing     a value to fold in; with `accumulators`, what is stored for its key, once
+        aggregating  a value to add; with `accumulators`, what is stored for its key, once
+        list         one element; or a list with some of the key's elements, in their order
+        map          one entry, with its user key in the column `<state>_key`; or a map with some of the key's
+                     entries; a second row of an entry is refused
+        timer        the `timestamp`; a state for each clock, `timers_event_time` for example
+        ===========  ==========================================================================================
+
+        A row with a null has nothing for that state, except that a map may hold nulls under user keys. Namespaces are
+        columns of their names. Rows of one key are taken in the order of the table, unless `order_by` says another.
+
+        Parameters
+        ----------
+        uid
+            The operator's name in the store; a new one, or one that has the same key.
+        key
+            The key columns, of which none may be null. A new operator gets the types that they have in the table,
+            without dictionaries, views and large offsets, or those of the schema that is given instead of names.
+        states
+            The states to make, with the descriptors that the job uses.
+        table
+            A table, record batch, reader or dataset of PyArrow; anything with Arrow's PyCapsule protocol, such as a
+            frame of Polars or pandas, or a relation of DuckDB; or an iterator of record batches, of which each may be
+            any of these. Only the columns named here are used. A reader or an iterator is used up, after an error too.
+        parallelism
+            The number of subtasks, 1 to `max_parallelism`; by default that of the operator in the store, or 1. A job
+            may restore at any other.
+        max_parallelism
+            The number of key groups, up to 32768. By default that of the operator in the store; for a new one 128, or
+            more at a parallelism above 85.
+        overwrite
+            Replace states of these names that the operator has. They are refused otherwise.
+        accumulators
+            The rows have what reducing and aggregating states store, such as a count so far, instead of values to fold.
+        updated_at
+            For states with a time to live: the column with the time a row was last updated, a timestamp or
+            milliseconds. Without it, and where it is null, rows count as updated now; a state that expires by event
+            time needs it.
+        order_by
+            Columns by which the rows of each key are sorted before they are written, ascending, nulls first, for lists
+            and for the reducers `first` and `last`. Where the table does not fit in memory, it is kept in local files
+            meanwhile.
+        watermark
+            The event time, in milliseconds since 1970, up to which everything is in the state.
+        format
+            The format of the run files: `arrow`, `parquet` or `lance`.
+        memory_budget_bytes
+            What all subtasks together hold of the state in memory, the rest is in mapped local files; None for no
+            limit. The batches that the table is read in come on top.
+        spill_dir
+            The folder of these files, which are removed by themselves; the system's temporary folder by default, which
+            is no help where that is in memory (a tmpfs).
+        properties
+            JSON values kept in the checkpoint, for instance where the table comes from.
+        savepoint
+            Also write the checkpoint as a savepoint, in Parquet: a name, or a path or URL (with a `/`).
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint, or the savepoint if there is to be one.
+
+        Raises
+        ------
+        InvalidInputError
+            If an argument is out of range, a column is missing, a state exists already, or a key has two rows where it
+            may have one; nothing is committed then and no file is left, nor after any other error, or after what the
+            table itself raises.
+        NullKeyError, ValueOverflowError
+            If a row does not fit.
+        KeyTypeError, ValueTypeError
+            If a column has another type than the store's key or the state; a narrower number is widened.
+        FencedError
+            If another writer committed to the store meanwhile.
+        CollectedError, StorageFullError, StorageError
+            If it could not be written.
+        CommitUnknownError
+            If it cannot be told whether it was committed; the files stay.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://bootstrap-example", create=True)
+        >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+        >>> history = pa.table({"user": ["ann", "bob", "ann"], "clicks": [3, 4, 2]})
+        >>> snapshot = store.bootstrap("counter", ["user"], [clicks], history, parallelism=2)
+        >>> snapshot.to_arrow("counter.clicks").sort_by("user").to_pylist()
+        [{'user': 'ann', 'clicks': 5}, {'user': 'bob', 'clicks': 4}]
+        >>> snapshot.restore("counter").state(clicks).get_batch(["ann"]).to_pylist()
+        [5]
+        """
+        if savepoint is not None and "/" not in str(savepoint):
+            check_savepoint_name(str(savepoint))
+        stream = open_stream(table)
+        plan = plan_table(
+            self.storage,
+            stream.schema,
+            uid=uid,
+            key=key,
+            states=AskedStates(states, overwrite=overwrite, accumulators=accumulators, updated_at=updated_at),
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            order_by=order_by,
+            watermark=watermark,
+            format=format,
+            memory_budget_bytes=memory_budget_bytes,
+            spill_dir=spill_dir,
+            new_id=self.new_id,
+            clock_ms=self.clock_ms,
+        )
+        entry = fill_operators(
+            self.storage,
+            self.store_id,
+            [TableFill(plan, stream.batches([*plan.columns, *order_by]), order_by)],
+            properties=dict(properties or {}),
+            new_id=self.new_id,
+            clock_ms=self.clock_ms,
+        )
+        if savepoint is None:
+            return self.snapshot_of(entry)
+        return self.savepoint(savepoint, checkpoint=entry.checkpoint_id)
+
+    def edit(
+        self,
+        checkpoint: CheckpointReference | None = None,
+        *,
+        to: str | Path | None = None,
+        format: RunFormat = "arrow",
+        folder: str | Path | None = None,
+    ) -> Edit[Snapshot]:
+        """Begin to change a checkpoint, the newest by default: rows, timers, states, operators, properties.
+
+        Nothing is changed before `commit` of what is returned, and no writer is stopped. A lease holds the checkpoint
+        until the end of the `with` block.
+
+        Parameters
+        ----------
+        checkpoint
+            Its id, a tag or a time, as for `snapshot`. What is committed then takes the place of what came after it.
+        to
+            The savepoint that `commit` writes, unless it is told of another place: then the store stays as it is.
+        format
+            The format of new run files: `arrow`, `parquet` or `lance`.
+        folder
+            Where the temporary folder is made in which the edit keeps what it writes; the system's place by default.
+
+        Returns
+        -------
+        Edit[Snapshot]
+            Takes statements; use it in a `with` block.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such checkpoint.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://store-edit-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rmoe"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> with store.edit() as edit:
+        ...     _ = edit.update("people.city", set={"city": "'Rome'"}, where="city = 'Rmoe'")
+        ...     edit.commit(comment="a typo").to_arrow("people.city").to_pylist()
+        [{'user': 'ann', 'city': 'Rome'}]
+        """
+        commit = EditCommit(
+            self.storage, self.store_id, self.clock_ms, self.new_id, tag=self.tag, untag=self.untag, tags=self.tags
+        )
+        side = EditSide(
+            commit=commit,
+            snapshot_of=self.snapshot_of,
+            savepoint_of=lambda overlay, entry, place: self._write_savepoint(
+                overlay, entry, self._open_beside(self._savepoint_place(place), None, create=True), "parquet"
+            ),
+            collect=self._collect_all,
+            is_newest=lambda entry: entry.number == self.latest().entry.number,
+            savepoints=self._own_savepoints,
+            free_tag=self._free_tag,
+            begin_again=self._beginning if checkpoint is None and to is None else None,
+        )
+        return Edit(side, self._beginning(checkpoint), to=to, format=format, folder=folder)
+
+    def _beginning(self, checkpoint: CheckpointReference | None = None) -> Beginning:
+        """Return what an edit of a checkpoint begins with, by default of the newest."""
+        while True:
+            base = self._chosen(checkpoint).entry
+            newest = self._log.latest()
+            content = content_of(newest)
+            assert newest is not None, "there is a checkpoint"
+            assert content is not None, "there is a checkpoint"
+            # What was committed between the two looks must not lose its place to an edit that has not seen it.
+            if checkpoint is not None or base.number == content.number:
+                return Beginning(base, newest, content.number)
+
+    def savepoint(
+        self,
+        name_or_path: str | Path,
+        *,
+        checkpoint: CheckpointReference | None = None,
+        format: RunFormat = "parquet",
+        progress: Callable[[int, int], None] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Snapshot:
+        """Write a checkpoint as a self-contained folder without dead rows: one file per state and subtask.
+
+        A lease holds the checkpoint meanwhile, so that no collection takes its files.
+
+        Parameters
+        ----------
+        name_or_path
+            A name, for the folder `savepoints/<name>` of this store; or a path or URL (with a `/`).
+        checkpoint
+            The checkpoint to write, the newest by default.
+        format
+            The format of the run files.
+        progress
+            Called with (states of subtasks written, states of subtasks to write) after each of them.
+        storage_options
+            As in `open_store`; by default those of this store for a place in the same object storage.
+
+        Returns
+        -------
+        Snapshot
+            The savepoint, read from its own folder, which is a store of its own.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such checkpoint.
+        InvalidInputError
+            If the place holds files already, or there is no such format.
+        CorruptDataError
+            If the checkpoint cannot be read; nothing is left at the place.
+        StorageFullError, StorageError
+            If it cannot be written; nothing is left there.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://savepoint-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> store.savepoint("before-upgrade").to_arrow("people.city").to_pylist()
+        [{'user': 'ann', 'city': 'Rome'}]
+        """
+        snapshot = self._chosen(checkpoint)
+        target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
+        with (
+            held_while_read(
+                self.storage, snapshot.entry, holder="a savepoint", clock_ms=self.clock_ms, new_id=self.new_id
+            ),
+            reading_checkpoint(self.storage, snapshot.entry),
+        ):
+            return self._write_savepoint(self._readable, snapshot.entry, target, format, progress)
+
+    def rollback(self, checkpoint: CheckpointReference, *, comment: str | None = None) -> Snapshot:
+        """Make an older checkpoint the newest again, without copying a file.
+
+        Its content, properties and watermark are committed once more, under an id above all of this store, and every
+        writer opened before is fenced. What came after it stays, to be read and compared, until it is collected.
+        Sources go back to the offsets of its properties; a Spark query needs a checkpoint folder that does so too.
+
+        Parameters
+        ----------
+        checkpoint
+            Its id, a tag or a time, as for `snapshot`.
+        comment
+            Why, for those who look at the log; kept in the fence, beside `rolled_back_to`.
+
+        Returns
+        -------
+        Snapshot
+            The checkpoint that was committed.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such checkpoint.
+        FencedError, CollectedError, StorageError, StorageFullError
+            If another writer or a collection came in between, or the storage failed; nothing was committed.
+        CommitUnknownError
+            If it cannot be told whether it was committed.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://rollback-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string()))
+        >>> with store.writer() as writer:
+        ...     for name in ("Rome", "nowhere"):
+        ...         city.update_batch(["ann"], [name])
+        ...         _ = writer.checkpoint({"people": [backend]})
+        >>> back = store.rollback(1, comment="the cities of the second are wrong")
+        >>> back.checkpoint_id, back.to_arrow("people.city").to_pylist()
+        (3, [{'user': 'ann', 'city': 'Rome'}])
+        """
+        entry = roll_back(
+            self.storage,
+            self.store_id,
+            self.snapshot(checkpoint).entry,
+            comment=comment,
+            clock_ms=self.clock_ms,
+            new_id=self.new_id,
+        )
+        return self.snapshot_of(entry)
+
+    def _write_savepoint(
+        self,
+        storage: Storage,
+        entry: LogEntryDocument,
+        target: Storage,
+        format: RunFormat,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Snapshot:
+        """Write a checkpoint whose files are read from a storage as a savepoint."""
+        with recorded("savepoint", self.url, self.clock_ms(), checkpoint_id=entry.checkpoint_id) as recording:
+            written = write_savepoint(
+                storage,
+                self.store_id,
+                entry,
+                target,
+                format=format,
+                new_id=self.new_id,
+                clock_ms=self.clock_ms,
+                progress=progress,
+                wrote=recording.parts.append,
+            )
+        return Snapshot(target, open_store_document(target).store_id, written, clock_ms=self.clock_ms)
+
+    def _savepoint_place(self, name_or_path: str | Path) -> str:
+        place = str(name_or_path)
+        return place if "/" in place else f"{self.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
+
+    def _open_beside(self, place: str, storage_options: Mapping[str, Any] | None, *, create: bool = False) -> Storage:
+        options = options_beside(self.storage, place) if storage_options is None else storage_options
+        return open_storage(place, create=create, storage_options=options)
+
+    def _collect_all(self) -> Collected:
+        """Collect all checkpoints but the newest; return what was deleted, and what is left."""
+        imported = (fence.properties.get(IMPORTED_FROM) for fence in self._fences())
+        imported_from = tuple(dict.fromkeys(str(said["url"]) for said in imported if isinstance(said, dict)))
+        collection = self.collect(RetentionPolicy(count=1))
+        report = collection.apply()
+        newest = self.latest().entry.number
+        kept = []
+        for item in collection.plan.kept:
+            if item.entry_number == newest:
+                continue
+            found = self._log.get(item.entry_number)
+            if found is not None:
+                kept.append((found.document, item.reasons or ("others before and after it are kept",)))
+        plan = collection.plan
+        return Collected(
+            deleted=report.deleted_count,
+            deleted_bytes=report.deleted_bytes,
+            kept=kept,
+            fences=self._fences(),
+            # What was spared somebody has begun to hold meanwhile.
+            unreferenced=len(plan.waiting) + len(plan.foreign) + len(report.spared),
+            imported_from=imported_from,
+        )
+
+    def _fences(self) -> list[LogEntryDocument]:
+        """Return the entries of the log that say who opened the store, and what was edited."""
+        entries = self._log.many(chain.from_iterable(self._log.ranges()))
+        return [entry.document for _, entry in entries if entry is not None and entry.document.kind == "fence"]
+
+    def _own_savepoints(self) -> tuple[str, ...]:
+        """Return the names of the savepoints inside the store."""
+        paths = self.storage.list("savepoints/")
+        return tuple(sorted({path.split("/")[1] for path in paths if path.count("/") >= 2}))
+
+    def _free_tag(self, edited: int, made: int) -> str:
+        """Return the name under which an edited checkpoint is kept; that of an attempt that died serves again."""
+        have = self.tags()
+        names = [f"before-edit-{made}", *(f"before-edit-{made}-{number}" for number in range(2, len(have) + 3))]
+        return next(name for name in names if have.get(name, edited) == edited)
+
+
+class Lease(CheckpointLease):
+    """Keeps a checkpoint from being collected while it is read; see `StateStore.lease`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://held-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> with store.writer() as writer:
+    ...     checkpoints = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+    >>> with store.lease(2) as lease:
+    ...     _ = store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+    ...     lease.snapshot.to_arrow("people.city").to_pylist()
+    [{'user': 'ann', 'city': 'Rome'}]
+    """
+
+    def __init__(
+        self, store: StateStore, committed: CommittedEntry, *, ttl_ms: int, holder: str, and_later: bool = False
+    ) -> None:
+        super().__init__(
+            store.storage,
+            committed,
+            ttl_ms=ttl_ms,
+            holder=holder,
+            clock_ms=store.clock_ms,
+            new_id=store.new_id,
+            and_later=and_later,
+        )
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<Lease on checkpoint {self.entry.checkpoint_id} of {self._store.url} until {self.expires_at_ms}>"
+
+    def __enter__(self) -> Lease:
+        return self
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The checkpoint that is held."""
+        return self._store.snapshot_of(self.entry)
+
+
+class Collection:
+    """A collection that was planned and can be applied; see `StateStore.collect`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://plan-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+    >>> with store.writer() as writer:
+    ...     checkpoints = [writer.checkpoint({"people": [backend]}) for _ in range(3)]
+    >>> collection = store.collect(arrowstate.RetentionPolicy(count=2))
+    >>> collection
+    <Collection memory://plan-example: 2 files to delete, 0 waiting, checkpoints [2, 3] kept>
+    >>> len(collection.apply().deleted)
+    2
+    """
+
+    def __init__(self, store: StateStore, plan: CollectionPlan) -> None:
+        self.plan = plan
+        self._store = store
+
+    def __repr__(self) -> str:
+        further = f" and {self.plan.further} checkpoints besides" if self.plan.further else ""
+        return (
+            f"<Collection {self._store.url}: {len(self.plan.deletions)} files to delete{further}, "
+            f"{len(self.plan.waiting)} waiting, checkpoints {[item.checkpoint_id for item in self.plan.kept]} kept>"
+        )
+
+    def _repr_html_(self) -> str:
+        kept = ", ".join(str(item.checkpoint_id) for item in self.plan.kept)
+        rows = [(deletion.path, deletion.bytes, deletion.reason) for deletion in self.plan.deletions[:_SHOWN_FILES]]
+        title = f"{self._store.url}: {len(self.plan.deletions)} files to delete; checkpoints {kept} kept"
+        return table_html(title, ["file", "bytes", "why"], rows)
+
+    def apply(self) -> CollectionReport:
+        """Do what the plan says, except to what has become needed since; see `apply_collection`.
+
+        Returns
+        -------
+        CollectionReport
+            `deleted`, the paths of the files, of which there were `deleted_count` with `deleted_bytes`; and `spared`,
+            those of the plan that are needed again.
+        """
+        store = self._store
+        now_ms = store.clock_ms()
+        with recorded("collection", store.url, now_ms) as recording:
+            report = apply_collection(store.storage, self.plan, now_ms=now_ms, new_id=store.new_id)
+            recording.files_deleted = report.deleted_count
+            recording.bytes_deleted = report.deleted_bytes
+        return report
+
+
+class Compaction:
+    """A compaction that was planned and can be applied; see `StateStore.compact`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://merges-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
+    >>> total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    >>> with store.writer() as writer:
+    ...     for keys in [range(10_000), range(8_000)]:
+    ...         total.add_batch(keys, [1] * len(keys))
+    ...         snapshot = writer.checkpoint({"op": [backend]})
+    >>> compaction = store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.1))
+    >>> compaction
+    <Compaction memory://merges-example: 1 runs of checkpoint 2 to be merged into 1>
+    >>> compaction.apply()
+    <Snapshot 2 of memory://merges-example: op.total>
+    """
+
+    def __init__(self, store: StateStore, plan: StoreCompactionPlan) -> None:
+        self.plan = plan
+        self._store = store
+
+    def __repr__(self) -> str:
+        runs = sum(len(merge.runs) for merge in self.plan.merges)
+        return (
+            f"<Compaction {self._store.url}: {runs} runs of checkpoint {self.plan.checkpoint_id} "
+            f"to be merged into {len(self.plan.merges)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{each.uid}.{each.state}", each.subtask, len(each.runs), each.rows) for each in self.plan.merges]
+        title = f"{self._store.url}: merges of checkpoint {self.plan.checkpoint_id}"
+        return table_html(title, ["state", "subtask", "runs", "rows"], rows)
+
+    def apply(self) -> Snapshot | None:
+        """Do what the plan says and return the new checkpoint, None where there was nothing to do.
+
+        See `apply_store_compaction` for the errors; after any of them the store holds what it held.
+
+        Returns
+        -------
+        Snapshot | None
+            The new checkpoint, with the content, properties and watermark of the one before.
+        """
+        store = self._store
+        with recorded("compaction", store.url, store.clock_ms()) as recording:
+            report = apply_store_compaction(
+                store.storage, store.store_id, self.plan, clock_ms=store.clock_ms, new_id=store.new_id
+            )
+            recording.checkpoint_id = None if report.entry is None else report.entry.checkpoint_id
+            recording.bytes_written, recording.rows = report.bytes_written, report.rows
+            recording.is_void = not self.plan.merges
+        return None if report.entry is None else store.snapshot_of(report.entry)
 
 
 def open_store(

@@ -14,7 +14,7 @@ from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.describe import columns_of, overview, runs_of
 from arrowstate.query.duckdb.history import HISTORY_TABLES
-from arrowstate.store import Snapshot
+from arrowstate.query.reader import SnapshotReader
 from arrowstate.ui.shown import bounded
 from arrowstate.ui.site import Ask, Place, Verifying
 from arrowstate.ui.work import Progress
@@ -28,13 +28,13 @@ _SHOWN_SUBTASKS = 64
 _SHOWN_FILES = 100
 
 
-def overview_of(place: Place, snapshot: Snapshot) -> dict[str, Any]:
+def overview_of(place: Place, snapshot: SnapshotReader) -> dict[str, Any]:
     """Return what a checkpoint holds, read once; what of it is damaged has its `problem`."""
     found: dict[str, Any] = place.kept.get((snapshot.entry.commit_id, "overview"), lambda: _overview(snapshot))
     return found
 
 
-def _overview(snapshot: Snapshot) -> dict[str, Any]:
+def _overview(snapshot: SnapshotReader) -> dict[str, Any]:
     try:
         return {**snapshot.show(), "problems": []}
     except DAMAGES:
@@ -109,7 +109,7 @@ def checkpoint(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _subtasks(snapshot: Snapshot) -> list[dict[str, Any]]:
+def _subtasks(snapshot: SnapshotReader) -> list[dict[str, Any]]:
     """Return what each subtask took, the slowest first."""
     with reading_checkpoint(snapshot.storage, snapshot.entry):
         found = list(HISTORY_TABLES[HISTORY_NAMES[1]][1](snapshot.storage, snapshot.entry, ()))
@@ -157,7 +157,7 @@ def files(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _files(place: Place, snapshot: Snapshot) -> dict[str, int]:
+def _files(place: Place, snapshot: SnapshotReader) -> dict[str, int]:
     def read() -> dict[str, int]:
         with reading_checkpoint(snapshot.storage, snapshot.entry):
             return ReferenceReader(snapshot.storage).files(snapshot.entry.operators)
@@ -166,7 +166,7 @@ def _files(place: Place, snapshot: Snapshot) -> dict[str, int]:
     return found
 
 
-def start_verifying(place: Place, snapshot: Snapshot) -> None:
+def start_verifying(place: Place, snapshot: SnapshotReader) -> None:
     """Begin to look at every byte of a checkpoint, unless somebody does already."""
     commit_id = snapshot.entry.commit_id
     running = place.verifications.get(commit_id)
@@ -177,7 +177,7 @@ def start_verifying(place: Place, snapshot: Snapshot) -> None:
     threading.Thread(target=_verify, args=[snapshot, begun], name="arrowstate-ui-verify", daemon=True).start()
 
 
-def _verify(snapshot: Snapshot, begun: Verifying) -> None:
+def _verify(snapshot: SnapshotReader, begun: Verifying) -> None:
     try:
         found = verify_checkpoint(
             snapshot.storage, snapshot.store_id, snapshot.entry, deep=True, advance=begun.progress.advance
@@ -193,7 +193,9 @@ def verified(ask: Ask) -> dict[str, Any]:
     """Return what a look at the documents found, and how far a look at every byte is, where one was asked for."""
     snapshot = ask.snapshot()
     begun = ask.place.verifications.get(snapshot.entry.commit_id)
-    documents = snapshot.verify() if begun is None else None
+    documents = (
+        verify_checkpoint(snapshot.storage, snapshot.store_id, snapshot.entry, deep=False) if begun is None else None
+    )
     return {
         "checkpoint_id": snapshot.checkpoint_id,
         "documents": None if documents is None else {"files": documents.files, "problems": list(documents.problems)},

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.query.changes import ALL_HASHES, CHANGE_TYPE_COLUMN, StateChanges, change_columns, reader_between
-from arrowstate.store import Snapshot
+from arrowstate.query.reader import SnapshotReader
 from arrowstate.table.segment import HASH_COLUMN
 from arrowstate.ui.checkpoint import overview_of
 from arrowstate.ui.checkpoints import a_day_before
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.1
 _SIGNS = {"insert": 1, "update_postimage": 1, "delete": -1, "update_preimage": -1}
 
 
-def _both(ask: Ask) -> tuple[Snapshot | None, Snapshot]:
+def _both(ask: Ask) -> tuple[SnapshotReader | None, SnapshotReader]:
     """Return the two checkpoints; by default the newest, and the one as of a day before it, or nothing."""
     ask.place.refresh()
     after = ask.snapshot("after")
@@ -42,7 +42,7 @@ def _both(ask: Ask) -> tuple[Snapshot | None, Snapshot]:
     return before, after
 
 
-def _a_day_before(ask: Ask, after: Snapshot) -> int | None:
+def _a_day_before(ask: Ask, after: SnapshotReader) -> int | None:
     """Return the checkpoint as of a day before another, for which the log is read so far."""
     log, is_loading = ask.place.log, True
     while is_loading:
@@ -125,7 +125,7 @@ def counts(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _changes(ask: Ask) -> tuple[Snapshot | None, Snapshot, Any, StateChanges]:
+def _changes(ask: Ask) -> tuple[SnapshotReader | None, SnapshotReader, Any, StateChanges]:
     before, after = _both(ask)
     entry = None if before is None else before.entry
     reader = reader_between(after.storage, entry, after.entry, ask.state())

@@ -28,9 +28,9 @@ from arrowstate.query.duckdb.selecting import select, told_of_connection
 from arrowstate.query.duckdb.sources import sources_of
 from arrowstate.query.duckdb.travel import OtherTables
 from arrowstate.query.expiry import Seen
+from arrowstate.query.reader import SnapshotReader
 from arrowstate.query.state import StateReader
 from arrowstate.storage.base import Storage
-from arrowstate.store import Snapshot
 from arrowstate.ui.site import Limits
 from arrowstate.ui.work import Stop
 from arrowstate_formats.documents import LogEntryDocument
@@ -58,7 +58,7 @@ class Result:
 
 
 @contextmanager
-def opened(snapshot: Snapshot, query: str, limits: Limits, stop: Stop, *, most_rows: int) -> Iterator[Result]:
+def opened(snapshot: SnapshotReader, query: str, limits: Limits, stop: Stop, *, most_rows: int) -> Iterator[Result]:
     """Run a query; it is broken off at the end of its time, when it is stopped, and at the end of the block."""
     if len(query) > _MOST_CHARACTERS:
         raise InvalidInputError(f"the query has {len(query):,} characters, at most {_MOST_CHARACTERS:,} are taken")
@@ -159,7 +159,7 @@ _MAKERS = (
 """Functions that make of a few characters as many as asked for: name, arguments, and what it makes."""
 
 
-def _select(snapshot: Snapshot, query: str, scans: list[ScanStatistics]) -> duckdb.DuckDBPyRelation:
+def _select(snapshot: SnapshotReader, query: str, scans: list[ScanStatistics]) -> duckdb.DuckDBPyRelation:
     storage, entry = snapshot.storage, snapshot.entry
     seen = Seen(snapshot.clock_ms(), False)
     return select(

@@ -7,11 +7,13 @@ import socket
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.html import table_html
-from arrowstate.store import StateStore
+
+if TYPE_CHECKING:
+    from arrowstate.ui.site import Store
 
 LOOPBACK = ("127.0.0.1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
@@ -110,7 +112,7 @@ def _in_url(host: str) -> str:
 
 
 def open_page(
-    stores: Sequence[StateStore] = (),
+    stores: Sequence[Store] = (),
     *,
     jobs: Sequence[Any] = (),
     host: str = "127.0.0.1",

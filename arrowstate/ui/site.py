@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
+from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.pins import Pin, read_pins
-from arrowstate.store import Snapshot, StateStore
+from arrowstate.query.reader import SnapshotReader
+from arrowstate.storage.base import Storage
 from arrowstate.ui.log_view import LogView
 from arrowstate.ui.work import Progress, Queries, Work
 
@@ -19,10 +21,29 @@ _FRESH_SECONDS = 0.5
 """The log is asked for anew after this time."""
 
 
+class Store(Protocol):
+    """What the page needs of a store, which stands above it."""
+
+    storage: Storage
+    clock_ms: Callable[[], int]
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+
+    def latest(self) -> SnapshotReader:
+        """Return the newest checkpoint."""
+
+    def snapshot(self, checkpoint_id: CheckpointReference) -> SnapshotReader:
+        """Return a checkpoint."""
+
+
 class Job(Protocol):
     """A job of the runtime that runs in this process."""
 
-    store: StateStore
+    @property
+    def store(self) -> Store:
+        """Where its checkpoints are."""
 
     def status(self) -> Any:
         """Return an `arrowstate.runtime.JobStatus`."""
@@ -70,7 +91,7 @@ class Kept:
 class Place:
     """A store and what is known of it."""
 
-    def __init__(self, number: int, store: StateStore, job: Job | None = None) -> None:
+    def __init__(self, number: int, store: Store, job: Job | None = None) -> None:
         self.number = number
         self.store = store
         self.job = job
@@ -106,10 +127,10 @@ class Place:
             self.log.refresh()
             self._fresh_until = time.monotonic() + _FRESH_SECONDS
 
-    def snapshot(self, reference: str | None) -> Snapshot:
+    def snapshot(self, reference: str | None) -> SnapshotReader:
         """Return a checkpoint by what names it, the newest by default."""
         found = self.store.snapshot(reference) if reference else self.store.latest()
-        same: Snapshot = self._snapshots.get(found.entry.commit_id, lambda: found)
+        same: SnapshotReader = self._snapshots.get(found.entry.commit_id, lambda: found)
         return same
 
     def pins(self) -> tuple[list[Pin], list[str]]:
@@ -135,7 +156,7 @@ class Verifying:
 class Site:
     """All that the page shows."""
 
-    def __init__(self, stores: Sequence[StateStore], jobs: Sequence[Job] = (), limits: Limits | None = None) -> None:
+    def __init__(self, stores: Sequence[Store], jobs: Sequence[Job] = (), limits: Limits | None = None) -> None:
         by_url = {job.store.url: job for job in jobs}
         every = [*stores, *(job.store for job in jobs if job.store.url not in {store.url for store in stores})]
         if not every:
@@ -166,7 +187,7 @@ class Ask:
             raise InvalidInputError(f"{name} must be a whole number from 0 to {most}, got {text[:50]!r}")
         return int(text)
 
-    def snapshot(self, name: str = "checkpoint") -> Snapshot:
+    def snapshot(self, name: str = "checkpoint") -> SnapshotReader:
         """Return the checkpoint that a parameter names, the newest by default."""
         return self.place.snapshot(self.text(name))
 

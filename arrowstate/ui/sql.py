@@ -16,9 +16,9 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import SqlName, quoted, sql_names
 from arrowstate.query.duckdb.about import ABOUT_TABLES
 from arrowstate.query.duckdb.history import HISTORY_TABLES
+from arrowstate.query.reader import SnapshotReader
 from arrowstate.query.row_text import rows_of, write_csv
 from arrowstate.query.state import StateReader
-from arrowstate.store import Snapshot
 from arrowstate.ui.sandbox import opened
 from arrowstate.ui.shown import Room, as_bytes, cells
 from arrowstate.ui.site import Ask
@@ -49,7 +49,7 @@ def form(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _names(snapshot: Snapshot) -> list[dict[str, Any]]:
+def _names(snapshot: SnapshotReader) -> list[dict[str, Any]]:
     found = []
     for name in sql_names(snapshot.entry):
         text = f"{_word(name.schema)}.{_word(name.view)}"
@@ -57,7 +57,7 @@ def _names(snapshot: Snapshot) -> list[dict[str, Any]]:
     return found
 
 
-def _columns(snapshot: Snapshot, name: SqlName) -> list[str]:
+def _columns(snapshot: SnapshotReader, name: SqlName) -> list[str]:
     if name.is_operator_state:
         return []
     return [_word(column) for column in StateReader(snapshot.storage, snapshot.entry, name.uid, name.state).columns]

@@ -17,9 +17,9 @@ from arrowstate.query.changes import CHANGE_TYPE_COLUMN
 from arrowstate.query.describe import columns_of
 from arrowstate.query.expiry import Seen
 from arrowstate.query.key_history import COMMITTED_COLUMN, KeyHistory
+from arrowstate.query.reader import SnapshotReader
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN, StateReader
 from arrowstate.query.stored_schemas import stored_schemas
-from arrowstate.store import Snapshot
 from arrowstate.ui.checkpoint import overview_of
 from arrowstate.ui.checkpoints import a_day_before
 from arrowstate.ui.keys import key_of, key_texts
@@ -93,7 +93,7 @@ def _given(ask: Ask, columns: int) -> list[str] | None:
     return None if not texts or None in texts else [text or "" for text in texts]
 
 
-def _reader(ask: Ask, snapshot: Snapshot) -> StateReader:
+def _reader(ask: Ask, snapshot: SnapshotReader) -> StateReader:
     """Return what reads the state that is asked for; kept, since its parts are told by manifests."""
     uid, name = ask.state()
     find_state(snapshot.entry, find_operator(snapshot.entry, uid), name)
@@ -267,7 +267,7 @@ def history(ask: Ask) -> dict[str, Any]:
     return found
 
 
-def _history(snapshot: Snapshot, reader: StateReader, keys: pa.RecordBatch) -> dict[str, Any]:
+def _history(snapshot: SnapshotReader, reader: StateReader, keys: pa.RecordBatch) -> dict[str, Any]:
     """Return what a key was, newest first, as far back as the columns are known; and whether others came before."""
     entries: list[LogEntryDocument] = []
     is_cut = False

@@ -6,12 +6,16 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.errors import CheckpointNotFoundError
 from arrowstate.files.storage_use import StorageUse, storage_use
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.duckdb.about import about
 from arrowstate.ui.checkpoint import DAMAGES
 from arrowstate.ui.site import Ask
+from arrowstate.upkeep.collection_plan import plan_collection
+from arrowstate.upkeep.compaction import plan_store_compaction
+from arrowstate.upkeep.planned import DEFAULT_GRACE_MS
 from arrowstate.upkeep.retention import RetentionPolicy
 
 _SHOWN = 100
@@ -64,7 +68,14 @@ def storage(ask: Ask) -> dict[str, Any]:
 def collection(ask: Ask) -> dict[str, Any]:
     """Return what a collection would do that keeps some checkpoints; nothing is done."""
     count = ask.number("count", 1) or 1
-    plan = ask.place.store.collect(RetentionPolicy(count)).plan
+    store = ask.place.store
+    plan = plan_collection(
+        store.storage,
+        RetentionPolicy(count),
+        now_ms=store.clock_ms(),
+        grace_ms=DEFAULT_GRACE_MS,
+        clock_ms=store.clock_ms,
+    )
     kinds = Counter(deletion.kind for deletion in plan.deletions)
     return {
         "count": count,
@@ -87,7 +98,7 @@ def collection(ask: Ask) -> dict[str, Any]:
 
 def compaction(ask: Ask) -> dict[str, Any]:
     """Return what a compaction of the newest checkpoint would merge; nothing is done."""
-    plan = ask.place.store.compact().plan
+    plan = plan_store_compaction(ask.place.store.storage, CompactionPolicy())
     return {
         "checkpoint_id": plan.checkpoint_id,
         "space_amplification": plan.use.space_amplification,
