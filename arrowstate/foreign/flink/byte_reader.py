@@ -10,18 +10,11 @@ import struct
 
 from arrowstate.errors import CorruptDataError
 
-__all__ = ["ByteReader", "modified_utf8"]
-
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 
 
 def modified_utf8(data: bytes) -> str:
-    """Return a text of Java's `writeUTF`: NUL is two bytes there, and what UTF-8 says in four is a pair of surrogates.
-
-    Raises
-    ------
-    ValueError
-        If the bytes are no such text.
+    """Return a text of Java's `writeUTF`: NUL is two bytes there, and four bytes of UTF-8 are a pair of surrogates.
 
     Examples
     --------
@@ -35,19 +28,7 @@ def modified_utf8(data: bytes) -> str:
 
 
 class ByteReader:
-    """A cursor over bytes.
-
-    Parameters
-    ----------
-    data : bytes or memoryview
-        What is read.
-    name : str
-        The file, for messages.
-    position : int, default 0
-        Where to begin.
-    end : int, optional
-        Where to stop; the end of the data if it is not given.
-    """
+    """A cursor over bytes."""
 
     __slots__ = ("data", "end", "name", "position")
 

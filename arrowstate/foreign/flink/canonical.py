@@ -19,8 +19,6 @@ from arrowstate.foreign.flink.serializers.program import Bytes, Ints
 from arrowstate.foreign.flink.snappy import decompressed
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["canonical_entries", "group_bytes"]
-
 _ROWS = 65536
 _BYTES = 16 << 20
 _AT, _STATE, _WRONG, _LEFT = 0, 1, 2, 3
@@ -31,17 +29,7 @@ _REASONS = {1: "it is cut off", 2: "a length is longer than what is left", 3: "a
 def group_bytes(
     stream: Stream, first_key_group: int, offsets: tuple[int, ...], compressed: bool
 ) -> Iterator[tuple[int, Bytes, int, int, str]]:
-    """Yield the key groups of a stream that are not empty, decompressed.
-
-    Yields
-    ------
-    key_group : int
-    data : numpy.ndarray of uint8
-    start, end : int
-        Where in the data it is.
-    name : str
-        What the data is called in messages.
-    """
+    """Yield the key groups of a stream that are not empty, decompressed."""
     size = len(stream.data)
     there = [(offset, first_key_group + place) for place, offset in enumerate(offsets) if offset]
     ends = [offset for offset, _ in there[1:]] + [size] * bool(there)
@@ -59,13 +47,7 @@ def group_bytes(
 def canonical_entries(
     stream: Stream, first_key_group: int, offsets: tuple[int, ...], compressed: bool, state: int
 ) -> Iterator[Entries]:
-    """Yield the entries of one state, by its id.
-
-    Raises
-    ------
-    CorruptDataError
-        If a length, an order or a checksum is wrong.
-    """
+    """Yield the entries of one state, by its id."""
     found = _Found()
     for group, data, start, end, name in group_bytes(stream, first_key_group, offsets, compressed):
         if found.rows and data is not found.data:

@@ -30,8 +30,6 @@ from arrowstate.foreign.flink.slices import EntryBuilder, Marked
 from arrowstate.foreign.flink.snappy import MAX_STREAM_BYTES, decompressed
 from arrowstate.foreign.flink.sources import EntrySource
 
-__all__ = ["ChangelogSource"]
-
 _CLEAR, _SET, _SET_INTERNAL, _ADD, _MERGE, _ADD_ELEMENT, _PUT, _REMOVE = range(8)
 _DESCRIPTION = 7
 
@@ -48,19 +46,7 @@ class _Change:
 
 
 class ChangelogSource:
-    """State and its changes.
-
-    Parameters
-    ----------
-    places : Places
-        Where files lie.
-    handle : ChangelogHandle
-        Both.
-    base : sequence of EntrySource
-        The state as it was.
-    max_parallelism : int
-        Of the operator.
-    """
+    """State and its changes."""
 
     def __init__(
         self, places: Places, handle: ChangelogHandle, base: Sequence[EntrySource], max_parallelism: int

@@ -8,19 +8,11 @@ import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError
 
-__all__ = ["coalesced", "conformed", "merged_schema"]
-
 _ROWS = 65536
 
 
 def merged_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return a schema with the fields of all, those of structs too.
-
-    Raises
-    ------
-    CorruptDataError
-        If they do not agree about what a column is.
-    """
+    """Return a schema with the fields of all, those of structs too."""
     found: dict[str, pa.Field] = {}
     for schema in schemas:
         for field in schema:

@@ -21,8 +21,6 @@ from arrowstate.foreign.flink.serializers.operations import FIXED, MARK, REST, S
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Program, Tape
 from arrowstate.foreign.flink.serializers.scalars import FlippedLong
 
-__all__ = ["Entries", "EntryDecoder", "bytes_and_offsets", "prefix_bytes"]
-
 _MOST_OF_ONE_BYTE = 128
 
 
@@ -70,15 +68,7 @@ def bytes_and_offsets(array: pa.Array) -> tuple[Bytes, Ints]:
 
 
 class EntryDecoder:
-    """What makes rows of the entries of one state.
-
-    Parameters
-    ----------
-    layout : StateLayout
-        How it was written.
-    max_parallelism : int
-        Of the operator.
-    """
+    """What makes rows of the entries of one state."""
 
     def __init__(self, layout: StateLayout, max_parallelism: int) -> None:
         self.layout, self.prefix = layout, prefix_bytes(max_parallelism)
@@ -128,13 +118,7 @@ class EntryDecoder:
         return program.finish(), column
 
     def batch(self, entries: Entries) -> pa.RecordBatch:
-        """Decode entries.
-
-        Raises
-        ------
-        CorruptDataError
-            If bytes are not such keys or values.
-        """
+        """Decode entries."""
         with named(entries.name):
             return self._batch(entries)
 

@@ -8,25 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = [
-    "ChangelogFiles",
-    "ChangelogHandle",
-    "ChannelHandle",
-    "FileHandle",
-    "InMemoryChanges",
-    "IncrementalHandle",
-    "InlineHandle",
-    "KeyGroupsHandle",
-    "KeyedHandle",
-    "MasterState",
-    "Metadata",
-    "Operator",
-    "OperatorHandle",
-    "OperatorStatePlace",
-    "StreamHandle",
-    "Subtask",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class InlineHandle:

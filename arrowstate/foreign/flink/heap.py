@@ -28,8 +28,6 @@ from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, In
 from arrowstate.foreign.flink.slices import EntryBuilder, Marked
 from arrowstate.foreign.flink.snappy import decompressed
 
-__all__ = ["HeapSource", "heap_value"]
-
 _ROWS = 65536
 _BYTES = 16 << 20
 
@@ -46,17 +44,7 @@ def heap_value(layout: StateLayout) -> Serializer | None:
 
 
 class HeapSource:
-    """A stream of the heap's own format.
-
-    Parameters
-    ----------
-    places : Places
-        Where files lie.
-    handle : KeyGroupsHandle
-        The stream.
-    max_parallelism : int
-        Of the operator.
-    """
+    """A stream of the heap's own format."""
 
     def __init__(self, places: Places, handle: KeyGroupsHandle, max_parallelism: int) -> None:
         self._places, self._handle, self._max_parallelism = places, handle, max_parallelism
@@ -166,15 +154,7 @@ class HeapSource:
 
 
 class HeapRows:
-    """Makes rows of segments of entries.
-
-    Parameters
-    ----------
-    layout : StateLayout
-        The state.
-    value : Serializer or None
-        Its whole value.
-    """
+    """Makes rows of segments of entries."""
 
     def __init__(self, layout: StateLayout, value: Serializer | None) -> None:
         self.layout = layout

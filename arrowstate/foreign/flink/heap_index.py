@@ -22,8 +22,6 @@ from arrowstate.foreign.flink.serializers.composites import StructOf
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Program, Tape, UndecodableError
 from arrowstate.foreign.flink.serializers.scalars import FlippedLong
 
-__all__ = ["GroupParser", "Segment", "entry_serializer", "walker"]
-
 _ROWS = 65536
 _WINDOW = 1 << 16
 _TRIES = 3_000
@@ -54,17 +52,7 @@ class _TooManyTriesError(Exception):
 
 
 class GroupParser:
-    """Finds the states of key groups.
-
-    Parameters
-    ----------
-    entries : mapping of int to Serializer
-        Of each state, by its id, what reads one entry.
-    layouts : mapping of int to StateLayout
-        The states.
-    max_parallelism : int
-        Of the operator.
-    """
+    """Finds the states of key groups."""
 
     def __init__(
         self, entries: Mapping[int, Serializer], layouts: Mapping[int, StateLayout], max_parallelism: int
@@ -75,13 +63,7 @@ class GroupParser:
         self.lengths = {number: entry.length for number, entry in entries.items()}
 
     def parse(self, data: Bytes, name: str, start: int, end: int, group: int) -> list[Segment]:
-        """Return where the entries of a key group are.
-
-        Raises
-        ------
-        CorruptDataError
-            If they do not fill it, or what cannot be decoded could end in several places.
-        """
+        """Return where the entries of a key group are."""
         return _Group(self, data, name, end, group).all(start)
 
 

@@ -26,8 +26,6 @@ from arrowstate.foreign.flink.serializers.composites import TtlOf
 from arrowstate.foreign.flink.serializers.pojo import PojoOf, Subclass
 from arrowstate.foreign.flink.serializers.rewriting import java_serializer, pojos_of, rewritten
 
-__all__ = ["Hint", "Hints", "StateHint", "known_subclasses"]
-
 Hint: TypeAlias = pa.DataType | pa.Schema | Pickled
 
 _COLUMNS = frozenset({"key", "namespace", "user_key", "value"})
@@ -41,13 +39,7 @@ class StateHint:
     types: Mapping[str, pa.DataType | Pickled]
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns as they are after the hint.
-
-        Raises
-        ------
-        InvalidInputError
-            If a column cannot have the type.
-        """
+        """Return the columns as they are after the hint."""
         fields = []
         for field in schema:
             hint = self.types.get(field.name)
@@ -108,13 +100,7 @@ def _cast(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 class Hints:
-    """All hints for a savepoint.
-
-    Parameters
-    ----------
-    given : mapping of str to DataType, Schema or Pickled
-        By `operator.state` or by class.
-    """
+    """All hints for a savepoint."""
 
     def __init__(self, given: Mapping[str, Hint] | None = None) -> None:
         self._given = dict(given or {})
@@ -161,15 +147,7 @@ class Hints:
     def layout(
         self, operator: str, layout: StateLayout, known: Mapping[str, Mapping[str, Serializer]], framed: bool
     ) -> StateLayout:
-        """Return the layout with what hints and other subtasks say of classes.
-
-        Parameters
-        ----------
-        known : mapping
-            Of each declared class the subclasses that any subtask describes.
-        framed : bool
-            Whether the bytes of a value have a known end, so that they can stay bytes.
-        """
+        """Return the layout with what hints and other subtasks say of classes."""
         if layout.value is None:
             return layout
         value = layout.value

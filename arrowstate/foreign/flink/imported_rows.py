@@ -27,8 +27,6 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.keys import check_key_schema
 from arrowstate_formats.names import check_state_name
 
-__all__ = ["TIMERS", "KeyedRows", "free_name", "name_of"]
-
 TIMERS = re.compile(r"_timer_state/(event|processing)_(.+)")
 """What Flink calls the timers of a service, by their clock."""
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -37,19 +35,7 @@ _ROW_KIND = "_row_kind"
 
 
 class KeyedRows:
-    """The rows of a keyed state, as they fill one of ours.
-
-    Parameters
-    ----------
-    state
-        The state.
-    key_names
-        The names of the key columns; None for those of the fields of the key, or `key`.
-    beside
-        All states of its operator: windows that merge are only known with the state that says what they became.
-    raw
-        Whether it is the rows whose values could not be decoded.
-    """
+    """The rows of a keyed state, as they fill one of ours."""
 
     def __init__(
         self,

@@ -47,8 +47,6 @@ from arrowstate.schema.operator_state import (
 from arrowstate.store import Snapshot, StateStore
 from arrowstate_formats.names import check_operator_uid
 
-__all__ = ["FlinkImport", "ImportedFlinkState", "import_flink_savepoint"]
-
 _Given = TypeVar("_Given")
 
 _KEYLESS = ("split", "union", "broadcast")

@@ -12,8 +12,6 @@ from typing import Any
 
 from arrowstate.foreign.flink.byte_reader import ByteReader, modified_utf8
 
-__all__ = ["JavaClass", "JavaEnum", "JavaObject", "read_java_object"]
-
 _MAGIC = b"\xac\xed\x00\x05"
 _DEEPEST = 100
 _NULL, _REFERENCE, _CLASS_DESCRIPTION, _OBJECT, _STRING, _ARRAY, _CLASS = range(0x70, 0x77)
@@ -55,15 +53,7 @@ class JavaEnum:
 def read_java_object(reader: ByteReader) -> Any:
     """Return the object that stands at the reader's position, and leave the reader after it.
 
-    Returns
-    -------
-    JavaObject, JavaEnum, JavaClass, list, bytes, str, int, float, bool or None
-        Boxed numbers are `JavaObject`s with a field `value`; an array of bytes is bytes, another array a list.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are no such object, or it is nested deeper than 100.
+    Boxed numbers are `JavaObject`s with a field `value`; an array of bytes is bytes, another array a list.
     """
     if reader.take(4) != _MAGIC:
         reader.position -= 4

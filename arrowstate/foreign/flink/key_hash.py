@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["has_known_hash", "key_groups_of"]
-
 Words = npt.NDArray[np.uint32]
 
 
@@ -17,15 +15,7 @@ def has_known_hash(kind: pa.DataType) -> bool:
 
 
 def key_groups_of(keys: pa.Array, max_parallelism: int) -> npt.NDArray[np.int64]:
-    """Return the key group of each key, which must not be null.
-
-    Parameters
-    ----------
-    keys : pyarrow.Array
-        Of type int64, int32 or string.
-    max_parallelism : int
-        The number of key groups.
-    """
+    """Return the key group of each key, which must not be null."""
     if pa.types.is_string(keys.type):
         hashes = np.array([_hash_of_text(key) for key in keys.to_pylist()], dtype=np.uint32)
     elif pa.types.is_int64(keys.type):

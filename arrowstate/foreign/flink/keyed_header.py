@@ -8,8 +8,6 @@ from arrowstate.foreign.flink.byte_reader import ByteReader
 from arrowstate.foreign.flink.serializers.base import Opaque, Serializer
 from arrowstate.foreign.flink.serializers.snapshots import UnknownSnapshotError, read_proxy
 
-__all__ = ["KeyedHeader", "OperatorHeader", "StateInfo", "read_keyed_header", "read_operator_header", "read_state_info"]
-
 _VERSION = 6
 _KINDS = ("keyed", "operator", "broadcast", "queue", "keyed_v2")
 
@@ -64,13 +62,7 @@ class OperatorHeader:
 
 
 def read_state_info(reader: ByteReader) -> StateInfo:
-    """Read the description of one state.
-
-    Raises
-    ------
-    UnknownSnapshotError
-        If nothing says where one of its serializers ends.
-    """
+    """Read the description of one state."""
     name, kind = reader.utf(), reader.integer()
     if not 0 <= kind < len(_KINDS):
         reader.position -= 4
@@ -103,13 +95,7 @@ def _infos(reader: ByteReader) -> tuple[list[StateInfo], int, str]:
 
 
 def read_keyed_header(reader: ByteReader) -> KeyedHeader:
-    """Read the head of a stream of keyed state.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are no such head.
-    """
+    """Read the head of a stream of keyed state."""
     _version(reader, 6)
     compressed = reader.boolean()
     try:
@@ -121,13 +107,7 @@ def read_keyed_header(reader: ByteReader) -> KeyedHeader:
 
 
 def read_operator_header(reader: ByteReader) -> OperatorHeader:
-    """Read the head of a stream of operator state.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are no such head.
-    """
+    """Read the head of a stream of operator state."""
     compressed = reader.boolean() if _version(reader, 5) == 6 else False
     states, missing, unknown = _infos(reader)
     if not missing:

@@ -26,8 +26,6 @@ from arrowstate.foreign.flink.serializers.program import Ints
 from arrowstate.foreign.flink.serializers.rewriting import without_kinds
 from arrowstate.foreign.flink.serializers.scalars import Nothing
 
-__all__ = ["RowColumns", "StateLayout", "is_always_opaque", "layout_of"]
-
 
 @dataclass(slots=True)
 class RowColumns:
@@ -173,15 +171,7 @@ def is_always_opaque(serializer: Serializer) -> bool:
 
 
 def layout_of(info: StateInfo, key: Serializer) -> StateLayout:
-    """Return the layout of a keyed state of a header.
-
-    Parameters
-    ----------
-    info : StateInfo
-        The state.
-    key : Serializer
-        The key of the operator.
-    """
+    """Return the layout of a keyed state of a header."""
     value = info.serializer("VALUE_SERIALIZER")
     key = without_kinds(key)
     if info.backend_kind == "queue":

@@ -30,8 +30,6 @@ from arrowstate.foreign.flink.handles import (
 )
 from arrowstate.foreign.flink.java_objects import JavaEnum, JavaObject, read_java_object
 
-__all__ = ["read_metadata"]
-
 _MAGIC: Final = 0x4960672D
 _MASTER_MAGIC: Final = 0xC96B1696 - (1 << 32)
 _OLDEST, _NEWEST = 2, 7
@@ -41,22 +39,7 @@ _MODES = ("split", "union", "broadcast")
 
 
 def read_metadata(data: bytes | memoryview, name: str = "_metadata") -> Metadata:
-    """Parse the file `_metadata`.
-
-    Parameters
-    ----------
-    data : bytes or memoryview
-        The whole file.
-    name : str, default "_metadata"
-        What it is called in messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are not such a file; the message names the offset.
-    FormatVersionError
-        If it is of a newer version than 7.
-    """
+    """Parse the file `_metadata`."""
     reader = ByteReader(data, name)
     if reader.left < 8 or reader.integer() != _MAGIC:
         reader.position = 0

@@ -11,8 +11,6 @@ from arrowstate.foreign.flink.heap import HeapSource
 from arrowstate.foreign.flink.places import METADATA, Places
 from arrowstate.foreign.flink.sources import CanonicalSource, DatabaseSource, EntrySource
 
-__all__ = ["open_keyed"]
-
 
 def open_keyed(places: Places, handle: KeyedHandle, max_parallelism: int) -> Iterator[EntrySource | ChangelogSource]:
     """Yield what reads the states of a handle; nothing if it holds none."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-__all__ = ["operator_id", "resolved"]
-
 _MASK = (1 << 64) - 1
 _FIRST, _SECOND = 0x87C37B91114253D5, 0x4CF5AD432745937F
 

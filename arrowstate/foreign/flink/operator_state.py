@@ -21,8 +21,6 @@ from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape, Unde
 from arrowstate.foreign.flink.snappy import MAX_STREAM_BYTES, decompressed
 from arrowstate.foreign.flink.source_positions import SPLIT, SPLITS, split_column
 
-__all__ = ["operator_batch", "operator_schema"]
-
 
 def operator_schema(info: StateInfo) -> pa.Schema:
     """Return the columns of a state: `value`, or `key` and `value` of a map, perhaps `_raw`, and `_subtask`."""
@@ -51,28 +49,7 @@ def operator_batch(
     info: StateInfo,
     subtask: int,
 ) -> pa.RecordBatch:
-    """Return a state of one subtask: the elements of a list, or the entries of a map.
-
-    Parameters
-    ----------
-    stream : Stream
-        What the subtask wrote.
-    place : OperatorStatePlace
-        The state in it.
-    all_offsets : list of int
-        Where anything begins in it, in order.
-    compressed : bool
-        Whether it is compressed.
-    info : StateInfo
-        How the state was written.
-    subtask : int
-        The subtask.
-
-    Raises
-    ------
-    CorruptDataError
-        If bytes are no such state.
-    """
+    """Return a state of one subtask: the elements of a list, or the entries of a map."""
     value, schema = info.serializer("VALUE_SERIALIZER"), operator_schema(info)
     data, starts, ends = _parts(stream, place, all_offsets, compressed)
     if info.backend_kind == "broadcast":

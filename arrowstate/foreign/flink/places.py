@@ -22,8 +22,6 @@ from arrowstate.foreign.flink.handles import FileHandle, InlineHandle, StreamHan
 from arrowstate.foreign.flink.sst import HeldFile, RangeFile, StoredFile
 from arrowstate.storage import ObjectStorage, Storage, open_storage
 
-__all__ = ["METADATA", "Bytes", "Places", "Stream"]
-
 METADATA = "_metadata"
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _JOB = re.compile(r"[0-9a-f]{32}")
@@ -33,15 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Stream:
-    """The bytes of a handle.
-
-    Attributes
-    ----------
-    data : numpy.ndarray of uint8
-        All of them, mapped where the storage maps files.
-    name : str
-        What to call them in messages.
-    """
+    """The bytes of a handle."""
 
     __slots__ = ("data", "name")
 
@@ -55,21 +45,7 @@ class Stream:
 
 
 class Places:
-    """The folder of a savepoint or checkpoint, and for a checkpoint the folder of its job.
-
-    Parameters
-    ----------
-    url : str or PathLike
-        The folder that holds `_metadata`, the file itself, or a job's folder of checkpoints, of which the last
-        complete one is taken.
-    storage_options : mapping, optional
-        See `arrowstate.open_store`.
-
-    Raises
-    ------
-    StoreNotFoundError
-        If no `_metadata` lies there.
-    """
+    """The folder of a savepoint or checkpoint, and for a checkpoint the folder of its job."""
 
     def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         given = os.fspath(url)
@@ -103,15 +79,7 @@ class Places:
         raise StoreNotFoundError(given)
 
     def open(self, handle: StreamHandle, *, is_sized: bool = True) -> Stream:
-        """Return the bytes of a handle; whether it tells the size of its file is a matter of who wrote it.
-
-        Raises
-        ------
-        MissingFileError
-            If the file is not below the folders of the savepoint.
-        CorruptDataError
-            If it is shorter or longer than the metadata says, or the handle leads outside.
-        """
+        """Return the bytes of a handle; whether it tells the size of its file is a matter of who wrote it."""
         if isinstance(handle, InlineHandle):
             data = self.metadata.data[handle.start : handle.start + handle.size]
             return Stream(data, f"{self.folder}{METADATA} (inline, from byte {handle.start})")
@@ -129,15 +97,7 @@ class Places:
         return stream
 
     def ranges(self, handle: StreamHandle) -> RangeFile:
-        """Return a file to be read by ranges: mapped where it is at hand, and else no more of it than is asked for.
-
-        Raises
-        ------
-        MissingFileError
-            If the file is not below the folders of the savepoint.
-        CorruptDataError
-            If the handle leads outside.
-        """
+        """Return a file to be read by ranges: mapped where it is at hand, and else no more of it than is asked for."""
         if isinstance(handle, FileHandle):
             storage, path = self._place(handle)
             if isinstance(storage, ObjectStorage):

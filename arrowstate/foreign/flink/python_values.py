@@ -20,8 +20,6 @@ from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, Optio
 from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape
 from arrowstate.foreign.flink.serializers.scalars import Number
 
-__all__ = ["Pickled", "python_column", "python_serializer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
@@ -42,11 +40,6 @@ def python_serializer(kind: pa.DataType) -> Serializer:
 
     A struct is a row; it is a tuple if none of its fields may be null, for tuples of PyFlink cannot hold nulls. A list
     is one of objects, of numbers that cannot be null if its field says so.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is none.
     """
     if pa.types.is_struct(kind):
         return _row(kind)
@@ -76,21 +69,7 @@ def _row(kind: pa.DataType) -> Serializer:
 def python_column(column: pa.Array, kind: pa.DataType | Pickled, name: str) -> pa.Array:
     """Decode a column of bytes, or of lists of bytes.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        Of binary, or of lists of binary: then one of a list type gives lists, and another the only element.
-    kind : pyarrow.DataType or Pickled
-        What the values are.
-    name : str
-        What the state is called in messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes are no such values.
-    InvalidInputError
-        If there is no such coder.
+    Lists of bytes give lists for a list type, and their only element for another type.
     """
     if pa.types.is_binary(column.type):
         return _decoded(column, kind, name)

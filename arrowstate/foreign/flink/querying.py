@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from arrowstate.query.duckdb.dataset import ScanStatistics
 
-__all__ = ["Queried", "Query", "look_up", "sql_names_of"]
-
 
 class Queried(Protocol):
     """What has states."""
@@ -36,13 +34,7 @@ class Queried(Protocol):
 
 
 class Query:
-    """A database of the states of a savepoint.
-
-    Parameters
-    ----------
-    savepoint
-        Whose states.
-    """
+    """A database of the states of a savepoint."""
 
     def __init__(self, savepoint: Queried) -> None:
         from arrowstate.query.duckdb.engine import Database

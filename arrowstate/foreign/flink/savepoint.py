@@ -30,8 +30,6 @@ from arrowstate.foreign.flink.timers import RawTimersSource
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["FlinkOperator", "FlinkSavepoint", "open_flink_savepoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class FlinkOperator:

@@ -17,8 +17,6 @@ from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.states import FlinkState
 from arrowstate_formats.key_hash import hash_columns
 
-__all__ = ["CONTENTS_OF", "WINDOWS_OF_SESSIONS", "KeyColumns", "Sessions", "sessions_of"]
-
 KeyColumns: TypeAlias = Callable[[pa.RecordBatch], list[pa.Array]]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -31,15 +29,7 @@ _PAIR = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 
 
 class Sessions:
-    """The sessions of an operator, by key and stored window; 48 bytes of memory each.
-
-    Parameters
-    ----------
-    state
-        What knows them.
-    key_columns
-        What takes the columns of the key out of a batch of it.
-    """
+    """The sessions of an operator, by key and stored window; 48 bytes of memory each."""
 
     def __init__(self, state: FlinkState, key_columns: KeyColumns) -> None:
         self.name = state.name

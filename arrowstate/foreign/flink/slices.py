@@ -17,8 +17,6 @@ from arrowstate.foreign.flink.serializers.base import Serializer
 from arrowstate.foreign.flink.serializers.operations import MARK, NEXT, REPEAT
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Ints, Program, Tape
 
-__all__ = ["EntryBuilder", "Marked"]
-
 _ROWS = 65536
 
 Places: TypeAlias = tuple[list[int], list[list[int]]]
@@ -26,15 +24,7 @@ Places: TypeAlias = tuple[list[int], list[list[int]]]
 
 
 class Marked:
-    """Serializers one after the other, read for where each begins and ends.
-
-    Parameters
-    ----------
-    parts : iterable of Serializer
-        What each value is made of.
-    repeated : iterable of Serializer, default ()
-        What follows a number, so many times.
-    """
+    """Serializers one after the other, read for where each begins and ends."""
 
     def __init__(self, parts: Iterable[Serializer], repeated: Iterable[Serializer] = ()) -> None:
         program = Program()
@@ -99,15 +89,7 @@ class Marked:
 
 
 class EntryBuilder:
-    """Puts entries of the canonical format together.
-
-    Parameters
-    ----------
-    layout : StateLayout
-        The state.
-    max_parallelism : int
-        Of the operator.
-    """
+    """Puts entries of the canonical format together."""
 
     def __init__(self, layout: StateLayout, max_parallelism: int) -> None:
         self._prefix = prefix_bytes(max_parallelism)

@@ -7,8 +7,6 @@ import pyarrow as pa
 from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.sst.checksums import masked_crc32c
 
-__all__ = ["MAX_STREAM_BYTES", "decompressed"]
-
 MAX_STREAM_BYTES = 1 << 30
 """What a stream may become. Flink writes one for each key group, and for each element of a list without keys."""
 _IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
@@ -19,26 +17,7 @@ _COMPRESSED, _PLAIN, _PADDING, _STREAM = 0x00, 0x01, 0xFE, 0xFF
 def decompressed(
     data: memoryview, start: int, end: int, name: str, *, whole: bool = True, most: int = MAX_STREAM_BYTES
 ) -> bytes:
-    """Return the content of a stream.
-
-    Parameters
-    ----------
-    data : memoryview
-        What it lies in.
-    start, end : int
-        Where.
-    name : str
-        What the data is called in messages.
-    whole : bool, default True
-        Whether it is a whole stream; else it is chunks of one.
-    most : int, default `MAX_STREAM_BYTES`
-        How many bytes it may become.
-
-    Raises
-    ------
-    CorruptDataError
-        If a chunk is damaged, or longer than it may be; if the stream becomes more than `most` bytes.
-    """
+    """Return the content of a whole stream, or of chunks of one, of at most `most` bytes."""
     found = []
     position, left = start, most
 

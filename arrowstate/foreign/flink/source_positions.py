@@ -15,8 +15,6 @@ import pyarrow as pa
 from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.byte_reader import ByteReader
 
-__all__ = ["SPLIT", "SPLITS", "split_column"]
-
 SPLITS = "SourceReaderState"
 """The name of the state."""
 
@@ -38,20 +36,7 @@ _NEVER_STOPS = -(1 << 63)
 
 
 def split_column(values: pa.Array, name: str) -> pa.Array:
-    """Return splits of their bytes.
-
-    Parameters
-    ----------
-    values : pyarrow.Array
-        Of binary.
-    name : str
-        What the bytes are called in messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If a length is not that of the bytes.
-    """
+    """Return splits of their bytes."""
     return pa.array([None if value is None else _split(value, name) for value in values.to_pylist()], SPLIT)
 
 

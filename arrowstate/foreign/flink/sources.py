@@ -22,8 +22,6 @@ from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.sst import Database, RangeFile
 from arrowstate.storage import in_parallel
 
-__all__ = ["CanonicalSource", "DatabaseSource", "EntrySource", "KeyedSource"]
-
 _OF_A_DATABASE = re.compile(r"\.sst$|(^|/)MANIFEST-\d+$")
 """Files that are read; the others are options."""
 
@@ -55,17 +53,7 @@ class EntrySource(KeyedSource, Protocol):
 
 
 class CanonicalSource:
-    """A stream of the canonical format.
-
-    Parameters
-    ----------
-    places : Places
-        Where files lie.
-    handle : KeyGroupsHandle
-        The stream.
-    max_parallelism : int
-        Of the operator.
-    """
+    """A stream of the canonical format."""
 
     def __init__(self, places: Places, handle: KeyGroupsHandle, max_parallelism: int) -> None:
         self._places, self._handle, self._max_parallelism = places, handle, max_parallelism
@@ -101,17 +89,7 @@ class CanonicalSource:
 
 
 class DatabaseSource:
-    """The files of a RocksDB or ForSt instance.
-
-    Parameters
-    ----------
-    places : Places
-        Where files lie.
-    handle : IncrementalHandle
-        The files.
-    max_parallelism : int
-        Of the operator.
-    """
+    """The files of a RocksDB or ForSt instance."""
 
     def __init__(self, places: Places, handle: IncrementalHandle, max_parallelism: int) -> None:
         self._places, self._handle, self._max_parallelism = places, handle, max_parallelism

@@ -17,8 +17,6 @@ from arrowstate.foreign.flink.operator_state import operator_batch, operator_sch
 from arrowstate.foreign.flink.places import Stream
 from arrowstate.foreign.flink.sources import KeyedSource
 
-__all__ = ["FlinkState", "KeyedPart", "OperatorPart", "StatePart"]
-
 
 class StatePart(Protocol):
     """What one handle holds of a state."""
@@ -34,15 +32,7 @@ class StatePart(Protocol):
 
 
 class KeyedPart:
-    """A keyed state in one handle.
-
-    Parameters
-    ----------
-    source : KeyedSource
-        The handle.
-    layout : StateLayout
-        The state.
-    """
+    """A keyed state in one handle."""
 
     def __init__(self, source: KeyedSource, layout: StateLayout) -> None:
         self.source, self.layout = source, layout
@@ -58,21 +48,7 @@ class KeyedPart:
 
 
 class OperatorPart:
-    """A state without keys of one subtask.
-
-    Parameters
-    ----------
-    stream : Stream
-        What the subtask wrote.
-    header : OperatorHeader
-        The head of the stream.
-    place : OperatorStatePlace
-        The state in it.
-    all_offsets : list of int
-        Where anything begins in the stream, in order.
-    subtask : int
-        The subtask.
-    """
+    """A state without keys of one subtask."""
 
     def __init__(
         self, stream: Stream, header: OperatorHeader, place: OperatorStatePlace, all_offsets: list[int], subtask: int

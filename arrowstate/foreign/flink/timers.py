@@ -25,22 +25,12 @@ from arrowstate.foreign.flink.serializers.rewriting import without_kinds
 from arrowstate.foreign.flink.serializers.scalars import Number
 from arrowstate.foreign.flink.serializers.snapshots import UnknownSnapshotError, read_snapshot
 
-__all__ = ["RawTimersSource"]
-
 _MARK = 0xF1CD859F - (1 << 32)
 _KINDS = ("event", "processing")
 
 
 class RawTimersSource:
-    """The timers in the raw keyed state of a subtask.
-
-    Parameters
-    ----------
-    places : Places
-        Where files lie.
-    handle : KeyGroupsHandle
-        The raw keyed state.
-    """
+    """The timers in the raw keyed state of a subtask."""
 
     def __init__(self, places: Places, handle: KeyGroupsHandle) -> None:
         self._places, self._handle = places, handle

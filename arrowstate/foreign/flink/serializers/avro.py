@@ -29,8 +29,6 @@ from arrowstate.foreign.flink.serializers.operations import (
 from arrowstate.foreign.flink.serializers.program import Column, Ints, Program, Slots
 from arrowstate.foreign.flink.serializers.scalars import Enumeration, Nothing, Number
 
-__all__ = ["avro_serializer"]
-
 _DEEPEST = 50
 _NUMBERS = {
     "boolean": pa.bool_(),
@@ -51,15 +49,7 @@ _TIMES = {
 
 
 def avro_serializer(text: str, class_name: str) -> Serializer:
-    """Return the serializer of a schema of Avro.
-
-    Parameters
-    ----------
-    text : str
-        The schema, in JSON.
-    class_name : str
-        The class of the values, for what cannot be decoded.
-    """
+    """Return the serializer of a schema of Avro."""
     try:
         return _of(json.loads(text), {}, 0)
     except (ValueError, KeyError, TypeError, RecursionError):

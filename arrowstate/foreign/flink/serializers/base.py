@@ -14,8 +14,6 @@ from arrowstate.foreign.flink.serializers.columns import as_bytes, masked
 from arrowstate.foreign.flink.serializers.operations import BYTES, FAIL, REST, UNKNOWN
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Program, Slots, Tape
 
-__all__ = ["Opaque", "Serializer", "compiled"]
-
 
 class Serializer:
     """A description of how values were written."""
@@ -60,29 +58,7 @@ class Serializer:
         raise NotImplementedError  # Abstract: each serializer reads its bytes in its own way.
 
     def decode(self, data: Bytes, starts: Ints, ends: Ints, name: str = "") -> tuple[pa.Array, Ints]:
-        """Decode values of which each begins and ends at a known place.
-
-        Parameters
-        ----------
-        data : numpy.ndarray of uint8
-            Where they lie.
-        starts, ends : numpy.ndarray of int64
-            Where each begins, and the last byte that may be its own.
-        name : str, default ""
-            What the data is called in messages.
-
-        Returns
-        -------
-        array : pyarrow.Array
-            The values; null where nothing says how one was written.
-        stops : numpy.ndarray of int64
-            Where each ended.
-
-        Raises
-        ------
-        CorruptDataError
-            If bytes are no such value.
-        """
+        """Decode values of which each begins and ends at a known place."""
         code, column = compiled(self)
         tape = Tape(code, data, name, len(starts))
         stops, unknown = tape.values(starts, ends)
@@ -97,15 +73,7 @@ def compiled(serializer: Serializer, *, last: bool = False) -> tuple[Code, Colum
 
 
 class Opaque(Serializer):
-    """Values that only the job's own classes can read: bytes where their end is known, else nothing.
-
-    Parameters
-    ----------
-    class_name : str
-        The class of the serializer or of the values.
-    reason : str
-        Why it cannot be decoded.
-    """
+    """Values that only the job's own classes can read: bytes where their end is known, else nothing."""
 
     __slots__ = ("class_name", "reason")
 
@@ -139,15 +107,7 @@ class Opaque(Serializer):
 
 
 class CountedBytes(Serializer):
-    """Bytes after their length; an array of bytes.
-
-    Parameters
-    ----------
-    text : bool
-        Whether they are text of UTF-8.
-    nullable : bool
-        Whether a length of -1 means null.
-    """
+    """Bytes after their length; an array of bytes."""
 
     __slots__ = ("nullable", "text")
 

@@ -13,8 +13,6 @@ from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.serializers import machine
 from arrowstate.foreign.flink.serializers.program import Bytes, Ints
 
-__all__ = ["as_bytes", "as_list", "as_map", "as_numbers", "as_struct", "as_texts", "masked", "named", "offsets_of"]
-
 Flags = npt.NDArray[np.bool_]
 
 _MOST_BYTES = (1 << 31) - 1
@@ -50,13 +48,7 @@ def offsets_of(lengths: Ints) -> npt.NDArray[np.int32]:
 
 
 def as_bytes(data: Bytes, starts: Ints, lengths: Ints, kind: pa.DataType | None = None) -> pa.Array:
-    """Return ranges of bytes as binary, or as text of UTF-8; a length below 0 is null.
-
-    Raises
-    ------
-    CorruptDataError
-        If they are to be text and are not.
-    """
+    """Return ranges of bytes as binary, or as text of UTF-8; a length below 0 is null."""
     offsets = offsets_of(lengths)
     out = np.empty(int(offsets[-1]), dtype=np.uint8)
     machine.copy_bytes(data, starts, lengths, offsets, out)

@@ -21,8 +21,6 @@ from arrowstate.foreign.flink.serializers.operations import (
 from arrowstate.foreign.flink.serializers.program import Column, Program, Slots
 from arrowstate.foreign.flink.serializers.scalars import Number
 
-__all__ = ["Either", "JoinedList", "ListOf", "MapOf", "Optional", "RowOf", "StructOf", "TtlOf", "fields_of"]
-
 ROW_KINDS = pa.array(["+I", "-U", "+U", "-D"])
 
 
@@ -39,17 +37,7 @@ def _joined(parts: tuple[Serializer, ...]) -> tuple[str, ...]:
 
 
 class Optional(Serializer):
-    """A flag, and a value if the flag is not the one of null.
-
-    Parameters
-    ----------
-    value : Serializer
-        What may be there.
-    null_flag : int
-        What the flag is where nothing is.
-    padding : int, default 0
-        Bytes after the flag of a null; -1 for all that are left.
-    """
+    """A flag, and a value if the flag is not the one of null."""
 
     __slots__ = ("null_flag", "padding", "value")
 
@@ -83,15 +71,7 @@ class Optional(Serializer):
 
 
 class ListOf(Serializer):
-    """A number, and so many values.
-
-    Parameters
-    ----------
-    element : Serializer
-        The values.
-    nullable : bool, default False
-        Whether a number of -1 means a list of nothing.
-    """
+    """A number, and so many values."""
 
     __slots__ = ("element", "nullable")
 
@@ -126,13 +106,7 @@ class ListOf(Serializer):
 
 
 class JoinedList(Serializer):
-    """The elements of a list state in one value, with commas between them, to its end.
-
-    Parameters
-    ----------
-    element : Serializer
-        The elements.
-    """
+    """The elements of a list state in one value, with commas between them, to its end."""
 
     __slots__ = ("element",)
 
@@ -167,15 +141,7 @@ class JoinedList(Serializer):
 
 
 class MapOf(Serializer):
-    """A number, and so many keys, each with a flag and its value.
-
-    Parameters
-    ----------
-    key, value : Serializer
-        Of its entries.
-    flagged : bool, default True
-        Whether a flag says that a value is null.
-    """
+    """A number, and so many keys, each with a flag and its value."""
 
     __slots__ = ("flagged", "key", "value")
 
@@ -216,17 +182,7 @@ class MapOf(Serializer):
 
 
 class StructOf(Serializer):
-    """Values one after the other: a tuple, a case class.
-
-    Parameters
-    ----------
-    names : tuple of str
-        What they are called.
-    parts : tuple of Serializer
-        What they are.
-    class_name : str, default ""
-        Their class.
-    """
+    """Values one after the other: a tuple, a case class."""
 
     __slots__ = ("class_name", "names", "parts")
 
@@ -264,13 +220,7 @@ class StructOf(Serializer):
 
 
 class TtlOf(Serializer):
-    """A value and when it was last used.
-
-    Parameters
-    ----------
-    value : Serializer
-        The value.
-    """
+    """A value and when it was last used."""
 
     __slots__ = ("value",)
 
@@ -307,19 +257,7 @@ class TtlOf(Serializer):
 
 
 class RowOf(Serializer):
-    """A `Row`: bits of what is null, and the fields that are not.
-
-    Parameters
-    ----------
-    parts : tuple of Serializer
-        Its fields.
-    kinds : bool
-        Whether the first two bits say what kind of change it is.
-    names : tuple of str, optional
-        What the fields are called; `f0` and so on if they are not given.
-    shown : bool, default True
-        Whether a field `_row_kind` says it.
-    """
+    """A `Row`: bits of what is null, and the fields that are not."""
 
     __slots__ = ("kinds", "names", "parts", "shown")
 
@@ -374,15 +312,7 @@ class RowOf(Serializer):
 
 
 class Either(Serializer):
-    """One of two values; a flag says which.
-
-    Parameters
-    ----------
-    left, right : Serializer
-        The two.
-    flags : tuple of int, default (1, 0)
-        The flags of the left one and of the right one.
-    """
+    """One of two values; a flag says which."""
 
     __slots__ = ("flags", "left", "right")
 

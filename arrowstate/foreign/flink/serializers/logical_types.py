@@ -8,8 +8,6 @@ import pyarrow as pa
 
 from arrowstate.foreign.flink.java_objects import JavaObject
 
-__all__ = ["arrow_of_logical_type"]
-
 _DEEPEST = 50
 
 _PLAIN = {

@@ -83,8 +83,6 @@ from arrowstate.foreign.flink.serializers.operations import (
 )
 from arrowstate_formats.compiled import kernel, subroutine
 
-__all__ = ["copy_bytes", "copy_texts", "shred"]
-
 
 @subroutine
 def _simple(r: Any, data: Any, c: Any, i: Any, tape: Any, fills: Any, limits: Any) -> Any:

@@ -21,28 +21,6 @@ from arrowstate.foreign.flink.serializers.operations import (
 )
 from arrowstate_formats.compiled import subroutine
 
-__all__ = [
-    "big_endian",
-    "blank",
-    "put",
-    "run_bigint",
-    "run_bit",
-    "run_block",
-    "run_bytes",
-    "run_case",
-    "run_fixed",
-    "run_joined_next",
-    "run_mask",
-    "run_next",
-    "run_optional",
-    "run_pojo",
-    "run_range",
-    "run_repeat",
-    "run_string",
-    "run_suffix",
-    "wrong",
-]
-
 _MOST_EMPTY = 64
 """How many elements may follow a count where each of them has no bytes."""
 

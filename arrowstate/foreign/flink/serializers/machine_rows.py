@@ -13,18 +13,6 @@ from arrowstate.foreign.flink.serializers.machine_parts import big_endian, blank
 from arrowstate.foreign.flink.serializers.operations import DAMAGED, END, POSITION, SHORT, WIDTH
 from arrowstate_formats.compiled import subroutine
 
-__all__ = [
-    "run_array",
-    "run_array_next",
-    "run_enter",
-    "run_map_parts",
-    "run_root",
-    "run_row",
-    "run_slot_bytes",
-    "run_slot_fixed",
-    "run_slot_time",
-]
-
 
 @subroutine
 def _little_endian(data: Any, position: Any, width: Any) -> Any:

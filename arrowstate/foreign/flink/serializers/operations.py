@@ -8,51 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "ARRAY",
-    "ARRAY_NEXT",
-    "BEGIN_BLOCKS",
-    "BIGINT",
-    "BIT",
-    "BLOCK",
-    "BYTES",
-    "CASE",
-    "DAMAGED",
-    "END",
-    "ENTER",
-    "FAIL",
-    "FAILED",
-    "FIXED",
-    "FREE",
-    "HALT",
-    "JOINED",
-    "JOINED_NEXT",
-    "JUMP",
-    "MAP_PARTS",
-    "MARK",
-    "MASK",
-    "NEXT",
-    "OPTIONAL",
-    "OVERFLOW",
-    "POJO",
-    "POSITION",
-    "RANGE",
-    "REPEAT",
-    "REST",
-    "ROOT",
-    "ROW",
-    "SHORT",
-    "SKIP",
-    "SLOT_BYTES",
-    "SLOT_FIXED",
-    "SLOT_TIME",
-    "STRING",
-    "SUFFIX",
-    "TAG",
-    "UNKNOWN",
-    "WIDTH",
-]
-
 WIDTH: Final = 8
 """Numbers of an operation."""
 

@@ -15,21 +15,9 @@ from arrowstate.foreign.flink.serializers.composites import Optional, fields_of
 from arrowstate.foreign.flink.serializers.operations import CASE, POJO
 from arrowstate.foreign.flink.serializers.program import Column, Program, Slots
 
-__all__ = ["PojoOf", "Subclass"]
-
 
 class Subclass:
-    """A class that objects may be of beside the declared one.
-
-    Parameters
-    ----------
-    class_name : str
-        Its name.
-    tag : int
-        The number that stands for it, -1 if its name does.
-    serializer : Serializer or None
-        How it was written; None if nothing is known.
-    """
+    """A class that objects may be of beside the declared one."""
 
     __slots__ = ("class_name", "serializer", "tag")
 
@@ -38,19 +26,7 @@ class Subclass:
 
 
 class PojoOf(Serializer):
-    """An object, or null: a flag, then each field with a flag of its own.
-
-    Parameters
-    ----------
-    class_name : str
-        The declared class.
-    names : tuple of str
-        Its fields, in their order.
-    parts : tuple of Serializer
-        What they are.
-    subclasses : tuple of Subclass, default ()
-        The other classes.
-    """
+    """An object, or null: a flag, then each field with a flag of its own."""
 
     __slots__ = ("class_name", "names", "parts", "subclasses")
 

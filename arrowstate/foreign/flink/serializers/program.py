@@ -34,8 +34,6 @@ from arrowstate.foreign.flink.serializers.operations import (
 )
 from arrowstate.foreign.flink.serializers.straight import Straight, read_numbers, straight
 
-__all__ = ["Bytes", "Column", "Ints", "Program", "Slots", "Tape", "UndecodableError"]
-
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Column: TypeAlias = Callable[["Slots"], pa.Array]
@@ -50,15 +48,7 @@ _REASONS = {
 
 
 class UndecodableError(Exception):
-    """Values follow each other without lengths, and one of them cannot be decoded.
-
-    Attributes
-    ----------
-    row : int
-        The value.
-    position : int
-        Where it was given up.
-    """
+    """Values follow each other without lengths, and one of them cannot be decoded."""
 
     def __init__(self, row: int, position: int) -> None:
         self.row, self.position = row, position
@@ -176,19 +166,7 @@ class Slots:
 
 
 class Tape:
-    """A run of a program over values of one array of bytes.
-
-    Parameters
-    ----------
-    code : Code
-        The program.
-    data : numpy.ndarray of uint8
-        Where the values lie.
-    name : str
-        What the bytes are called in messages.
-    rows : int, default 64
-        About how many values there will be.
-    """
+    """A run of a program over values of one array of bytes."""
 
     def __init__(self, code: Code, data: Bytes, name: str, rows: int = 64) -> None:
         self.code, self.data, self.name = code, data, name
@@ -206,19 +184,9 @@ class Tape:
         return Slots(self.data, self._tape, self._firsts, self._fills)
 
     def values(self, starts: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Read values that begin at `starts` and end at or before `ends`.
+        """Read values that begin at `starts` and end at or before `ends`; return their ends, and which are unknown.
 
-        Returns
-        -------
-        stops : numpy.ndarray of int64
-            Where each value ended; the end of one that cannot be decoded is its last possible one.
-        unknown : numpy.ndarray of bool
-            Which could not be decoded; their slots are zeros.
-
-        Raises
-        ------
-        CorruptDataError
-            If bytes are no such value.
+        A value that cannot be decoded ends at its last possible byte, and its slots are zeros.
         """
         if len(starts) and (starts.min() < 0 or ends.max() > len(self.data) or (starts > ends).any()):
             # The machine looks at no bounds but these.
@@ -234,15 +202,7 @@ class Tape:
         return stops, states.view(np.bool_)
 
     def chain(self, start: int, end: int, count: int) -> Ints:
-        """Read values that follow each other without lengths; return where each ended.
-
-        Raises
-        ------
-        UndecodableError
-            If one cannot be decoded; those before it are on the tape.
-        CorruptDataError
-            If bytes are no such value.
-        """
+        """Read values that follow each other without lengths; return where each ended."""
         if not 0 <= start <= end <= len(self.data):
             raise CorruptDataError(self.name, f"values are to be at bytes {start} to {end} of {len(self.data)}")
         straight = self.code.straight

@@ -11,8 +11,6 @@ from arrowstate.foreign.flink.serializers.composites import Either, ListOf, MapO
 from arrowstate.foreign.flink.serializers.pojo import PojoOf, Subclass
 from arrowstate.foreign.flink.serializers.scalars import BigNumber, Number, Text, Time
 
-__all__ = ["java_serializer", "pojos_of", "rewritten", "without_kinds"]
-
 Change = Callable[[Serializer], Serializer]
 
 

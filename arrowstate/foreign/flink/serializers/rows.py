@@ -28,8 +28,6 @@ from arrowstate.foreign.flink.serializers.operations import (
 )
 from arrowstate.foreign.flink.serializers.program import Column, Ints, Program, Slots
 
-__all__ = ["BinaryArray", "BinaryMap", "BinaryRow", "DecimalData", "add_field"]
-
 _MOST_COMPACT = 18
 _MOST_MILLIS = (1 << 63) // 1_000_000 - 1
 _DESCRIBED = 6
@@ -157,15 +155,7 @@ def _row(program: Program, register: int, kind: pa.DataType, kinds: bool = False
 
 
 class BinaryRow(Serializer):
-    """A row after its length.
-
-    Parameters
-    ----------
-    fields : list of pyarrow.Field
-        Its fields.
-    kinds : bool, default False
-        Whether a column `_row_kind` says what kind of change it is.
-    """
+    """A row after its length."""
 
     __slots__ = ("fields", "kinds")
 
@@ -197,13 +187,7 @@ def _has_long_times(kind: pa.DataType) -> bool:
 
 
 class BinaryArray(Serializer):
-    """An array after its length.
-
-    Parameters
-    ----------
-    element : pyarrow.DataType
-        Its elements.
-    """
+    """An array after its length."""
 
     __slots__ = ("element",)
 
@@ -229,13 +213,7 @@ class BinaryArray(Serializer):
 
 
 class BinaryMap(Serializer):
-    """A map after its length.
-
-    Parameters
-    ----------
-    key, value : pyarrow.DataType
-        Of its entries.
-    """
+    """A map after its length."""
 
     __slots__ = ("key", "value")
 
@@ -261,13 +239,7 @@ class BinaryMap(Serializer):
 
 
 class DecimalData(Serializer):
-    """A decimal by itself: eight bytes of at most 18 digits, else bytes after their length.
-
-    Parameters
-    ----------
-    precision, scale : int
-        Its digits, and how many of them stand after the point.
-    """
+    """A decimal by itself: eight bytes of at most 18 digits, else bytes after their length."""
 
     __slots__ = ("precision", "scale")
 

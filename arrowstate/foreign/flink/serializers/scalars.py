@@ -14,8 +14,6 @@ from arrowstate.foreign.flink.serializers.columns import as_numbers, as_texts, m
 from arrowstate.foreign.flink.serializers.operations import BIGINT, DAMAGED, FIXED, RANGE, STRING, UNKNOWN
 from arrowstate.foreign.flink.serializers.program import Column, Ints, Program, Slots
 
-__all__ = ["BigNumber", "Char", "Enumeration", "FlippedLong", "Nothing", "Number", "Text", "Time"]
-
 _LEAST_INT, _LEAST_LONG = -(1 << 31), -(1 << 63)
 _MOST_SECONDS = (1 << 63) // 1_000_000_000 - 1
 _MOST_MILLIS = (1 << 63) // 1_000_000 - 1
@@ -23,15 +21,7 @@ _UTC: Final = pa.timestamp("ns", "UTC")
 
 
 class Number(Serializer):
-    """A number of fixed width, big-endian.
-
-    Parameters
-    ----------
-    arrow : pyarrow.DataType
-        An integer, a float or a boolean.
-    hashed : bool, default False
-        Whether its hash in Java is that of a `Long` or an `Integer`.
-    """
+    """A number of fixed width, big-endian."""
 
     __slots__ = ("_arrow", "_hashed")
 
@@ -105,13 +95,7 @@ def _characters(units: Ints) -> pa.Array:
 
 
 class Text(Serializer):
-    """A string, or null, as Flink writes them: a length and 16-bit units, all of variable length.
-
-    Parameters
-    ----------
-    nullable : bool, default True
-        Whether the length is one more than it is, and 0 means null.
-    """
+    """A string, or null, as Flink writes them: a length and 16-bit units, all of variable length."""
 
     __slots__ = ("nullable",)
 
@@ -133,13 +117,7 @@ class Text(Serializer):
 
 
 class Nothing(Serializer):
-    """A value without content, of so many zeros.
-
-    Parameters
-    ----------
-    width : int
-        Their number, 0 or 1.
-    """
+    """A value without content, of so many zeros."""
 
     __slots__ = ("width",)
 
@@ -165,13 +143,7 @@ class Nothing(Serializer):
 
 
 class BigNumber(Serializer):
-    """A `BigInteger`, or with a scale a `BigDecimal`: as text, for they have no bound; made row by row.
-
-    Parameters
-    ----------
-    scaled : bool
-        Whether a scale follows.
-    """
+    """A `BigInteger`, or with a scale a `BigDecimal`: as text, for they have no bound; made row by row."""
 
     __slots__ = ("scaled",)
 
@@ -217,15 +189,7 @@ def _decimal_text(number: int, scale: int) -> str:
 
 
 class Enumeration(Serializer):
-    """A constant of an enumeration by its place among those that were known.
-
-    Parameters
-    ----------
-    class_name : str
-        The enumeration.
-    names : tuple of str
-        Its constants.
-    """
+    """A constant of an enumeration by its place among those that were known."""
 
     __slots__ = ("class_name", "names")
 
@@ -248,18 +212,7 @@ class Enumeration(Serializer):
 
 
 class Time(Serializer):
-    """A date, a time or a point in time of Java.
-
-    Parameters
-    ----------
-    kind : str
-        `date`, `time`, `datetime` and `instant` are those of `java.time`; `millis` is a `java.util.Date` or one of
-        its kinds, `sql_timestamp` a `java.sql.Timestamp`; `table_time` a `TimestampData` of more than milliseconds.
-
-    Notes
-    -----
-    What 64 bits of nanoseconds since 1970 cannot hold (before 1677 or after 2262) is kept as bytes.
-    """
+    """A date, a time or a point in time of Java."""
 
     __slots__ = ("kind",)
 

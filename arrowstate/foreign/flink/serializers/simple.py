@@ -10,8 +10,6 @@ from arrowstate.foreign.flink.serializers.base import CountedBytes, Opaque, Seri
 from arrowstate.foreign.flink.serializers.composites import ListOf, StructOf
 from arrowstate.foreign.flink.serializers.scalars import BigNumber, Char, FlippedLong, Nothing, Number, Text, Time
 
-__all__ = ["SIMPLE"]
-
 
 def _numbers() -> dict[str, Serializer]:
     kinds = {

@@ -29,8 +29,6 @@ from arrowstate.foreign.flink.serializers.scalars import (
 )
 from arrowstate.foreign.flink.serializers.simple import SIMPLE
 
-__all__ = ["UnknownSnapshotError", "read_proxy", "read_snapshot"]
-
 _OURS: Final = "org.apache.flink."
 _COMPOSITE, _DELEGATE = 911108, 1333245
 _OPTIONAL_MAP: Final = 0x4F2C69A3D70
@@ -57,15 +55,7 @@ def read_proxy(reader: ByteReader) -> Serializer:
 
 
 def read_snapshot(reader: ByteReader, depth: int = 0) -> Serializer:
-    """Read the class, the version and the content of a snapshot, and return what it describes.
-
-    Raises
-    ------
-    UnknownSnapshotError
-        If its class is not known and nothing says where it ends.
-    CorruptDataError
-        If the bytes are no snapshot.
-    """
+    """Read the class, the version and the content of a snapshot, and return what it describes."""
     if depth > _DEEPEST:
         raise reader.wrong(f"serializers nested deeper than {_DEEPEST}")
     class_name = reader.utf()

@@ -16,8 +16,6 @@ from arrowstate.foreign.flink.serializers.operations import FIXED, HALT, MARK, R
 from arrowstate.foreign.flink.sst.kernels import swapped
 from arrowstate_formats.compiled import kernel, load_uint8, load_uint64
 
-__all__ = ["Part", "Straight", "read_numbers", "straight"]
-
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 

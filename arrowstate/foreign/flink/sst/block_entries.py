@@ -10,21 +10,13 @@ from collections.abc import Iterator
 
 from arrowstate.foreign.flink.sst.footer import TRAILER_BYTES, Handle, varint
 
-__all__ = ["entries_end", "entries_of", "handle_of", "handles_of"]
-
 _RESTART_BYTES = 4
 _HASH_INDEX = 1 << 31
 _HASH_FOOTER_BYTES = 2
 
 
 def entries_end(block: memoryview) -> int:
-    """Return where the entries of a block end and the places begin from which a search may start.
-
-    Raises
-    ------
-    ValueError
-        If those places do not fit the block.
-    """
+    """Return where the entries of a block end and the places begin from which a search may start."""
     footer = int.from_bytes(block[-_RESTART_BYTES:], "little")
     end = len(block) - _RESTART_BYTES
     if footer & _HASH_INDEX and end >= _HASH_FOOTER_BYTES:
@@ -37,13 +29,7 @@ def entries_end(block: memoryview) -> int:
 
 
 def entries_of(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield key and value of each entry.
-
-    Raises
-    ------
-    ValueError
-        If a length is beyond the block, or a key shares more than the one before it has.
-    """
+    """Yield key and value of each entry."""
     place, end, key = 0, entries_end(block), b""
     while place < end:
         shared, place = varint(block, place)
@@ -57,13 +43,7 @@ def entries_of(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def handles_of(block: memoryview, *, is_delta: bool, has_first_key: bool) -> Iterator[tuple[bytes, Handle]]:
-    """Yield a key that is not before the last of a block, and where the block lies, in the order of the index.
-
-    Raises
-    ------
-    ValueError
-        If a length is beyond the index, a key shares more than the one before it has, or blocks overlap.
-    """
+    """Yield a key that is not before the last of a block, and where the block lies, in the order of the index."""
     place, end, key, handle = 0, entries_end(block), b"", Handle(0, 0)
     behind = 0
     while place < end:

@@ -18,8 +18,6 @@ from arrowstate.foreign.flink.sst.checksums import modifier
 from arrowstate.foreign.flink.sst.files import RangeFile, read_exactly
 from arrowstate.foreign.flink.sst.footer import TRAILER_BYTES, Footer, Handle, varint
 
-__all__ = ["MAX_BLOCK_BYTES", "BlockReader"]
-
 MAX_BLOCK_BYTES = 1 << 30
 """What a block may become. RocksDB cuts blocks at some kilobytes, but one value is never cut."""
 
@@ -36,15 +34,7 @@ _FIRST_SIZE_BYTES = 8
 
 
 class BlockReader:
-    """Reads blocks of one file.
-
-    Parameters
-    ----------
-    file
-        The file.
-    footer
-        What its end says.
-    """
+    """Reads blocks of one file."""
 
     def __init__(self, file: RangeFile, footer: Footer) -> None:
         self.file, self.footer = file, footer

@@ -17,8 +17,6 @@ import xxhash
 
 from arrowstate_formats.compiled import kernel
 
-__all__ = ["CHECKSUMS", "Checksum", "crc32c", "masked_crc32c", "modifier", "of_whole"]
-
 _MASK = 0xFFFFFFFF
 _POLYNOMIAL = 0x82F63B78
 _CRC_MASK_DELTA = 0xA282EAD8

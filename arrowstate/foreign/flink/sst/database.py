@@ -12,28 +12,13 @@ from arrowstate.foreign.flink.sst.merging import Batch, merged
 from arrowstate.foreign.flink.sst.table import Table
 from arrowstate.storage import in_parallel
 
-__all__ = ["Database"]
-
 _TABLE = re.compile(r"(\d+)\.sst")
 
 
 class Database:
     """The live tables of a database, opened.
 
-    Parameters
-    ----------
-    tables
-        The tables by the names they have in the database, such as `000024.sst`.
-    manifest
-        The MANIFEST of the database, of the same moment. It is needed where ranges of keys were deleted, or tables
-        were written apart.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file is damaged, or those that the MANIFEST names are not the same.
-    InvalidInputError
-        If a table has keys in an order other than that of their bytes.
+    The MANIFEST of the same moment is needed where ranges of keys were deleted or tables were written apart.
     """
 
     def __init__(self, tables: Mapping[str, RangeFile], manifest: RangeFile | None = None) -> None:
@@ -66,29 +51,7 @@ class Database:
         return sum(table.entry_count for table in self._tables.get(column_family, []))
 
     def entries(self, column_family: str, *, key_groups: range, prefix_bytes: int) -> Iterator[Batch]:
-        """Yield the live keys of a column family and what they hold, in the order of the keys; nothing if it has none.
-
-        Parameters
-        ----------
-        column_family
-            Its name.
-        key_groups
-            Those that are given, without a step. Others may be in the tables after a change of the parallelism.
-        prefix_bytes
-            How many bytes of each key are its key group, 1 or 2.
-
-        Yields
-        ------
-        tuple of LargeBinaryArray
-            Keys as they are stored, and values without nulls. Operands of lists are joined by commas.
-
-        Raises
-        ------
-        CorruptDataError
-            If a file is damaged, before any entry of the damaged block is given.
-        InvalidInputError
-            If a table has what only RocksDB itself can read: blob files, other merges.
-        """
+        """Yield the live keys of a column family and what they hold, in the order of the keys."""
         if not key_groups:
             return iter(())
         first = key_groups.start.to_bytes(prefix_bytes, "big") if key_groups.start else b""

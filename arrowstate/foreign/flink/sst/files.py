@@ -11,8 +11,6 @@ from typing import Protocol
 from arrowstate.errors import CorruptDataError
 from arrowstate.storage import Storage
 
-__all__ = ["HeldFile", "RangeFile", "StoredFile", "WithTail", "read_exactly"]
-
 
 class RangeFile(Protocol):
     """A file whose bytes are read by ranges; the size is known before."""
@@ -70,15 +68,7 @@ class StoredFile:
 
 
 class WithTail:
-    """A file whose last bytes are read once: all that a table says of itself lies there.
-
-    Parameters
-    ----------
-    file
-        The file.
-    tail_bytes
-        How many bytes are read before they are asked for.
-    """
+    """A file whose last bytes are read once: all that a table says of itself lies there."""
 
     def __init__(self, file: RangeFile, tail_bytes: int) -> None:
         self._file = file

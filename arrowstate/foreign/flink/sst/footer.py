@@ -8,8 +8,6 @@ from arrowstate.errors import CorruptDataError, FormatVersionError
 from arrowstate.foreign.flink.sst.checksums import CHECKSUMS, Checksum, modifier, of_whole
 from arrowstate.foreign.flink.sst.files import RangeFile, read_exactly
 
-__all__ = ["TRAILER_BYTES", "Footer", "Handle", "read_footer", "varint"]
-
 TRAILER_BYTES = 5
 """After each block: the number of its codec, and its checksum."""
 
@@ -51,13 +49,7 @@ class Footer:
 
 
 def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """Return the number of variable length at a place, and the place behind it.
-
-    Raises
-    ------
-    ValueError
-        If the bytes end before the number does, or it has more than 64 bits.
-    """
+    """Return the number of variable length at a place, and the place behind it."""
     number = shift = 0
     while place < len(data) and shift < 70:
         byte = data[place]
@@ -72,15 +64,7 @@ def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
 
 
 def read_footer(file: RangeFile) -> Footer:
-    """Return the footer of a table file.
-
-    Raises
-    ------
-    CorruptDataError
-        If the file is no table, or its footer is damaged.
-    FormatVersionError
-        If it has a newer version than is read.
-    """
+    """Return the footer of a table file."""
     size = file.size_bytes
     if size < _FIRST_BYTES:
         raise CorruptDataError(file.name, f"it has {size} bytes, and a table has at least {_FIRST_BYTES}")

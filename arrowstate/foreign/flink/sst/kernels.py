@@ -21,24 +21,6 @@ from arrowstate_formats.compiled import (
     subroutine,
 )
 
-__all__ = [
-    "DONE",
-    "KEYS_FULL",
-    "MERGE",
-    "NO_NUMBER",
-    "NO_ROOM_FOR_RESTARTS",
-    "OUT_OF_BLOCK",
-    "ROWS_FULL",
-    "SHARES_TOO_MUCH",
-    "SLACK",
-    "UNKNOWN_KIND",
-    "UNSORTED",
-    "decode_blocks",
-    "first_from",
-    "merge_streams",
-    "swapped",
-]
-
 Ints = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 

@@ -15,8 +15,6 @@ from arrowstate.foreign.flink.sst.checksums import masked_crc32c
 from arrowstate.foreign.flink.sst.files import RangeFile, read_exactly
 from arrowstate.foreign.flink.sst.footer import varint
 
-__all__ = ["LiveTable", "read_manifest"]
-
 _LOG_BLOCK_BYTES = 1 << 15
 _HEADER_BYTES, _LONG_HEADER_BYTES = 7, 11
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
@@ -54,13 +52,7 @@ class LiveTable:
 
 
 def read_manifest(file: RangeFile) -> dict[int, LiveTable]:
-    """Return the live tables by their numbers.
-
-    Raises
-    ------
-    CorruptDataError
-        If the file does not match its checksums, or is not what a MANIFEST is.
-    """
+    """Return the live tables by their numbers."""
     live: dict[tuple[int, int], LiveTable] = {}
     for place, record in _records(file):
         try:

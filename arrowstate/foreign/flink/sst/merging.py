@@ -19,8 +19,6 @@ from arrowstate.foreign.flink.sst.range_deletions import Fragments
 from arrowstate.foreign.flink.sst.streams import SortedStream
 from arrowstate.foreign.flink.sst.table import Table
 
-__all__ = ["Batch", "merged"]
-
 _BUFFER_BYTES, _LEAST_FILL_BYTES, _MOST_FILL_BYTES = 32 << 20, 64 << 10, 1 << 20
 _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
 _APPENDING = ("StringAppendTESTOperator", "StringAppendOperator", "stringappendtest", "stringappend")
@@ -29,15 +27,7 @@ Batch = tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]
 
 
 def merged(tables: Sequence[Table], *, first: bytes = b"", end: bytes | None = None) -> Iterator[Batch]:
-    """Yield the live keys from `first` to before `end` of tables that were opened, and what they hold.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file is damaged, before any entry of the damaged block is given.
-    InvalidInputError
-        If a table has what only RocksDB itself can read, or needs what the MANIFEST says.
-    """
+    """Yield the live keys from `first` to before `end` of tables that were opened, and what they hold."""
     return _large_enough(_Merge(tables, first, end).batches())
 
 

@@ -11,17 +11,9 @@ import numpy.typing as npt
 from arrowstate.foreign.flink.sst import kernels
 from arrowstate.foreign.flink.sst.table import RangeDeletion
 
-__all__ = ["Fragments"]
-
 
 class Fragments:
-    """Bounds in the order of the keys, and for each the number below which entries from it to the next are deleted.
-
-    Parameters
-    ----------
-    deletions
-        All of a column family; they may overlap.
-    """
+    """Bounds in the order of the keys, and for each the number below which entries from it to the next are deleted."""
 
     def __init__(self, deletions: Sequence[RangeDeletion]) -> None:
         bounds = sorted({bound for deletion in deletions for bound in (deletion.start, deletion.end)})

@@ -18,8 +18,6 @@ from arrowstate.foreign.flink.sst.files import read_exactly
 from arrowstate.foreign.flink.sst.footer import TRAILER_BYTES, Handle
 from arrowstate.foreign.flink.sst.table import Table
 
-__all__ = ["SortedStream"]
-
 Ints = npt.NDArray[np.int64]
 
 _GAP_BYTES = 1 << 16
@@ -38,16 +36,9 @@ _WRONG = {
 
 
 class SortedStream:
-    """Entries of a table, from a key on.
+    """Entries of a table, from the key `first` on.
 
-    Parameters
-    ----------
-    table
-        The table.
-    first
-        No key before it is given.
-    end
-        Blocks all of whose keys lie behind it may be left out; None if there is no end.
+    Blocks all of whose keys lie behind `end` may be left out.
     """
 
     def __init__(self, table: Table, first: bytes = b"", end: bytes | None = None) -> None:

@@ -16,8 +16,6 @@ from arrowstate.foreign.flink.sst.files import RangeFile, WithTail
 from arrowstate.foreign.flink.sst.footer import Handle, read_footer
 from arrowstate.foreign.flink.sst.manifest import LiveTable
 
-__all__ = ["RangeDeletion", "Table"]
-
 _PROPERTIES, _OLD_PROPERTIES = b"rocksdb.properties", b"rocksdb.stats"
 _INDEX, _RANGE_DELETIONS, _DICTIONARY = b"rocksdb.index", b"rocksdb.range_del", b"rocksdb.compression_dict"
 _GLOBAL_NUMBER, _EXTERNAL_VERSION = b"rocksdb.external_sst_file.global_seqno", b"rocksdb.external_sst_file.version"
@@ -43,22 +41,7 @@ class RangeDeletion:
 
 
 class Table:
-    """A table file, of which footer, properties and range deletions were read.
-
-    Parameters
-    ----------
-    file
-        The file; it is read by ranges.
-    facts
-        What the MANIFEST says of it, None if that is not known.
-
-    Raises
-    ------
-    CorruptDataError
-        If what is read does not match its checksums, or is not what a table has.
-    InvalidInputError
-        If its keys are in an order other than that of their bytes.
-    """
+    """A table file, of which footer, properties and range deletions were read."""
 
     def __init__(self, file: RangeFile, facts: LiveTable | None = None) -> None:
         file = WithTail(file, _TAIL_BYTES)
