@@ -180,7 +180,7 @@ class Hints:
         tags = {each.class_name: each.tag for each in pojo.subclasses}
         kept = [each for each in pojo.subclasses if each.class_name not in more]
         added = [Subclass(name, tags.get(name, -1), serializer) for name, serializer in more.items()]
-        return PojoOf(pojo.class_name, pojo.names, pojo.parts, (*kept, *added))
+        return replace(pojo, subclasses=(*kept, *added))
 
 
 def _fields(hint: Hint) -> list[pa.Field] | None:

@@ -7,6 +7,7 @@ of four bytes, and only the number of elements of a block is of variable length.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ def _of(schema: Any, named: dict[str, Any], depth: int) -> Serializer:
     if depth > _DEEPEST:
         raise RecursionError
     if isinstance(schema, list):
-        return _union([_of(each, named, depth + 1) for each in schema], schema)
+        parts = tuple(_of(each, named, depth + 1) for each in schema)
+        return _Union(parts, tuple(_short_name(each) for each in schema))
     if isinstance(schema, str):
         if schema in named:
             return _of(named[schema], named, depth + 1)
@@ -85,7 +87,10 @@ def _of(schema: Any, named: dict[str, Any], depth: int) -> Serializer:
     if kind == "enum":
         return Enumeration(name, tuple(schema["symbols"]))
     if kind == "fixed":
-        return _Fixed(int(schema["size"]))
+        width = int(schema["size"])
+        if not 0 <= width < 1 << 31:
+            raise ValueError(width)
+        return _Fixed(width)
     if kind == "record":
         fields = schema["fields"]
         parts = tuple(_of(field["type"], named, depth + 1) for field in fields)
@@ -98,40 +103,22 @@ def _full_name(schema: dict[str, Any]) -> str:
     return f"{space}.{name}" if space and "." not in name else name
 
 
-def _union(parts: list[Serializer], schemas: list[Any]) -> Serializer:
-    return _Union(tuple(parts), tuple(_short_name(each) for each in schemas))
-
-
 def _short_name(schema: Any) -> str:
     if isinstance(schema, dict):
         return str(schema.get("name", schema["type"] if isinstance(schema["type"], str) else "value"))
     return str(schema)
 
 
+@dataclass(frozen=True, slots=True)
 class _Fixed(Serializer):
     """So many bytes."""
 
-    __slots__ = ("width",)
+    arrow = pa.binary()
 
-    def __init__(self, width: int) -> None:
-        if not 0 <= width < 1 << 31:
-            raise ValueError(width)
-        self.width = width
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.binary()
-
-    @property
-    def length(self) -> int:
-        return self.width
-
-    @property
-    def least(self) -> int:
-        return self.width
+    length: int = field()
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
-        width, slot = self.width, program.slots()
+        width, slot = self.length, program.slots()
         program.add(MARK, program.register(), slot=slot)
         program.add(SKIP, width)
         return lambda slots: as_bytes(slots.data, slots[slot], _same(slots[slot], width))
@@ -141,21 +128,16 @@ def _same(values: Ints, width: int) -> Ints:
     return values * 0 + width
 
 
+@dataclass(frozen=True, slots=True)
 class _Blocks(Serializer):
     """Elements, or entries with keys, in blocks."""
 
-    __slots__ = ("element", "key")
-
-    def __init__(self, key: Serializer | None, element: Serializer) -> None:
-        self.key, self.element = key, element
+    key: Serializer | None
+    element: Serializer
 
     @property
     def arrow(self) -> pa.DataType:
         return pa.list_(self.element.arrow) if self.key is None else pa.map_(self.key.arrow, self.element.arrow)
-
-    @property
-    def fallible(self) -> bool:
-        return self.element.fallible
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot, register, kind = program.slots(), program.register(2), self.arrow
@@ -175,13 +157,14 @@ class _Blocks(Serializer):
         return lambda slots: as_map(slots[slot], key_column(slots), column(slots), kind)
 
 
+@dataclass(frozen=True, slots=True)
 class _Union(Serializer):
     """One of several types: the number of it, and a value. With null and one more it is that one or null."""
 
-    __slots__ = ("names", "parts")
+    least = 4
 
-    def __init__(self, parts: tuple[Serializer, ...], names: tuple[str, ...]) -> None:
-        self.parts, self.names = parts, names
+    parts: tuple[Serializer, ...] = field()
+    names: tuple[str, ...] = field()
 
     @property
     def _values(self) -> list[int]:
@@ -195,23 +178,13 @@ class _Union(Serializer):
         fields = fields_of(tuple(self.names[each] for each in values), tuple(self.parts[each] for each in values))
         return pa.struct(fields)
 
-    @property
-    def least(self) -> int:
-        return 4
-
-    @property
-    def fallible(self) -> bool:
-        return any(part.fallible for part in self.parts)
-
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         arrow, values, register, slot = self.arrow, self._values, program.register(), program.slots()
         program.add(RANGE, 4, 0, len(self.parts) - 1, DAMAGED, 0, register, slot=slot)
         columns = []
         for value in values:
-            place = program.add(CASE, register, value, 0, program.next_slot, 0)
-            columns.append(self.parts[value].add_to(program, last))
-            program.patch(place, 3)
-            program.patch(place, 5, program.next_slot)
+            with program.branch(CASE, register, value):
+                columns.append(self.parts[value].add_to(program, last))
 
         def union(slots: Slots) -> pa.Array:
             chosen = slots[slot]

@@ -6,24 +6,31 @@ adds itself to a program of the shredder, and names the classes in it that nobod
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from arrowstate.foreign.flink.serializers.columns import as_bytes, masked
 from arrowstate.foreign.flink.serializers.operations import BYTES, FAIL, REST, UNKNOWN
-from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Program, Slots, Tape
+from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Program, Tape
 
 
+@dataclass(frozen=True, slots=True)
 class Serializer:
     """A description of how values were written."""
-
-    __slots__ = ()
 
     @property
     def arrow(self) -> pa.DataType:
         """The type of the column."""
         raise NotImplementedError  # Abstract: each serializer knows its own type.
+
+    @property
+    def parts(self) -> tuple[Serializer, ...]:
+        """The serializers that it is made of."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return tuple(value for value in values if isinstance(value, Serializer))
 
     @property
     def length(self) -> int:
@@ -33,12 +40,12 @@ class Serializer:
     @property
     def least(self) -> int:
         """The bytes of the shortest value."""
-        return max(self.length, 1)
+        return self.length if self.length >= 0 else 1
 
     @property
     def opaque(self) -> tuple[str, ...]:
         """The classes in it whose values cannot be decoded."""
-        return ()
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.opaque))
 
     @property
     def hashed(self) -> bool:
@@ -48,7 +55,7 @@ class Serializer:
     @property
     def fallible(self) -> bool:
         """Whether there may be values that cannot be decoded, though their neighbours can."""
-        return bool(self.opaque)
+        return any(part.fallible for part in self.parts)
 
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         """Add what reads one value, and return what makes a column of it.
@@ -72,26 +79,17 @@ def compiled(serializer: Serializer, *, last: bool = False) -> tuple[Code, Colum
     return program.finish(), column
 
 
+@dataclass(frozen=True, slots=True)
 class Opaque(Serializer):
     """Values that only the job's own classes can read: bytes where their end is known, else nothing."""
 
-    __slots__ = ("class_name", "reason")
+    arrow = pa.binary()
+    fallible = True
 
-    def __init__(self, class_name: str, reason: str) -> None:
-        self.class_name, self.reason = class_name, reason
-
-    def __repr__(self) -> str:
-        return f"Opaque({self.class_name!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Opaque) and other.class_name == self.class_name
-
-    def __hash__(self) -> int:
-        return hash(self.class_name)
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.binary()
+    class_name: str
+    "The class of the serializer or of the values."
+    reason: str = field(compare=False)
+    "Why it cannot be decoded."
 
     @property
     def opaque(self) -> tuple[str, ...]:
@@ -103,34 +101,26 @@ class Opaque(Serializer):
             program.add(REST, slot=slot)
         else:
             program.add(FAIL, UNKNOWN)
-        return lambda slots: _range(slots, slot)
+        return lambda slots: as_bytes(slots.data, slots[slot], slots[slot + 1])
 
 
+@dataclass(frozen=True, slots=True)
 class CountedBytes(Serializer):
     """Bytes after their length; an array of bytes."""
 
-    __slots__ = ("nullable", "text")
+    least = 4
 
-    def __init__(self, text: bool = False, nullable: bool = False) -> None:
-        self.text, self.nullable = text, nullable
+    text: bool = False
+    "Whether they are text of UTF-8."
 
     @property
     def arrow(self) -> pa.DataType:
         return pa.string() if self.text else pa.binary()
 
-    @property
-    def least(self) -> int:
-        return 4
-
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
-        slot = program.slots(2)
-        program.add(BYTES, int(self.nullable), slot=slot)
-        kind = self.arrow
+        slot, kind = program.slots(2), self.arrow
+        program.add(BYTES, slot=slot)
         return lambda slots: as_bytes(slots.data, slots[slot], slots[slot + 1], kind)
-
-
-def _range(slots: Slots, slot: int) -> pa.Array:
-    return as_bytes(slots.data, slots[slot], slots[slot + 1])
 
 
 def bytes_of(data: Bytes, starts: Ints, ends: Ints, chosen: npt.NDArray[np.bool_]) -> pa.Array:

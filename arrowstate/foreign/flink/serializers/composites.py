@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pyarrow as pa
 
 from arrowstate.foreign.flink.serializers.base import Serializer
@@ -13,7 +15,6 @@ from arrowstate.foreign.flink.serializers.operations import (
     JOINED,
     JOINED_NEXT,
     MASK,
-    NEXT,
     OPTIONAL,
     RANGE,
     REPEAT,
@@ -32,17 +33,15 @@ def fields_of(names: tuple[str, ...], parts: tuple[Serializer, ...]) -> list[pa.
     ]
 
 
-def _joined(parts: tuple[Serializer, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for part in parts for name in part.opaque))
-
-
+@dataclass(frozen=True, slots=True)
 class Optional(Serializer):
     """A flag, and a value if the flag is not the one of null."""
 
-    __slots__ = ("null_flag", "padding", "value")
-
-    def __init__(self, value: Serializer, null_flag: int, padding: int = 0) -> None:
-        self.value, self.null_flag, self.padding = value, null_flag, padding
+    value: Serializer
+    null_flag: int
+    "What the flag is where nothing is."
+    padding: int = 0
+    "Bytes after the flag of a null; -1 for all that are left."
 
     @property
     def arrow(self) -> pa.DataType:
@@ -53,141 +52,79 @@ class Optional(Serializer):
         inner = self.value.length
         return inner + 1 if self.padding and self.padding == inner else -1
 
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return self.value.opaque
-
-    @property
-    def fallible(self) -> bool:
-        return self.value.fallible
-
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         slot = program.slots()
-        place = program.add(OPTIONAL, self.null_flag, 0, program.next_slot, 0, self.padding, slot=slot)
-        column = self.value.add_to(program, last)
-        program.patch(place, 2)
-        program.patch(place, 4, program.next_slot)
+        with program.branch(OPTIONAL, self.null_flag, after=(self.padding,), slot=slot):
+            column = self.value.add_to(program, last)
         return lambda slots: masked(column(slots), slots[slot] != 0)
 
 
+@dataclass(frozen=True, slots=True)
 class ListOf(Serializer):
     """A number, and so many values."""
 
-    __slots__ = ("element", "nullable")
+    least = 4
 
-    def __init__(self, element: Serializer, nullable: bool = False) -> None:
-        self.element, self.nullable = element, nullable
+    element: Serializer
 
     @property
     def arrow(self) -> pa.DataType:
         return pa.list_(self.element.arrow)
 
-    @property
-    def least(self) -> int:
-        return 4
-
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return self.element.opaque
-
-    @property
-    def fallible(self) -> bool:
-        return self.element.fallible
-
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot, register, kind = program.slots(), program.register(), self.arrow
-        place = program.add(REPEAT, register, self.element.least, 0, int(self.nullable), slot=slot)
-        with program.deeper():
-            body = program.here
+        with program.repeated(REPEAT, register, self.element.least, slot=slot):
             column = self.element.add_to(program)
-        program.add(NEXT, register, body)
-        program.patch(place, 3)
         return lambda slots: as_list(slots[slot], column(slots), kind)
 
 
+@dataclass(frozen=True, slots=True)
 class JoinedList(Serializer):
     """The elements of a list state in one value, with commas between them, to its end."""
 
-    __slots__ = ("element",)
+    least = 0
 
-    def __init__(self, element: Serializer) -> None:
-        self.element = element
+    element: Serializer
 
     @property
     def arrow(self) -> pa.DataType:
         return pa.list_(self.element.arrow)
 
-    @property
-    def least(self) -> int:
-        return 0
-
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return self.element.opaque
-
-    @property
-    def fallible(self) -> bool:
-        return self.element.fallible
-
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot, register, kind = program.slots(), program.register(), self.arrow
-        place = program.add(JOINED, register, 0, slot=slot)
-        with program.deeper():
-            body = program.here
+        with program.repeated(JOINED, register, slot=slot, again=(JOINED_NEXT, slot)):
             column = self.element.add_to(program)
-        program.add(JOINED_NEXT, register, body, slot=slot)
-        program.patch(place, 2)
         return lambda slots: as_list(slots[slot], column(slots), kind)
 
 
+@dataclass(frozen=True, slots=True)
 class MapOf(Serializer):
     """A number, and so many keys, each with a flag and its value."""
 
-    __slots__ = ("flagged", "key", "value")
+    least = 4
 
-    def __init__(self, key: Serializer, value: Serializer, flagged: bool = True) -> None:
-        self.key, self.value, self.flagged = key, value, flagged
-
-    @property
-    def item(self) -> Serializer:
-        """The value with its flag."""
-        return Optional(self.value, 1) if self.flagged else self.value
+    key: Serializer
+    value: Serializer
 
     @property
     def arrow(self) -> pa.DataType:
         return pa.map_(self.key.arrow, self.value.arrow)
 
-    @property
-    def least(self) -> int:
-        return 4
-
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return _joined((self.key, self.value))
-
-    @property
-    def fallible(self) -> bool:
-        return self.key.fallible or self.value.fallible
-
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot, register, kind = program.slots(), program.register(), self.arrow
-        place = program.add(REPEAT, register, self.key.least + self.item.least, 0, slot=slot)
-        with program.deeper():
-            body = program.here
-            keys = self.key.add_to(program)
-            items = self.item.add_to(program)
-        program.add(NEXT, register, body)
-        program.patch(place, 3)
+        item = Optional(self.value, 1)
+        with program.repeated(REPEAT, register, self.key.least + item.least, slot=slot):
+            keys, items = self.key.add_to(program), item.add_to(program)
         return lambda slots: as_map(slots[slot], keys(slots), items(slots), kind)
 
 
+@dataclass(frozen=True, slots=True)
 class StructOf(Serializer):
     """Values one after the other: a tuple, a case class."""
 
-    __slots__ = ("class_name", "names", "parts")
-
-    def __init__(self, names: tuple[str, ...], parts: tuple[Serializer, ...], class_name: str = "") -> None:
-        self.names, self.parts, self.class_name = names, parts, class_name
+    names: tuple[str, ...]
+    parts: tuple[Serializer, ...] = field()
+    class_name: str = ""
 
     @property
     def arrow(self) -> pa.DataType:
@@ -202,14 +139,6 @@ class StructOf(Serializer):
     def least(self) -> int:
         return sum(part.least for part in self.parts)
 
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return _joined(self.parts)
-
-    @property
-    def fallible(self) -> bool:
-        return any(part.fallible for part in self.parts)
-
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         kind = self.arrow
         # Its first slot says how many there are, for there may be no part.
@@ -219,13 +148,11 @@ class StructOf(Serializer):
         return lambda slots: as_struct([column(slots) for column in columns], kind, len(slots[slot]))
 
 
+@dataclass(frozen=True, slots=True)
 class TtlOf(Serializer):
     """A value and when it was last used."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Serializer) -> None:
-        self.value = value
+    value: Serializer
 
     @property
     def inner(self) -> StructOf:
@@ -244,41 +171,27 @@ class TtlOf(Serializer):
     def least(self) -> int:
         return self.inner.least
 
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return self.value.opaque
-
-    @property
-    def fallible(self) -> bool:
-        return self.value.fallible
-
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         return self.inner.add_to(program, last)
 
 
+@dataclass(frozen=True, slots=True)
 class RowOf(Serializer):
     """A `Row`: bits of what is null, and the fields that are not."""
 
-    __slots__ = ("kinds", "names", "parts", "shown")
-
-    def __init__(
-        self, parts: tuple[Serializer, ...], kinds: bool, names: tuple[str, ...] = (), shown: bool = True
-    ) -> None:
-        self.parts, self.kinds, self.shown = parts, kinds, kinds and shown
-        self.names = names or tuple(f"f{place}" for place in range(len(parts)))
+    parts: tuple[Serializer, ...] = field()
+    kinds: bool = field()
+    "Whether the first two bits say what kind of change it is."
+    names: tuple[str, ...] = ()
+    "What the fields are called; `f0` and so on if they are not given."
+    shown: bool = True
+    "Whether a field `_row_kind` says the kind of change."
 
     @property
     def arrow(self) -> pa.DataType:
-        kind = [pa.field("_row_kind", pa.string())] if self.shown else []
-        return pa.struct([*kind, *fields_of(self.names, self.parts)])
-
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return _joined(self.parts)
-
-    @property
-    def fallible(self) -> bool:
-        return any(part.fallible for part in self.parts)
+        names = self.names or tuple(f"f{place}" for place in range(len(self.parts)))
+        kind = [pa.field("_row_kind", pa.string())] if self.kinds and self.shown else []
+        return pa.struct([*kind, *fields_of(names, self.parts)])
 
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         arrow, register = self.arrow, program.register()
@@ -288,21 +201,18 @@ class RowOf(Serializer):
         program.add(MASK, register, before + len(self.parts))
         bits = []
         for bit in range(before):
-            slot = program.slots()
-            place = program.add(BIT, register, bit, 0, 0, 0, slot=slot)
-            program.patch(place, 3)
-            bits.append(slot)
+            bits.append(program.slots())
+            with program.branch(BIT, register, bit, slot=bits[-1]):
+                pass
         columns = []
         for number, part in enumerate(self.parts):
             slot = program.slots()
-            place = program.add(BIT, register, before + number, 0, program.next_slot, 0, slot=slot)
-            columns.append((slot, part.add_to(program, last and number == len(self.parts) - 1)))
-            program.patch(place, 3)
-            program.patch(place, 5, program.next_slot)
+            with program.branch(BIT, register, before + number, slot=slot):
+                columns.append((slot, part.add_to(program, last and number == len(self.parts) - 1)))
 
         def row(slots: Slots) -> pa.Array:
             children = [masked(column(slots), slots[slot] != 0) for slot, column in columns]
-            if self.shown:
+            if self.kinds and self.shown:
                 # A slot of a bit says whether it is not set; the lower bit stands first.
                 kinds = (1 - slots[bits[0]]) + 2 * (1 - slots[bits[1]])
                 children = [ROW_KINDS.take(pa.array(kinds)), *children]
@@ -311,43 +221,31 @@ class RowOf(Serializer):
         return row
 
 
+@dataclass(frozen=True, slots=True)
 class Either(Serializer):
     """One of two values; a flag says which."""
 
-    __slots__ = ("flags", "left", "right")
-
-    def __init__(self, left: Serializer, right: Serializer, flags: tuple[int, int] = (1, 0)) -> None:
-        self.left, self.right, self.flags = left, right, flags
+    left: Serializer
+    right: Serializer
+    flags: tuple[int, int] = (1, 0)
+    "The flags of the left one and of the right one."
 
     @property
     def arrow(self) -> pa.DataType:
-        return pa.struct([pa.field("is_left", pa.bool_()), *fields_of(("left", "right"), (self.left, self.right))])
-
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return _joined((self.left, self.right))
-
-    @property
-    def fallible(self) -> bool:
-        return self.left.fallible or self.right.fallible
+        return pa.struct([pa.field("is_left", pa.bool_()), *fields_of(("left", "right"), self.parts)])
 
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         arrow, register, flag = self.arrow, program.register(), program.slots()
         program.add(RANGE, 1, min(self.flags), max(self.flags), DAMAGED, min(self.flags), register, slot=flag)
         columns = []
-        for value, part in zip(self.flags, (self.left, self.right), strict=True):
-            place = program.add(CASE, register, value, 0, program.next_slot, 0)
-            columns.append(part.add_to(program, last))
-            program.patch(place, 3)
-            program.patch(place, 5, program.next_slot)
+        for value, part in zip(self.flags, self.parts, strict=True):
+            with program.branch(CASE, register, value):
+                columns.append(part.add_to(program, last))
 
         def either(slots: Slots) -> pa.Array:
             is_left = slots[flag] == self.flags[0]
             left, right = (column(slots) for column in columns)
-            return as_struct(
-                [pa.array(is_left), masked(left, is_left), masked(right, ~is_left)],
-                arrow,
-                len(is_left),
-            )
+            children = [pa.array(is_left), masked(left, is_left), masked(right, ~is_left)]
+            return as_struct(children, arrow, len(is_left))
 
         return either

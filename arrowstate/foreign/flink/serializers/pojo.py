@@ -6,6 +6,8 @@ object has no such field, and `_class` says which class it is of. What nothing i
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pyarrow as pa
 
@@ -16,28 +18,29 @@ from arrowstate.foreign.flink.serializers.operations import CASE, POJO
 from arrowstate.foreign.flink.serializers.program import Column, Program, Slots
 
 
+@dataclass(frozen=True, slots=True)
 class Subclass:
     """A class that objects may be of beside the declared one."""
 
-    __slots__ = ("class_name", "serializer", "tag")
+    class_name: str
+    tag: int
+    "The number that stands for it, -1 if its name does."
+    serializer: Serializer | None
+    "How it was written; None if nothing is known."
 
-    def __init__(self, class_name: str, tag: int, serializer: Serializer | None) -> None:
-        self.class_name, self.tag, self.serializer = class_name, tag, serializer
 
-
+@dataclass(frozen=True, slots=True)
 class PojoOf(Serializer):
     """An object, or null: a flag, then each field with a flag of its own."""
 
-    __slots__ = ("class_name", "names", "parts", "subclasses")
+    fallible = True
 
-    def __init__(
-        self,
-        class_name: str,
-        names: tuple[str, ...],
-        parts: tuple[Serializer, ...],
-        subclasses: tuple[Subclass, ...] = (),
-    ) -> None:
-        self.class_name, self.names, self.parts, self.subclasses = class_name, names, parts, subclasses
+    class_name: str
+    "The declared class."
+    names: tuple[str, ...]
+    "Its fields, in their order."
+    parts: tuple[Serializer, ...] = field()
+    subclasses: tuple[Subclass, ...] = ()
 
     @property
     def fields(self) -> dict[str, pa.Field]:
@@ -63,14 +66,6 @@ class PojoOf(Serializer):
         kind = [pa.field("_class", pa.string())] if self.known else []
         return pa.struct([*kind, *self.fields.values()])
 
-    @property
-    def opaque(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for part in self.parts for name in part.opaque))
-
-    @property
-    def fallible(self) -> bool:
-        return True
-
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         arrow, register = self.arrow, program.register()
         slot = program.slots()
@@ -79,22 +74,15 @@ class PojoOf(Serializer):
         for number, each in enumerate(known, start=1):
             program.name(each.class_name.encode(), number, each.tag)
         after_names = len(program.table) // 4
-        whole = program.add(POJO, register, 0, program.next_slot, 0, first_name, after_names, slot=slot)
-        declared = program.add(CASE, register, 0, 0, program.next_slot, 0)
-        columns = []
-        for place, part in enumerate(self.parts):
-            columns.append(Optional(part, 1).add_to(program, last and place == len(self.parts) - 1))
-        program.patch(declared, 3)
-        program.patch(declared, 5, program.next_slot)
-        others = []
-        for number, each in enumerate(known, start=1):
-            assert each.serializer is not None
-            case = program.add(CASE, register, number, 0, program.next_slot, 0)
-            others.append(each.serializer.add_to(program, last))
-            program.patch(case, 3)
-            program.patch(case, 5, program.next_slot)
-        program.patch(whole, 2)
-        program.patch(whole, 4, program.next_slot)
+        columns, others = [], []
+        with program.branch(POJO, register, after=(first_name, after_names), slot=slot):
+            with program.branch(CASE, register, 0):
+                for place, part in enumerate(self.parts):
+                    columns.append(Optional(part, 1).add_to(program, last and place == len(self.parts) - 1))
+            for number, each in enumerate(known, start=1):
+                assert each.serializer is not None
+                with program.branch(CASE, register, number):
+                    others.append(each.serializer.add_to(program, last))
 
         def objects(slots: Slots) -> pa.Array:
             chosen = slots[slot]
@@ -112,7 +100,7 @@ class PojoOf(Serializer):
         """The columns of all classes: of each row those of its own class."""
         found = {}
         rows = len(chosen)
-        for name, field in self.fields.items():
+        for name, whole_field in self.fields.items():
             sources = []
             if name in own:
                 sources.append((0, own[name]))
@@ -120,11 +108,11 @@ class PojoOf(Serializer):
                 if isinstance(each.serializer, PojoOf):
                     inner = name.removeprefix(f"{each.class_name}.")
                     fields = each.serializer.fields
-                    if inner in fields and fields[inner].type == field.type:
+                    if inner in fields and fields[inner].type == whole_field.type:
                         sources.append((number, column.field(inner).filter(pa.array(np.ones(rows, bool)))))
                 elif name == each.class_name:
                     sources.append((number, column))
-            found[name] = _of_chosen(chosen, sources, field.type)
+            found[name] = _of_chosen(chosen, sources, whole_field.type)
         return found
 
 

@@ -23,6 +23,7 @@ from arrowstate.foreign.flink.serializers.operations import (
     FAILED,
     FREE,
     HALT,
+    NEXT,
     OVERFLOW,
     POSITION,
     RANGE,
@@ -120,6 +121,30 @@ class Program:
         self.level += 1
         yield
         self.level -= 1
+
+    @contextmanager
+    def repeated(self, code: int, *arguments: int, slot: int, again: tuple[int, int] = (NEXT, -1)) -> Iterator[None]:
+        """Operations in the block are done for each element; `code` counts them, and its last argument is their end.
+
+        Its first argument is the register of the count. `again` is the operation after each element, and its slot.
+        """
+        place = self.add(code, *arguments, 0, slot=slot)
+        with self.deeper():
+            body = self.here
+            yield
+        self.add(again[0], arguments[0], body, slot=again[1])
+        self.patch(place, len(arguments) + 1)
+
+    @contextmanager
+    def branch(self, code: int, *before: int, after: tuple[int, ...] = (), slot: int = -1) -> Iterator[None]:
+        """Operations in the block are left out where `code` says so, and their slots get zeros then.
+
+        `before` and `after` are its arguments beside the place to go on at and the slots of the block.
+        """
+        place = self.add(code, *before, 0, self.next_slot, 0, *after, slot=slot)
+        yield
+        self.patch(place, len(before) + 1)
+        self.patch(place, len(before) + 3, self.next_slot)
 
     @contextmanager
     def walking(self) -> Iterator[None]:

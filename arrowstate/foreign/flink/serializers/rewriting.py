@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
 
 import pyarrow as pa
 
 from arrowstate.foreign.flink.serializers.base import CountedBytes, Serializer
-from arrowstate.foreign.flink.serializers.composites import Either, ListOf, MapOf, Optional, RowOf, StructOf, TtlOf
+from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, RowOf
 from arrowstate.foreign.flink.serializers.pojo import PojoOf, Subclass
 from arrowstate.foreign.flink.serializers.scalars import BigNumber, Number, Text, Time
 
@@ -17,38 +19,23 @@ Change = Callable[[Serializer], Serializer]
 def rewritten(serializer: Serializer, change: Change) -> Serializer:
     """Return the serializer with each of its parts changed, the innermost first, and itself last."""
 
-    def inner(part: Serializer) -> Serializer:
-        return rewritten(part, change)
+    def changed(value: Any) -> Any:
+        if isinstance(value, Serializer):
+            return rewritten(value, change)
+        if isinstance(value, Subclass):
+            return replace(value, serializer=changed(value.serializer))
+        return tuple(map(changed, value)) if isinstance(value, tuple) else value
 
-    found = serializer
-    if isinstance(serializer, Optional):
-        found = Optional(inner(serializer.value), serializer.null_flag, serializer.padding)
-    elif isinstance(serializer, TtlOf):
-        found = TtlOf(inner(serializer.value))
-    elif isinstance(serializer, ListOf):
-        found = ListOf(inner(serializer.element), serializer.nullable)
-    elif isinstance(serializer, MapOf):
-        found = MapOf(inner(serializer.key), inner(serializer.value), serializer.flagged)
-    elif isinstance(serializer, StructOf):
-        found = StructOf(serializer.names, tuple(map(inner, serializer.parts)), serializer.class_name)
-    elif isinstance(serializer, RowOf):
-        found = RowOf(tuple(map(inner, serializer.parts)), serializer.kinds, serializer.names, serializer.shown)
-    elif isinstance(serializer, Either):
-        found = Either(inner(serializer.left), inner(serializer.right), serializer.flags)
-    elif isinstance(serializer, PojoOf):
-        others = tuple(
-            Subclass(each.class_name, each.tag, None if each.serializer is None else inner(each.serializer))
-            for each in serializer.subclasses
-        )
-        found = PojoOf(serializer.class_name, serializer.names, tuple(map(inner, serializer.parts)), others)
-    return change(found)
+    return change(
+        replace(serializer, **{each.name: changed(getattr(serializer, each.name)) for each in fields(serializer)})
+    )
 
 
 def without_kinds(serializer: Serializer) -> Serializer:
     """Return the serializer of keys: what kind of change a row is says nothing there."""
 
     def hide(part: Serializer) -> Serializer:
-        return RowOf(part.parts, part.kinds, part.names, shown=False) if isinstance(part, RowOf) else part
+        return replace(part, shown=False) if isinstance(part, RowOf) else part
 
     return rewritten(serializer, hide)
 

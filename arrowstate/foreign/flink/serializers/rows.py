@@ -5,13 +5,14 @@ A logical type stands in a savepoint as a Java object (`logical_types`); here it
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.serializers.base import Serializer
 from arrowstate.foreign.flink.serializers.columns import as_bytes, as_list, as_map, as_numbers, as_struct, masked
-from arrowstate.foreign.flink.serializers.composites import ROW_KINDS
 from arrowstate.foreign.flink.serializers.operations import (
     ARRAY,
     ARRAY_NEXT,
@@ -97,10 +98,8 @@ def _decimals(slots: Slots, slot: int, kind: pa.DataType) -> pa.Array:
 
 def _nested(program: Program, register: int, number: int, kind: pa.DataType) -> Column:
     slot, inner = program.slots(), program.register(_DESCRIBED)
-    place = program.add(ENTER, register, number, inner, 0, program.next_slot, 0, slot=slot)
-    column = _add_inner(program, inner, kind)
-    program.patch(place, 4)
-    program.patch(place, 6, program.next_slot)
+    with program.branch(ENTER, register, number, inner, slot=slot):
+        column = _add_inner(program, inner, kind)
     return lambda slots: masked(column(slots), slots[slot] != 0)
 
 
@@ -116,12 +115,8 @@ def _add_inner(program: Program, register: int, kind: pa.DataType) -> Column:
 
 def _array(program: Program, register: int, element: pa.DataType) -> tuple[int, Column]:
     slot, stride = program.slots(), _stride(element)
-    place = program.add(ARRAY, register, stride, 0, slot=slot)
-    with program.deeper():
-        body = program.here
+    with program.repeated(ARRAY, register, stride, slot=slot, again=(ARRAY_NEXT, -1)):
         column = add_field(program, register, 0, element, stride)
-    program.add(ARRAY_NEXT, register, body)
-    program.patch(place, 3)
     return slot, column
 
 
@@ -139,36 +134,21 @@ def _map(program: Program, register: int, kind: pa.DataType) -> Column:
     return maps
 
 
-def _row(program: Program, register: int, kind: pa.DataType, kinds: bool = False) -> Column:
+def _row(program: Program, register: int, kind: pa.DataType) -> Column:
     slot = program.slots()
-    fields = list(kind)[1:] if kinds else list(kind)
-    program.add(ROW, register, len(fields), slot=slot)
-    columns = [add_field(program, register, number, field.type) for number, field in enumerate(fields)]
-
-    def rows(slots: Slots) -> pa.Array:
-        children = [column(slots) for column in columns]
-        if kinds:
-            children = [ROW_KINDS.take(pa.array(slots[slot])), *children]
-        return as_struct(children, kind, len(slots[slot]))
-
-    return rows
+    program.add(ROW, register, kind.num_fields, slot=slot)
+    columns = [add_field(program, register, number, field.type) for number, field in enumerate(kind)]
+    return lambda slots: as_struct([column(slots) for column in columns], kind, len(slots[slot]))
 
 
-class BinaryRow(Serializer):
-    """A row after its length."""
+@dataclass(frozen=True, slots=True)
+class Binary(Serializer):
+    """A row, an array or a map after its length."""
 
-    __slots__ = ("fields", "kinds")
+    least = 4
 
-    def __init__(self, fields: list[pa.Field], kinds: bool = False) -> None:
-        self.fields, self.kinds = tuple(fields), kinds
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.struct([*([pa.field("_row_kind", pa.string())] if self.kinds else []), *self.fields])
-
-    @property
-    def least(self) -> int:
-        return 4
+    arrow: pa.DataType = field()
+    "A struct, a list or a map."
 
     @property
     def fallible(self) -> bool:
@@ -177,7 +157,7 @@ class BinaryRow(Serializer):
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         register = program.register(_DESCRIBED)
         program.add(ROOT, register)
-        return _row(program, register, self.arrow, self.kinds)
+        return _add_inner(program, register, self.arrow)
 
 
 def _has_long_times(kind: pa.DataType) -> bool:
@@ -186,65 +166,14 @@ def _has_long_times(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) and kind.unit == "ns"
 
 
-class BinaryArray(Serializer):
-    """An array after its length."""
-
-    __slots__ = ("element",)
-
-    def __init__(self, element: pa.DataType) -> None:
-        self.element = element
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.list_(self.element)
-
-    @property
-    def least(self) -> int:
-        return 4
-
-    @property
-    def fallible(self) -> bool:
-        return _has_long_times(self.arrow)
-
-    def add_to(self, program: Program, _last: bool = False, /) -> Column:
-        register = program.register(_DESCRIBED)
-        program.add(ROOT, register)
-        return _add_inner(program, register, self.arrow)
-
-
-class BinaryMap(Serializer):
-    """A map after its length."""
-
-    __slots__ = ("key", "value")
-
-    def __init__(self, key: pa.DataType, value: pa.DataType) -> None:
-        self.key, self.value = key, value
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.map_(self.key, self.value)
-
-    @property
-    def least(self) -> int:
-        return 4
-
-    @property
-    def fallible(self) -> bool:
-        return _has_long_times(self.arrow)
-
-    def add_to(self, program: Program, _last: bool = False, /) -> Column:
-        register = program.register(_DESCRIBED)
-        program.add(ROOT, register)
-        return _add_inner(program, register, self.arrow)
-
-
+@dataclass(frozen=True, slots=True)
 class DecimalData(Serializer):
     """A decimal by itself: eight bytes of at most 18 digits, else bytes after their length."""
 
-    __slots__ = ("precision", "scale")
+    least = 4
 
-    def __init__(self, precision: int, scale: int) -> None:
-        self.precision, self.scale = precision, scale
+    precision: int
+    scale: int
 
     @property
     def arrow(self) -> pa.DataType:
@@ -254,10 +183,6 @@ class DecimalData(Serializer):
     def length(self) -> int:
         return 8 if self.precision <= _MOST_COMPACT else -1
 
-    @property
-    def least(self) -> int:
-        return 4
-
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         kind = self.arrow
         if self.precision <= _MOST_COMPACT:
@@ -265,5 +190,5 @@ class DecimalData(Serializer):
             program.add(FIXED, 8, slot=slot)
             return lambda slots: _compact(slots[slot], kind)
         slot = program.slots(2)
-        program.add(BYTES, 0, slot=slot)
+        program.add(BYTES, slot=slot)
         return lambda slots: _decimals(slots, slot, kind)

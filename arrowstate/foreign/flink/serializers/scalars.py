@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
@@ -20,28 +21,21 @@ _MOST_MILLIS = (1 << 63) // 1_000_000 - 1
 _UTC: Final = pa.timestamp("ns", "UTC")
 
 
+@dataclass(frozen=True, slots=True)
 class Number(Serializer):
     """A number of fixed width, big-endian."""
 
-    __slots__ = ("_arrow", "_hashed")
-
-    def __init__(self, arrow: pa.DataType, hashed: bool = False) -> None:
-        self._arrow, self._hashed = arrow, hashed
-
-    @property
-    def hashed(self) -> bool:
-        return self._hashed
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return self._arrow
+    arrow: pa.DataType = field()
+    "An integer, a float or a boolean."
+    hashed: bool = False
+    "Whether its hash in Java is that of a `Long` or an `Integer`."
 
     @property
     def length(self) -> int:
-        return max(self._arrow.bit_width // 8, 1)
+        return max(self.arrow.bit_width // 8, 1)
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
-        slot, kind = program.slots(), self._arrow
+        slot, kind = program.slots(), self.arrow
         if pa.types.is_boolean(kind):
             program.add(RANGE, 1, 0, 1, DAMAGED, 0, -1, slot=slot)
         else:
@@ -49,18 +43,12 @@ class Number(Serializer):
         return lambda slots: as_numbers(slots[slot], kind)
 
 
+@dataclass(frozen=True, slots=True)
 class FlippedLong(Serializer):
     """A number of eight bytes with its sign turned, so that its bytes are in its order."""
 
-    __slots__ = ()
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.int64()
-
-    @property
-    def length(self) -> int:
-        return 8
+    arrow = pa.int64()
+    length = 8
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot = program.slots()
@@ -68,18 +56,12 @@ class FlippedLong(Serializer):
         return lambda slots: pa.array(slots[slot] ^ _LEAST_LONG)
 
 
+@dataclass(frozen=True, slots=True)
 class Char(Serializer):
     """One of Java's 16-bit characters, as a text."""
 
-    __slots__ = ()
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.string()
-
-    @property
-    def length(self) -> int:
-        return 2
+    arrow = pa.string()
+    length = 2
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot = program.slots()
@@ -94,21 +76,18 @@ def _characters(units: Ints) -> pa.Array:
     return pa.array([chr(unit) for unit in distinct.tolist()], pa.string()).take(pa.array(places))
 
 
+@dataclass(frozen=True, slots=True)
 class Text(Serializer):
     """A string, or null, as Flink writes them: a length and 16-bit units, all of variable length."""
 
-    __slots__ = ("nullable",)
+    arrow = pa.string()
 
-    def __init__(self, nullable: bool = True) -> None:
-        self.nullable = nullable
+    nullable: bool = True
+    "Whether the length is one more than it is, and 0 means null."
 
     @property
     def hashed(self) -> bool:
         return self.nullable
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.string()
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot = program.slots(3)
@@ -116,47 +95,29 @@ class Text(Serializer):
         return lambda slots: as_texts(slots.data, slots[slot], slots[slot + 1], slots[slot + 2])
 
 
+@dataclass(frozen=True, slots=True)
 class Nothing(Serializer):
-    """A value without content, of so many zeros."""
+    """A value without content, of no byte or of one that is zero."""
 
-    __slots__ = ("width",)
+    arrow = pa.null()
 
-    def __init__(self, width: int = 1) -> None:
-        self.width = width
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.null()
-
-    @property
-    def length(self) -> int:
-        return self.width
-
-    @property
-    def least(self) -> int:
-        return self.width
+    length: int = 1
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot = program.slots()
-        program.add(RANGE, self.width, 0, 0, DAMAGED, 0, -1, slot=slot)
+        program.add(RANGE, self.length, 0, 0, DAMAGED, 0, -1, slot=slot)
         return lambda slots: pa.nulls(len(slots[slot]))
 
 
+@dataclass(frozen=True, slots=True)
 class BigNumber(Serializer):
     """A `BigInteger`, or with a scale a `BigDecimal`: as text, for they have no bound; made row by row."""
 
-    __slots__ = ("scaled",)
+    arrow = pa.string()
+    least = 4
 
-    def __init__(self, scaled: bool) -> None:
-        self.scaled = scaled
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.string()
-
-    @property
-    def least(self) -> int:
-        return 4
+    scaled: bool
+    "Whether a scale follows."
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot = program.slots(3 if self.scaled else 2)
@@ -188,21 +149,15 @@ def _decimal_text(number: int, scale: int) -> str:
     return str(Decimal((int(number < 0), digits, -scale)))
 
 
+@dataclass(frozen=True, slots=True)
 class Enumeration(Serializer):
     """A constant of an enumeration by its place among those that were known."""
 
-    __slots__ = ("class_name", "names")
+    arrow = pa.string()
+    length = 4
 
-    def __init__(self, class_name: str, names: tuple[str, ...]) -> None:
-        self.class_name, self.names = class_name, names
-
-    @property
-    def arrow(self) -> pa.DataType:
-        return pa.string()
-
-    @property
-    def length(self) -> int:
-        return 4
+    class_name: str
+    names: tuple[str, ...]
 
     def add_to(self, program: Program, _last: bool = False, /) -> Column:
         slot = program.slots()
@@ -211,40 +166,36 @@ class Enumeration(Serializer):
         return lambda slots: names.take(pa.array(slots[slot]))
 
 
+_TIMES: Final = {
+    "date": (pa.date32(), 6),
+    "time": (pa.time64("ns"), 7),
+    "datetime": (pa.timestamp("ns"), 13),
+    "instant": (_UTC, 12),
+    "millis": (pa.timestamp("ms", "UTC"), 8),
+    "sql_timestamp": (_UTC, 12),
+    "table_time": (pa.timestamp("ns"), 12),
+}
+"""Of each kind of time its type and the bytes of a value."""
+
+
+@dataclass(frozen=True, slots=True)
 class Time(Serializer):
-    """A date, a time or a point in time of Java."""
+    """A date, a time or a point in time of Java.
 
-    __slots__ = ("kind",)
+    What 64 bits of nanoseconds since 1970 cannot hold (before 1677 or after 2262) is kept as bytes.
+    """
 
-    _TYPES: Final = {
-        "date": pa.date32(),
-        "time": pa.time64("ns"),
-        "datetime": pa.timestamp("ns"),
-        "instant": _UTC,
-        "millis": pa.timestamp("ms", "UTC"),
-        "sql_timestamp": _UTC,
-        "table_time": pa.timestamp("ns"),
-    }
-    _LENGTHS: Final = {
-        "date": 6,
-        "time": 7,
-        "datetime": 13,
-        "instant": 12,
-        "millis": 8,
-        "sql_timestamp": 12,
-        "table_time": 12,
-    }
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    kind: str
+    """`date`, `time`, `datetime` and `instant` are those of `java.time`; `millis` is a `java.util.Date` or one of its
+    kinds, `sql_timestamp` a `java.sql.Timestamp`; `table_time` a `TimestampData` of more than milliseconds."""
 
     @property
     def arrow(self) -> pa.DataType:
-        return self._TYPES[self.kind]
+        return _TIMES[self.kind][0]
 
     @property
     def length(self) -> int:
-        return self._LENGTHS[self.kind]
+        return _TIMES[self.kind][1]
 
     @property
     def fallible(self) -> bool:

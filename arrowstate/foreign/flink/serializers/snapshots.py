@@ -20,7 +20,7 @@ from arrowstate.foreign.flink.serializers.base import CountedBytes, Opaque, Seri
 from arrowstate.foreign.flink.serializers.composites import Either, ListOf, MapOf, Optional, RowOf, StructOf, TtlOf
 from arrowstate.foreign.flink.serializers.logical_types import arrow_of_logical_type
 from arrowstate.foreign.flink.serializers.pojo import PojoOf, Subclass
-from arrowstate.foreign.flink.serializers.rows import BinaryArray, BinaryMap, BinaryRow, DecimalData
+from arrowstate.foreign.flink.serializers.rows import Binary, DecimalData
 from arrowstate.foreign.flink.serializers.scalars import (
     Enumeration,
     FlippedLong,
@@ -321,7 +321,7 @@ def _row_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
     fields = [pa.field(f"f{place}", kind) for place, kind in enumerate(kinds) if kind is not None]
     if len(fields) < len(kinds):
         return CountedBytes()
-    return BinaryRow(fields)
+    return Binary(pa.struct(fields))
 
 
 def _nested_serializer(reader: ByteReader, depth: int) -> None:
@@ -335,14 +335,14 @@ def _nested_serializer(reader: ByteReader, depth: int) -> None:
 def _array_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
     kind = arrow_of_logical_type(read_java_object(reader))
     _nested_serializer(reader, depth)
-    return BinaryArray(kind) if kind is not None else CountedBytes()
+    return Binary(pa.list_(kind)) if kind is not None else CountedBytes()
 
 
 def _map_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
     key, value = (arrow_of_logical_type(read_java_object(reader)) for _ in range(2))
     _nested_serializer(reader, depth)
     _nested_serializer(reader, depth)
-    return BinaryMap(key, value) if key is not None and value is not None else CountedBytes()
+    return Binary(pa.map_(key, value)) if key is not None and value is not None else CountedBytes()
 
 
 def _decimal(reader: ByteReader, _version: int, _depth: int) -> Serializer:
