@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
 
 from arrowstate.bootstrap.plan import FillPlan
 from arrowstate.checkpoints.appending import append_checkpoint
-from arrowstate.checkpoints.handles import SubtaskHandle, operator_of_handles
+from arrowstate.checkpoints.handles import SubtaskHandle, operator_of
 from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.errors import FencedError
 from arrowstate.files.subtasks import whole_operators
@@ -113,7 +114,7 @@ def commit_fill(
         for operator in operators:
             uid = operator.plan.uid
             own = () if uid not in kept else kept[uid].operator_states
-            kept[uid] = replace(operator_of_handles(uid, operator.subtasks), operator_states=list(own))
+            kept[uid] = operator_of(uid, sorted(operator.subtasks, key=attrgetter("subtask")), own)
         for states in operator_states:
             kept[states.uid] = _with_states(states, kept.get(states.uid))
         content = whole_operators(storage, kept.values())

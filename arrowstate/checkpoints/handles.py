@@ -10,11 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Protocol
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
-from arrowstate.files.writing import WrittenSubtask, operator_document, write_subtask
+from arrowstate.files.writing import WrittenSubtask, write_subtask
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.state.backend.keyed import KeyedStateBackend
@@ -22,6 +23,7 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
+    OperatorStateDocument,
     SubtaskDocument,
     SubtaskStatisticsDocument,
 )
@@ -176,7 +178,7 @@ def commit_handles(
         by_operator[handle.operator].append(handle)
     if not by_operator:
         raise InvalidInputError("a checkpoint needs the handles of all subtasks of an operator at least, got none")
-    documents = [operator_of_handles(uid, given) for uid, given in by_operator.items()]
+    documents = [operator_of(uid, sorted(given, key=attrgetter("subtask"))) for uid, given in by_operator.items()]
     if not allow_dropped_state:
         _check_nothing_dropped(committer, documents)
     given = [handle for each in by_operator.values() for handle in each]
@@ -197,27 +199,51 @@ def commit_handles(
     )
 
 
-def operator_of_handles(uid: str, handles: Sequence[SubtaskHandle]) -> OperatorDocument:
-    """Return the document of an operator, after checking that the handles are those of each subtask once."""
-    ordered = sorted(handles, key=lambda handle: handle.subtask)
-    first = ordered[0]
+class WrittenPart(Protocol):
+    """What a process hands to the commit of an operator for a subtask."""
+
+    @property
+    def key(self) -> Sequence[FieldDocument]: ...
+    @property
+    def max_parallelism(self) -> int: ...
+    @property
+    def states(self) -> Sequence[StateDocument]: ...
+    @property
+    def document(self) -> SubtaskDocument | None: ...
+
+
+def operator_of(
+    uid: str, parts: Sequence[WrittenPart], operator_states: Sequence[OperatorStateDocument] = ()
+) -> OperatorDocument:
+    """Return the document of an operator, after checking that these are the parts of each subtask once, in order."""
+    first = parts[0]
+    subtasks: list[SubtaskDocument] = []
     following = 0
-    for number, handle in enumerate(ordered):
-        same = (handle.key, handle.max_parallelism, handle.states) == (first.key, first.max_parallelism, first.states)
-        if handle.subtask != number or handle.document.key_groups[0] != following or not same:
+    for part in parts:
+        own = part.document
+        same = (part.key, part.max_parallelism, part.states) == (first.key, first.max_parallelism, first.states)
+        if own is None or own.subtask != len(subtasks) or own.key_groups[0] != following or not same:
+            got = "none" if own is None else f"subtask {own.subtask} from key group {own.key_groups[0]}"
             raise InvalidInputError(
-                f"the handles of operator {uid!r} do not fit together: expected subtask {number} from key group "
-                f"{following}, with the key, max parallelism and states of subtask 0, got subtask {handle.subtask} "
-                f"from key group {handle.document.key_groups[0]}; hand over one handle of each subtask"
+                f"the subtasks of operator {uid!r} do not fit together: expected subtask {len(subtasks)} from key "
+                f"group {following}, with the key, max parallelism and states of subtask 0, got {got}; hand over each "
+                "subtask once, and ask for all states of a function in open"
             )
-        following = handle.document.key_groups[1] + 1
+        subtasks.append(own)
+        following = own.key_groups[1] + 1
     if following != first.max_parallelism:
         raise InvalidInputError(
-            f"the handles of operator {uid!r} cover the key groups 0 to {following - 1} of {first.max_parallelism}; "
-            "hand over one handle of each subtask"
+            f"the subtasks of operator {uid!r} cover the key groups 0 to {following - 1} of {first.max_parallelism}; "
+            "hand over each subtask once"
         )
-    subtasks = [handle.document for handle in ordered]
-    return operator_document(uid, first.key, first.max_parallelism, first.states, subtasks)
+    return OperatorDocument(
+        uid=uid,
+        key=list(first.key),
+        max_parallelism=first.max_parallelism,
+        states=list(first.states),
+        subtasks=subtasks,
+        operator_states=list(operator_states),
+    )
 
 
 def _check_nothing_dropped(committer: Committer, documents: Sequence[OperatorDocument]) -> None:

@@ -7,16 +7,17 @@ the same query, finds its successor's fence above its own entries and stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark import cloudpickle
 
 from arrowstate.checkpoints.appending import append_checkpoint
+from arrowstate.checkpoints.handles import operator_of
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
-from arrowstate.files.output_tables import BATCH_SUFFIX, appended
+from arrowstate.files.output_tables import BATCH_SUFFIX, OutputTable, appended
 from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit import append_fence, delete_quietly
 from arrowstate.log.commit_log import CommitLog, refuse_loss
@@ -34,19 +35,30 @@ from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
     OperatorStateDocument,
-    SubtaskDocument,
     SubtaskStatisticsDocument,
 )
 
 __all__ = [
     "BatchWork",
+    "OperatorWork",
     "abort_micro_batch",
     "check_alone",
     "check_no_operator_state",
     "commit_batch",
     "commit_micro_batch",
-    "operator_of",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWork:
+    """What the tasks of one operator have done in a micro-batch."""
+
+    uid: str
+    results: Sequence[SubtaskResult]
+    """In the order of the subtasks."""
+    output: OutputTable | None = None
+    dead_letters: OutputTable | None = None
+    operator_states: Sequence[OperatorStateDocument] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,44 +66,70 @@ class BatchWork:
     """What the tasks of a micro-batch have done, ready to be committed."""
 
     batch: MicroBatch
-    bases: frozenset[int | None]
-    "The numbers of the log entries of the checkpoints that tasks started from; None for a store without one."
+    started_at_ms: int
+    results: Sequence[SubtaskResult]
     operators: Sequence[OperatorDocument]
+    outputs: Mapping[str, int]
     paths: frozenset[str]
     "The files written for it."
-    statistics: Sequence[SubtaskStatisticsDocument] = ()
-    watermark: int | None = None
+    metrics: Mapping[str, int]
+    watermark: int | None
     "The event time, in milliseconds, up to which everything had come; None to keep that of the store."
-    outputs: Mapping[str, int] = field(default_factory=dict)
-    metrics: Mapping[str, int] = field(default_factory=dict)
-    next_timer: int | None = None
-    "The earliest processing time, in milliseconds, at which a timer is due."
 
     @classmethod
     def of(
         cls,
         batch: MicroBatch,
-        results: Sequence[SubtaskResult],
-        operators: Sequence[OperatorDocument],
-        duration_ms: int,
+        works: Sequence[OperatorWork],
         *,
-        paths: Iterable[str] = (),
+        storage: Storage,
+        before: Sequence[OperatorDocument],
+        paths: list[str],
+        new_id: Callable[[], str],
+        clock_ms: Callable[[], int],
+        started_at_ms: int,
         watermark: int | None = None,
-        outputs: Mapping[str, int] | None = None,
     ) -> BatchWork:
-        """Return the work of tasks, and of the driver in so far as it has written `paths`."""
+        """Return the work of all tasks, after what was emitted and set aside was put to that of the operators `before`.
+
+        Files that are written for it are added to `paths`, which the caller deletes if this fails.
+
+        Raises
+        ------
+        InvalidInputError
+            If the results of an operator are not those of all its subtasks.
+        """
+        results = [result for work in works for result in work.results]
+        # Where tasks found the batch in the store there is nothing to commit, or another run has.
+        done = works if _is_complete(results) else ()
+        operators = [operator_of(work.uid, work.results, work.operator_states) for work in done]
+        outputs: dict[str, int] = {}
+        for work in done:
+            emitted, aside = [item.output for item in work.results], [item.dead for item in work.results]
+            for table, parts in ((work.output, emitted), (work.dead_letters, aside)):
+                if table is not None:
+                    new = [part for part in parts if part is not None]
+                    operators.append(appended(storage, table, before, new, new_id=new_id, firsts=outputs, paths=paths))
         tasks = [result.metrics for result in results if result.metrics is not None]
         return cls(
-            batch=batch,
-            bases=frozenset(result.base for result in results),
-            operators=operators,
-            paths=frozenset(path for result in results for path in result.paths).union(paths),
-            statistics=[result.statistics for result in results if result.statistics is not None],
-            watermark=watermark,
-            outputs=outputs or {},
-            metrics=BatchMetrics.of(tasks, duration_ms).to_properties(),
-            next_timer=min((item.next_timer for item in results if item.next_timer is not None), default=None),
+            batch,
+            started_at_ms,
+            results,
+            operators,
+            outputs,
+            frozenset(path for result in results for path in result.paths).union(paths),
+            BatchMetrics.of(tasks, clock_ms() - started_at_ms).to_properties(),
+            watermark,
         )
+
+    @property
+    def statistics(self) -> list[SubtaskStatisticsDocument]:
+        return [result.statistics for result in self.results if result.statistics is not None]
+
+
+def _is_complete(results: Sequence[SubtaskResult]) -> bool:
+    """Whether no task found its micro-batch in the store."""
+    return all(result.document is not None for result in results)
 
 
 def commit_micro_batch(
@@ -109,28 +147,30 @@ def commit_micro_batch(
         raise InvalidInputError(
             f"the tasks of operator {plan.uid!r} are of several micro-batches: {[result.batch for result in results]}"
         )
-    held = any(result.subtask is None for result in results)
-    now = clock_ms()
     # The clocks of the workers may be ahead of this one.
-    started_at_ms = min([result.metrics.started_at_ms for result in results if result.metrics is not None] + [now])
-    # If all found the batch in the store, there is nothing to commit; if only some did, another run has.
-    operators = [] if held else [operator_of(plan.uid, plan.max_parallelism, results)]
-    storage = plan.open()
-    table, firsts, paths = plan.dead_letters_table, dict[str, int](), list[str]()
-    if table is not None and not held:
-        base = max((result.base for result in results if result.base is not None), default=None)
-        before = () if base is None else CommitLog(storage).read(base).document.operators
-        dead = [result.dead for result in results if result.dead is not None]
-        operators.append(appended(storage, table, before, dead, new_id=new_id, firsts=firsts, paths=paths))
-    work = BatchWork.of(batch, results, operators, now - started_at_ms, paths=paths, outputs=firsts)
+    started_at_ms = min(
+        [result.metrics.started_at_ms for result in results if result.metrics is not None] + [clock_ms()]
+    )
+    storage, table = plan.open(), plan.dead_letters_table
+    base = max((result.base for result in results if result.base is not None), default=None)
+    # Only dead letters need what was there before.
+    is_needed = table is not None and _is_complete(results)
+    work = BatchWork.of(
+        batch,
+        [OperatorWork(plan.uid, results, dead_letters=table)],
+        storage=storage,
+        before=() if base is None or not is_needed else CommitLog(storage).read(base).document.operators,
+        paths=[],
+        new_id=new_id,
+        clock_ms=clock_ms,
+        started_at_ms=started_at_ms,
+    )
     return commit_batch(
         storage,
         [plan.uid, *([] if table is None else [table.uid])],
         work,
-        is_complete=not held,
         new_id=new_id,
         clock_ms=clock_ms,
-        started_at_ms=started_at_ms,
         on_checkpoint=None if plan.on_checkpoint is None else partial(_call_pickled, plan.on_checkpoint),
         collector=None if plan.retention is None else collector_of(plan.place, RetentionPolicy(*plan.retention)),
     )
@@ -145,10 +185,8 @@ def commit_batch(
     uids: Sequence[str],
     work: BatchWork,
     *,
-    is_complete: bool = True,
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
-    started_at_ms: int | None = None,
     on_checkpoint: Listener | None = None,
     collector: Collector | None = None,
 ) -> LogEntryDocument | None:
@@ -160,8 +198,6 @@ def commit_batch(
     ----------
     uids
         The operators of the query, the first of which error messages name.
-    is_complete
-        Whether there is something to commit; False where tasks found the batch in the store.
     on_checkpoint
         Called with the record of the checkpoint when that was committed or could not be; not where the store held it.
     collector
@@ -180,15 +216,15 @@ def commit_batch(
     CommitUnknownError
         If it cannot be told whether it was committed; the next start of the query finds out.
     """
-    now = clock_ms()
-    started_at_ms = now if started_at_ms is None else started_at_ms
     if collector is not None:
         work = replace(work, metrics={**work.metrics, **collector.take_figures()})
-    before_us = max(now - started_at_ms, 0) * 1000
-    with recorded("checkpoint", storage.url, started_at_ms, listener=on_checkpoint, before_us=before_us) as recording:
+    before_us = max(clock_ms() - work.started_at_ms, 0) * 1000
+    with recorded(
+        "checkpoint", storage.url, work.started_at_ms, listener=on_checkpoint, before_us=before_us
+    ) as recording:
         _describe(recording, work)
         with recording.committing():
-            entry = _commit(storage, uids, work, is_complete, new_id, clock_ms, started_at_ms)
+            entry = _commit(storage, uids, work, new_id, clock_ms)
         recording.is_void = entry is None
         recording.checkpoint_id = None if entry is None else entry.checkpoint_id
     if collector is not None:
@@ -216,12 +252,12 @@ def _commit(
     storage: Storage,
     uids: Sequence[str],
     work: BatchWork,
-    is_complete: bool,
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
-    started_at_ms: int,
 ) -> LogEntryDocument | None:
     batch = work.batch
+    # The entries of the checkpoints that tasks started from; None for a store without one.
+    bases = {result.base for result in work.results}
     log = CommitLog(storage, on_loss=refuse_loss)
     while True:
         history = log.history()
@@ -230,7 +266,7 @@ def _commit(
         committed = is_committed(uids[0], batch, stored.record)
         check_alone(uids, stored.checkpoint, storage.url)
         epoch = _epoch_of_run(history, batch)
-        if not committed and not (is_complete and work.bases <= _same_content(history, stored.checkpoint)):
+        if not committed and not (_is_complete(work.results) and bases <= _same_content(history, stored.checkpoint)):
             # Another writer committed after the tasks had begun: what they wrote lacks that.
             raise FencedError(epoch, None if newest is None else newest.document.writer_epoch)
         if epoch is None:
@@ -241,18 +277,19 @@ def _commit(
         if committed:
             return None
         assert newest is not None, "the fence of this run is in the log"
-        record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics, work.next_timer)
+        timer = min((item.next_timer for item in work.results if item.next_timer is not None), default=None)
+        record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics, timer)
         entry = append_checkpoint(
             storage,
             log,
             newest,
             [*work.operators, *_dead_letters_before(stored.checkpoint, work.operators)],
             before=() if stored.checkpoint is None else stored.checkpoint.operators,
-            base=min((number or 0 for number in work.bases), default=0),
+            base=min((number or 0 for number in bases), default=0),
             paths=work.paths,
             said=history.said,
             new_id=new_id,
-            started_at_ms=started_at_ms,
+            started_at_ms=work.started_at_ms,
             now_ms=clock_ms(),
             watermark=newest.document.watermark if work.watermark is None else work.watermark,
             properties=record.to_properties(),
@@ -337,42 +374,3 @@ def _same_content(history: History, checkpoint: LogEntryDocument | None) -> set[
                 break
             numbers.add(document.parent.number)
     return numbers
-
-
-def operator_of(
-    uid: str,
-    max_parallelism: int,
-    results: Sequence[SubtaskResult],
-    operator_states: Sequence[OperatorStateDocument] = (),
-) -> OperatorDocument:
-    """Return the document of an operator, after checking that the results are those of each subtask once."""
-    subtasks: list[SubtaskDocument] = []
-    following = 0
-    for result in results:
-        subtask = result.subtask
-        if (
-            subtask is None
-            or subtask.subtask != len(subtasks)
-            or subtask.key_groups[0] != following
-            or (result.key, result.states) != (results[0].key, results[0].states)
-        ):
-            got = "none" if subtask is None else f"subtask {subtask.subtask} from key group {subtask.key_groups[0]}"
-            raise InvalidInputError(
-                f"the tasks of operator {uid!r} do not fit together: expected subtask {len(subtasks)} from key group "
-                f"{following}, with the states of subtask 0, got {got}; ask for all states in open"
-            )
-        subtasks.append(subtask)
-        following = subtask.key_groups[1] + 1
-    if following != max_parallelism:
-        raise InvalidInputError(
-            f"the tasks of operator {uid!r} cover the key groups 0 to {following - 1} of {max_parallelism}; write with "
-            "keyed_sink or stateful only"
-        )
-    return OperatorDocument(
-        uid=uid,
-        key=results[0].key,
-        max_parallelism=max_parallelism,
-        states=results[0].states,
-        subtasks=subtasks,
-        operator_states=list(operator_states),
-    )

@@ -75,8 +75,9 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     base: int | None
     """The number of the log entry of the checkpoint it started from, None if the store had none."""
     key: list[FieldDocument]
+    max_parallelism: int
     states: list[StateDocument]
-    subtask: SubtaskDocument | None
+    document: SubtaskDocument | None
     """None if the store held the micro-batch already."""
     paths: list[str] = []
     """The files written for it."""
@@ -168,13 +169,13 @@ class Subtask:
 
     def found(self) -> SubtaskResult:
         """Return what a task hands on that found its micro-batch in the store."""
-        return self._result(key=list(self.plan.key), states=[], subtask=None)
+        return self._result(key=list(self.plan.key), states=[], document=None)
 
     def unchanged(self, operator: OperatorDocument, previous: SubtaskDocument) -> SubtaskResult:
         """Return what a task hands on that leaves the subtask as it was."""
         size = subtask_bytes(previous.manifest, read_states(self.storage, previous.manifest, self.plan.uid))
         metrics = self.meter.unchanged(previous, size)
-        return self._result(key=operator.key, states=operator.states, subtask=previous, metrics=metrics)
+        return self._result(key=operator.key, states=operator.states, document=previous, metrics=metrics)
 
     def written(
         self,
@@ -210,7 +211,7 @@ class Subtask:
         return self._result(
             key=list(frozen.key),
             states=[state.document for state in frozen.states],
-            subtask=written.document,
+            document=written.document,
             paths=paths,
             statistics=statistics,
             next_timer=next_timer,
@@ -221,4 +222,4 @@ class Subtask:
 
     def _result(self, **done: Any) -> SubtaskResult:
         base = None if self.checkpoint is None else self.checkpoint.number
-        return SubtaskResult(batch=self.batch, base=base, **done)
+        return SubtaskResult(batch=self.batch, base=base, max_parallelism=self.plan.max_parallelism, **done)

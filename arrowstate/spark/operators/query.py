@@ -19,14 +19,14 @@ from pyspark.sql import functions as sf
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, StoreNotFoundError
 from arrowstate.files.operator import FrozenOperatorState, write_operator_states
-from arrowstate.files.output_tables import appended, rows_state
+from arrowstate.files.output_tables import rows_state
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.log.history import History
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.collecting import collector_of
-from arrowstate.spark.commit import BatchWork, commit_batch, operator_of
+from arrowstate.spark.commit import BatchWork, OperatorWork, commit_batch
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
 from arrowstate.spark.operators.task import OperatorPlan, Step, run_subtask
@@ -42,7 +42,6 @@ from arrowstate.upkeep.beside import Collector
 from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.documents import (
     LogEntryDocument,
-    OperatorDocument,
     OperatorStateDocument,
 )
 
@@ -135,7 +134,7 @@ class StatefulQuery:
         # What several operators take is read from its source once.
         is_shared = sum(not item.after for item in self._operators) > 1
         frames = BatchFrames(frame.persist() if is_shared else frame)
-        results: dict[str, list[SubtaskResult]] = {}
+        works: list[OperatorWork] = []
         paths: list[str] = []
         try:
             broadcasts = self._broadcast_documents(storage, stored)
@@ -145,26 +144,26 @@ class StatefulQuery:
                 checkpoint = _only(plan.uid, stored.checkpoint)
                 known = broadcasts.get(plan.uid, ())
                 found = _run(item, frames, Step(batch, store_id, checkpoint, watermark, now.processing_time, known))
-                results[plan.uid] = found
+                # A checkpoint has the same part of a broadcast state for every subtask.
+                same = [msgspec.structs.replace(state, parts=state.parts[:1] * plan.parallelism) for state in known]
+                works.append(OperatorWork(plan.uid, found, plan.stored_output, plan.dead_letters, same))
                 paths += [path for result in found for path in result.paths]
                 if plan.stored_output is not None:
                     parts = [result.output for result in found if result.output is not None]
                     frames.emitted[plan.uid] = cache(
                         partial(frame_of, frame.sparkSession, plan.stored_output, parts, 0, self._store, self._options)
                     )
-            before = [] if stored.checkpoint is None else stored.checkpoint.operators
-            operators = [
-                operator_of(
-                    item.plan.uid,
-                    item.plan.max_parallelism,
-                    results[item.plan.uid],
-                    _of_each_subtask(broadcasts.get(item.plan.uid, ()), item.plan.parallelism),
-                )
-                for item in self._operators
-            ]
-            firsts: dict[str, int] = {}
-            for item in self._operators:
-                operators += _outputs(storage, item.plan, before, results[item.plan.uid], firsts, paths)
+            work = BatchWork.of(
+                batch,
+                works,
+                storage=storage,
+                before=[] if stored.checkpoint is None else stored.checkpoint.operators,
+                paths=paths,
+                new_id=new_id,
+                clock_ms=now_ms,
+                started_at_ms=started_at_ms,
+                watermark=watermark,
+            )
         except BaseException:
             # The commit has not been tried.
             delete_quietly(storage, [*paths, *self._broadcast_paths])
@@ -173,22 +172,12 @@ class StatefulQuery:
         finally:
             if is_shared:
                 frame.unpersist()
-        work = BatchWork.of(
-            batch,
-            [result for found in results.values() for result in found],
-            operators,
-            now_ms() - started_at_ms,
-            paths=paths,
-            watermark=watermark,
-            outputs=firsts,
-        )
         entry = commit_batch(
             storage,
             [*self._uids, *self._dropped],
             work,
             new_id=new_id,
             clock_ms=now_ms,
-            started_at_ms=started_at_ms,
             on_checkpoint=self._on_checkpoint,
             collector=self._collector(),
         )
@@ -291,35 +280,12 @@ def _run(item: QueryOperator, frames: BatchFrames, step: Step) -> list[SubtaskRe
 
     columns = {name: _column(name, wanted) for name, wanted in item.taken}
     results = run_tasks(item.rows(frames), columns, [document.name for document in plan.key], plan, task)
-    return sorted(results, key=lambda result: -1 if result.subtask is None else result.subtask.subtask)
+    return sorted(results, key=lambda result: -1 if result.document is None else result.document.subtask)
 
 
 def _column(name: str, wanted: str | None) -> Column:
     column = sf.col(quoted(name))
     return column if wanted is None else column.cast(wanted)
-
-
-def _outputs(
-    storage: Storage,
-    plan: OperatorPlan,
-    before: Sequence[OperatorDocument],
-    results: Sequence[SubtaskResult],
-    firsts: dict[str, int],
-    paths: list[str],
-) -> Iterator[OperatorDocument]:
-    """Yield what an operator has emitted and set aside so far, with that of a micro-batch."""
-    new = {
-        plan.stored_output: [result.output for result in results if result.output is not None],
-        plan.dead_letters: [result.dead for result in results if result.dead is not None],
-    }
-    for table, parts in new.items():
-        if table is not None:
-            yield appended(storage, table, before, parts, new_id=new_id, firsts=firsts, paths=paths)
-
-
-def _of_each_subtask(states: Sequence[OperatorStateDocument], parallelism: int) -> list[OperatorStateDocument]:
-    """A broadcast state as a checkpoint has it: the same part for every subtask."""
-    return [msgspec.structs.replace(state, parts=state.parts[:1] * parallelism) for state in states]
 
 
 def _broadcast_state(descriptor: BroadcastStateDescriptor, frame: DataFrame) -> FrozenOperatorState:
