@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+import arrowstate
 from long_form import ALL_TURNS, LONG, TURN, every_nth
 
 if TYPE_CHECKING:
@@ -158,6 +159,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     leave_out(config, items, left_out)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -LONGEST.get(unit_of(item.nodeid), 0))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> arrowstate.StateStore:
+    """A new store on a disk."""
+    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 @pytest.fixture(scope="session")

@@ -32,9 +32,8 @@ from arrowstate.errors import (
     ValueTypeError,
 )
 from long_form import short_or_long
+from stores import CITY, TOTAL, commit
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-CITY = ValueStateDescriptor("city", pa.string())
 EVENTS = ListStateDescriptor("events", pa.int64())
 KEY = pa.schema([("user", pa.string()), ("shard", pa.int32())])
 FOREVER = TimeToLive(10**15)
@@ -201,8 +200,7 @@ def test_every_kind_of_state_is_what_the_verbs_make_of_the_rows(store, monkeypat
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     model_store = arrowstate.open_store(f"memory://{uuid.uuid4().hex}", create=True)
     now_ms = 1_700_000_000_000
-    with model_store.writer() as writer:
-        model = writer.checkpoint({"op": [made_by_verbs(rows, now_ms)]})
+    model = commit(model_store, {"op": [made_by_verbs(rows, now_ms)]})
     store.clock_ms = lambda: now_ms
 
     made = store.bootstrap(
@@ -445,8 +443,7 @@ def test_a_commit_of_another_writer_meanwhile_wins(store):
 
     def rows():
         yield from two_states().to_batches()
-        with store.writer() as writer:
-            writer.checkpoint({"other": [backend]})
+        commit(store, {"other": [backend]})
 
     with pytest.raises(FencedError):
         store.bootstrap("op", ["user"], [CITY], rows())
@@ -475,8 +472,7 @@ def test_a_job_with_operator_state_keeps_it_and_its_parallelism(store):
     groups = [arrowstate.key_group_range(128, parallelism=2, subtask=number) for number in range(2)]
     key = pa.schema([("user", pa.string())])
     backends = [arrowstate.KeyedStateBackend(key=key, max_parallelism=128, key_groups=each) for each in groups]
-    with store.writer() as writer:
-        writer.checkpoint({"op": backends}, operator_states={"op": parts})
+    commit(store, {"op": backends}, operator_states={"op": parts})
 
     with pytest.raises(InvalidInputError, match="operator state of 2 subtasks, so its parallelism must stay, got 3"):
         store.bootstrap("op", ["user"], [CITY], two_states(), parallelism=3)

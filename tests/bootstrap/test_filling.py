@@ -10,17 +10,15 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from arrowstate import ListStateDescriptor, MapStateDescriptor
 from arrowstate.bootstrap.planning import AskedStates
 from arrowstate.bootstrap.tables import TableFill, fill_operators, plan_table
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import FencedError, InvalidInputError
+from stores import CITY, TOTAL, USER
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-KEY = pa.schema([("user", pa.string())])
-CITY = ValueStateDescriptor("city", pa.string())
 CARTS = MapStateDescriptor("carts", pa.string(), pa.int64())
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def planned(store, table, uid, state, asked=None, **arguments):
         store.storage,
         table.schema,
         uid=uid,
-        key=KEY,
+        key=USER,
         states=AskedStates([state], **(asked or {})),
         new_id=new_id,
         clock_ms=now_ms,

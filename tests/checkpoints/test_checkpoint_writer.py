@@ -16,9 +16,7 @@ from arrowstate.files.writing import operator_document, write_subtask
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
 from arrowstate_formats.run_files import checksum
-
-KEY = pa.schema([("k", pa.int64())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+from stores import KEY, TOTAL, commit
 
 
 def backend_of(count=3000, groups=None, max_parallelism=128, key=KEY, state=TOTAL):
@@ -29,11 +27,6 @@ def backend_of(count=3000, groups=None, max_parallelism=128, key=KEY, state=TOTA
     else:
         backend.state(state)
     return backend
-
-
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 def bytes_of(store):
@@ -57,8 +50,7 @@ def test_opening_a_store_for_writing_commits_a_fence_with_a_higher_epoch(store):
 
 
 def test_a_fence_names_the_entry_whose_operators_are_the_state(store):
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend_of()]}, watermark=77)
+    snapshot = commit(store, {"op": [backend_of()]}, watermark=77)
 
     store.writer()
 
@@ -385,8 +377,7 @@ def test_a_writer_goes_on_after_a_commit_of_which_the_outcome_was_unknown(store,
 
 def test_parts_that_tasks_wrote_are_committed_as_one_checkpoint(store):
     whole = backend_of()
-    with store.writer() as writer:
-        first = writer.checkpoint({"op": [whole]})
+    first = commit(store, {"op": [whole]})
     writer = writer_on(store, store.storage)
     documents = []
     for subtask in range(3):
@@ -423,8 +414,7 @@ def test_values_and_sums_of_one_operator_are_one_checkpoint(store):
     backend.current_key = 5
     notes.update("pending")
 
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
+    snapshot = commit(store, {"op": [backend]})
 
     assert snapshot.entry.operators[0].subtasks[0].live_rows == {"total": 10, "note": 1}
     assert snapshot.restore("op").state(notes.descriptor).get_batch([5]).to_pylist() == ["pending"]

@@ -17,9 +17,8 @@ from arrowstate.files.savepoint import write_frozen_savepoint
 from arrowstate.log.entries import create_store, path_of
 from arrowstate.storage import open_storage
 from arrowstate.storage.base import Outcome
+from stores import KEY, TOTAL
 
-KEY = pa.schema([("k", pa.int64())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 ROWS = 4000
 """Enough for a run file of its own."""
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import KeyedStateBackend, ReducingStateDescriptor, open_store
+from stores import commit, files
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -57,19 +58,14 @@ with store.writer() as writer:
 """
 
 
-def bytes_of(folder):
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_full_disk_fails_the_checkpoint_and_leaves_the_store_as_it_was(tmp_path):
     total = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
     backend = KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(total).add_batch(pa.array(range(3000)), pa.array([5] * 3000))
     store = open_store(tmp_path / "store", create=True)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     folder = tmp_path / "store"
-    before = bytes_of(folder)
+    before = files(folder)
 
     with subprocess.Popen(
         [sys.executable, "-c", FULL, store.url],
@@ -80,14 +76,14 @@ def test_a_full_disk_fails_the_checkpoint_and_leaves_the_store_as_it_was(tmp_pat
         env=ENVIRONMENT,
     ) as job:
         answers = [job.stdout.readline() for _ in range(3)]
-        during = bytes_of(folder)
+        during = files(folder)
         output, errors = job.communicate("go on\n")
 
     assert answers == ["full data\n"] * 3, errors
     # The fence of the job, and the hint to it, are all that is new.
-    fence = str(folder / "log" / "00000000000000000003.json")
+    fence = "log/00000000000000000003.json"
     assert set(during) - set(before) == {fence}
-    assert {path for path in before if during[path] != before[path]} <= {str(folder / "_latest")}
+    assert {path for path in before if during[path] != before[path]} <= {"_latest"}
     assert output == "2\n", errors
     assert store.snapshot(1).restore("op").state(total).get_batch([1, 4000]).to_pylist() == [5, None]
     assert store.latest().restore("op").state(total).get_batch([1, 4000]).to_pylist() == [6, 1]

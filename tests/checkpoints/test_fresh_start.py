@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from stores import OFFSETS, TOTAL, commit
 
 KEY = pa.schema([("k", pa.string())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 
 
 def new_backend(*keys: str, subtask: int | None = None) -> arrowstate.KeyedStateBackend:
@@ -32,8 +31,7 @@ def new_offsets(*offsets: int) -> arrowstate.OperatorStateBackend:
 def store(tmp_path) -> arrowstate.StateStore:
     """A store whose newest checkpoint has two rows of keyed state and two of operator state."""
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [new_backend("a", "b")]}, operator_states={"op": [new_offsets(5, 7)]})
+    commit(store, {"op": [new_backend("a", "b")]}, operator_states={"op": [new_offsets(5, 7)]})
     return store
 
 
@@ -81,8 +79,7 @@ def test_as_many_subtasks_as_have_lists_in_files_are_counted_too(tmp_path):
             made[arrowstate.key_groups(pa.array([key]), 256)[0].as_py()].state(TOTAL).add_batch([key], [1])
         return made
 
-    with many.writer() as writer:
-        writer.checkpoint({"op": backends("a", "b")}, operator_states={"op": [new_offsets(5)] * 256})
+    commit(many, {"op": backends("a", "b")}, operator_states={"op": [new_offsets(5)] * 256})
     assert many.latest().entry.operators[0].subtask_files
     assert many.latest().entry.operators[0].operator_states[0].part_files
 
@@ -122,8 +119,7 @@ def restored_elsewhere(
 
 def checkpointed(store: arrowstate.StateStore) -> tuple[arrowstate.KeyedStateBackend, arrowstate.OperatorStateBackend]:
     backends = new_backend("z"), new_offsets(1)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backends[0]]}, operator_states={"op": [backends[1]]}, allow_dropped_state=True)
+    commit(store, {"op": [backends[0]]}, operator_states={"op": [backends[1]]}, allow_dropped_state=True)
     backends[0].clear_key(["z"])
     return backends
 

@@ -36,11 +36,6 @@ def backend_of(parallelism, subtask, keys):
     return backend
 
 
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
-
-
 def handles_of(store, parallelism, keys=range(40)):
     return [
         store.subtask_writer("counter", subtask).write(backend_of(parallelism, subtask, list(keys)))

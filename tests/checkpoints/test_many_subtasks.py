@@ -20,11 +20,10 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
 from arrowstate.store import StateStore
 from arrowstate_formats.documents import MAX_ENTRY_BYTES, SubtaskStatisticsDocument, encode
+from stores import KEY, TOTAL, commit, totals
 
 MANY = 4096
 PARALLELISM = 160
-KEY = pa.schema([("k", pa.int64())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 KEYS = pa.array(range(5_000), pa.int64())
 
 
@@ -127,16 +126,10 @@ def test_a_subtask_is_restored_from_one_list(store: StateStore, monkeypatch: pyt
 def store(request: pytest.FixtureRequest) -> StateStore:
     """A store whose lists are in files, with operator state."""
     made = arrowstate.open_store(f"memory://many-{request.node.name}", create=True)
-    with made.writer() as writer:
-        writer.checkpoint({"op": job(PARALLELISM, 512)}, operator_states={"op": sources(PARALLELISM)})
+    commit(made, {"op": job(PARALLELISM, 512)}, operator_states={"op": sources(PARALLELISM)})
     assert made.latest().entry.operators[0].subtask_files
     assert made.latest().entry.operators[0].operator_states[0].part_files
     return made
-
-
-def rows(snapshot: arrowstate.Snapshot) -> dict[int, int]:
-    table = snapshot.to_arrow("op.total")
-    return dict(zip(table["k"].to_pylist(), table["total"].to_pylist(), strict=True))
 
 
 EXPECTED = {key: key for key in KEYS.to_pylist()}
@@ -145,7 +138,7 @@ EXPECTED = {key: key for key in KEYS.to_pylist()}
 def test_every_reader_reads_lists_in_files(store: StateStore) -> None:
     snapshot = store.latest()
 
-    assert rows(snapshot) == EXPECTED
+    assert totals(snapshot) == EXPECTED
     assert store.sql('select sum(total), count(*) from "op".total').fetchall() == [(sum(EXPECTED), len(EXPECTED))]
     assert store.sql("select count(*) from arrowstate.subtasks").fetchall() == [(PARALLELISM + 1,)]
     assert snapshot.operator_state("op", "offsets")["offsets"].to_pylist() == list(range(PARALLELISM))
@@ -165,7 +158,7 @@ def test_savepoint_import_and_compaction_take_lists_in_files(store: StateStore) 
     store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.01, min_bytes=0, max_small_files=1)).apply()
 
     for snapshot in (savepoint, imported, store.latest()):
-        assert rows(snapshot) == EXPECTED
+        assert totals(snapshot) == EXPECTED
         assert snapshot.operator_state("op", "offsets")["offsets"].to_pylist() == list(range(PARALLELISM))
         assert snapshot.verify(deep=True).problems == []
         assert snapshot.entry.operators[0].subtask_files
@@ -179,14 +172,13 @@ def test_a_collection_keeps_lists_that_are_needed_and_deletes_the_others(store: 
     ]
     backends[5].state(TOTAL).add_batch(pa.array([], pa.int64()), pa.array([], pa.int64()))
     backends[5].advance_watermark(7)
-    with store.writer() as writer:
-        writer.checkpoint({"op": backends}, operator_states={"op": sources(PARALLELISM)})
+    commit(store, {"op": backends}, operator_states={"op": sources(PARALLELISM)})
 
     store.collect(arrowstate.RetentionPolicy(count=1)).apply()
 
     after = set(store.storage.list("manifests/"))
     assert len(before - after) == len(after - before) == 1
-    assert rows(store.latest()) == EXPECTED
+    assert totals(store.latest()) == EXPECTED
     assert store.verify().problems == []
 
 
@@ -218,7 +210,7 @@ def test_a_fence_names_the_entry_that_has_its_content(store: StateStore) -> None
     assert again["parent"]["number"] == 2
     store.writer()
     assert json.loads(store.storage.read(path_of(4)))["content"] == again["content"]
-    assert rows(store.latest()) == EXPECTED
+    assert totals(store.latest()) == EXPECTED
 
 
 def test_a_fence_is_compared_with_the_entry_that_it_names() -> None:

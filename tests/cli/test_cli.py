@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from arrowstate.cli import main
 from arrowstate.cli.app import make_parser
 from arrowstate.cli.output import print_table
 from arrowstate.query.kept_reads import forget_checkpoints
+from stores import commit, run
 
 HELP = Path(__file__).with_name("help.txt")
 
@@ -49,12 +49,6 @@ def store(pristine, tmp_path):
     """A copy of the store that a test may damage."""
     forget_checkpoints()
     return str(shutil.copytree(pristine, tmp_path / "store"))
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def run_json(capsys, *arguments):
@@ -481,8 +475,7 @@ def test_lookup_and_history_take_keys_as_text(store, capsys, tmp_path):
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64()), ("day", pa.date32())]), max_parallelism=4)
     key = pa.table({"n": pa.array([7]), "day": pa.array(["2026-03-01"]).cast(pa.date32())})
     backend.state(arrowstate.ValueStateDescriptor("v", pa.string())).update_batch(key, ["x"])
-    with wide.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(wide, {"op": [backend]})
     found = run_json(capsys, "lookup", place, "op.v", '{"n": 7, "day": "2026-03-01"}')
     assert found == [{"n": 7, "day": "2026-03-01", "v": "x"}]
     code, _, err = run(capsys, "lookup", place, "op.v", "7")

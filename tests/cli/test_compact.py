@@ -6,9 +6,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.cli import main
-
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+from stores import TOTAL, files, run
 
 
 @pytest.fixture
@@ -22,16 +20,6 @@ def folder(tmp_path):
         backend.state(TOTAL).clear_batch(range(2000))
         writer.checkpoint({"op": [backend]}, properties={"offset": 42})
     return tmp_path / "store"
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("mode", [[], ["--plan"]])

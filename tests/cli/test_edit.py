@@ -10,8 +10,8 @@ import pytest
 import arrowstate
 from arrowstate.cli.app import main
 from arrowstate.store import Edit
+from stores import TOTAL, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 SCRIPT = """
 update shop.total set total = total * 2 where "user" = 'ann';
 delete from shop.total where "user" like 'bot-%';
@@ -25,8 +25,7 @@ def store(tmp_path):
     backend.state(TOTAL).add_batch(["ann", "bob", "bot-1"], [10, 20, 30])
     backend.timers().register_batch(["ann", "bob"], [5, 6])
     made = arrowstate.open_store(tmp_path / "store", create=True)
-    with made.writer() as writer:
-        writer.checkpoint({"shop": [backend]}, properties={"offset": 17})
+    commit(made, {"shop": [backend]}, properties={"offset": 17})
     (tmp_path / "fix.sql").write_text(SCRIPT)
     return made
 
@@ -96,8 +95,7 @@ def test_a_purge_without_statements_takes_what_was_deleted_before_and_tables_tha
     rows = arrowstate.OperatorStateBackend()
     kind = pa.struct({"user": pa.string()})
     rows.state(arrowstate.OperatorListStateDescriptor("rows", kind)).extend(pa.array([("ann",)], kind))
-    with store.writer() as writer:
-        writer.checkpoint({"shop": [store.latest().restore("shop")]}, operator_states={"totals": [rows]})
+    commit(store, {"shop": [store.latest().restore("shop")]}, operator_states={"totals": [rows]})
     with store.edit() as edit:
         edit.delete_key("shop", ["bot-1"])
         edit.commit()

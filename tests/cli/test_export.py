@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from arrowstate.cli import main
+from stores import commit, run
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,6 @@ def store(tmp_path_factory):
             writer.checkpoint({"op-1": [backend]}, operator_states={"source": [source]})
             visits.update_batch(["ann"], [{"share": 0.25, "took": 9, "tags": []}])
     return str(folder)
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def exported(capsys, store, path, *options):
@@ -141,8 +135,7 @@ def test_expired_rows_are_left_out_unless_they_are_asked_for(tmp_path, capsys):
     )
     city = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeToLive(1000))
     backend.state(city).update_batch(["ann"], ["Rome"])
-    with arrowstate.open_store(tmp_path / "store", create=True).writer() as writer:
-        writer.checkpoint({"people": [backend]})
+    commit(arrowstate.open_store(tmp_path / "store", create=True), {"people": [backend]})
     files = []
     for options in ([], ["--expired"], ["--where", "true"], ["--where", "true", "--expired"]):
         assert run(capsys, "export", tmp_path / "store", "people.city", "-o", tmp_path / "city.csv", *options)[0] == 0

@@ -4,21 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.cli import main
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.query.kept_reads import forget_checkpoints
-
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-
-
-def backend_of(start):
-    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    backend.state(TOTAL).add_batch(pa.array(range(3000)), pa.array(range(start, start + 3000)))
-    return backend
+from stores import files, run, totals_from
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +18,7 @@ def pristine(tmp_path_factory):
     store = arrowstate.open_store(tmp_path_factory.mktemp("gc") / "store", create=True)
     with store.writer() as writer:
         for start in range(4):
-            writer.checkpoint({"op": [backend_of(start)]})
+            writer.checkpoint({"op": [totals_from(start)]})
     (Path(store.url) / "data/op/total/orphan.arrow").write_bytes(b"x")
     return Path(store.url)
 
@@ -37,16 +28,6 @@ def folder(pristine, tmp_path):
     forget_open_files()
     forget_checkpoints()
     return Path(shutil.copytree(pristine, tmp_path / "store"))
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("mode", [[], ["--plan"]])

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from arrowstate.cli import main, results
+from arrowstate.cli import results
 from arrowstate.cli.formats import FORMATS
 from arrowstate.cli.running_queries import interruptible
+from stores import commit, run
 
 FOREVER = "select count(*) from range(1000000000) a cross join range(1000000) b where a.range + b.range = 7"
 
@@ -31,15 +32,8 @@ def store(tmp_path_factory):
     )
     source = arrowstate.OperatorStateBackend()
     source.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add_all([17, 4])
-    with arrowstate.open_store(folder, create=True).writer() as writer:
-        writer.checkpoint({"op": [backend]}, operator_states={"source": [source]})
+    commit(arrowstate.open_store(folder, create=True), {"op": [backend]}, operator_states={"source": [source]})
     return str(folder)
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def process(*arguments, **options):

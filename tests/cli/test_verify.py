@@ -11,16 +11,13 @@ from msgspec.structs import replace
 
 import arrowstate
 from arrowstate import CheckpointNotFoundError, CorruptDataError, FormatVersionError, StorageError
-from arrowstate.cli import main
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.store import StateStore
 from arrowstate.upkeep.recovery import proposals
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
-
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+from stores import OFFSETS, TOTAL, commit, cut, files, flip, run
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +41,6 @@ def folder(pristine, tmp_path):
     return Path(shutil.copytree(pristine, tmp_path / "store"))
 
 
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def data_file(folder, checkpoint, state="total"):
     operator = arrowstate.open_store(folder).snapshot(checkpoint).entry.operators[0]
     if state == "offsets":
@@ -61,16 +48,6 @@ def data_file(folder, checkpoint, state="total"):
     storage = arrowstate.open_store(folder).storage
     (path,) = (path for path in ReferenceReader(storage).files([operator]) if f"/{state}/" in path)
     return folder / path
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def grow(path):
@@ -113,8 +90,7 @@ def test_lance_files_are_verified_and_restored_for_trial(tmp_path, capsys):
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch(pa.array(range(9000)), pa.array(range(9000)))
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, format="lance")
+    commit(store, {"op": [backend]}, format="lance")
 
     whole = [run(capsys, *verb)[0] for verb in (("verify", store.url, "--deep"), ("restore-check", store.url))]
     path = data_file(Path(store.url), 1)
@@ -334,8 +310,7 @@ def test_neighbours_whose_hashes_are_further_apart_than_int64_reaches_are_in_ord
     backend.state(TOTAL).add_batch(keys, [3, 4])
     entries = backend.state(arrowstate.MapStateDescriptor("entries", pa.int64(), pa.int64()))
     entries.put_batch(keys.take([0] * 50), list(range(50)), list(range(50)))
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
+    snapshot = commit(store, {"op": [backend]})
     hashes, entry_hashes = (
         snapshot.to_arrow(f"op.{state}", columns=[column]).column(0).to_pylist()
         for state, column in (("total", "_key_hash"), ("entries", "_entry_hash"))

@@ -22,8 +22,8 @@ from arrowstate.errors import (
 )
 from every_kind import small_files
 from object_servers import S3_OPTIONS, s3_server
+from stores import USER, commit
 
-KEY = pa.schema([("user", pa.string())])
 USERS = ["ann", "bob", "eve"]
 VALUE = arrowstate.ValueStateDescriptor("v", pa.int64())
 MORTAL = arrowstate.ValueStateDescriptor("t", pa.int64(), ttl=arrowstate.TimeToLive(40, clock="event_time"))
@@ -33,7 +33,7 @@ _names = itertools.count()
 def fill(url=None, storage_options=None):
     url = url or f"memory://bad-edits-{next(_names)}"
     store = arrowstate.open_store(url, create=True, storage_options=storage_options)
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
     backend.advance_watermark(50)
     backend.state(VALUE).update_batch(USERS, [1, 2, 3])
     backend.state(arrowstate.ListStateDescriptor("l", pa.int32())).add_batch(USERS, [1, 2, 3])
@@ -47,8 +47,7 @@ def fill(url=None, storage_options=None):
     source = arrowstate.OperatorStateBackend()
     source.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add_all([1, 2])
     source.state(arrowstate.BroadcastStateDescriptor("rules", pa.string(), pa.int64())).put_batch(["r1", "r2"], [1, 2])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, operator_states={"op": [source]}, properties={"o": 1}, watermark=50)
+    commit(store, {"op": [backend]}, operator_states={"op": [source]}, properties={"o": 1}, watermark=50)
     return store
 
 

@@ -9,6 +9,7 @@ from arrowstate.errors import ValueTypeError
 from arrowstate.table.columns import columns_equal
 from every_type import KINDS, any_bits, places, to_arrow
 from long_form import every_nth
+from stores import commit
 
 ROWS = 4
 
@@ -31,8 +32,7 @@ def a_store(name, key, keys, columns):
     columns = {**columns, "n": pa.array(range(ROWS)), "w": pa.array(range(ROWS))}
     values = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
     backend.state(arrowstate.ValueStateDescriptor("s", values.type)).update_batch(keys, values)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     return store
 
 
@@ -164,8 +164,7 @@ def test_names_that_need_quotes_and_such_that_duckdb_keeps_are_edited():
         state = jobs[uid][0].state(arrowstate.ValueStateDescriptor("x.y-Z", value))
         state.update_batch(["ann"], [{"at": 1, "Select": 2, 'q"uote': 3, "rowid": 4}])
         jobs[uid][0].state(arrowstate.ListStateDescriptor("l", value)).add_batch(["ann"], [{"at": 1}])
-    with store.writer() as writer:
-        writer.checkpoint(jobs)
+    commit(store, jobs)
     schemas = {"temp": "temp~2", "op": "op~1", "OP": "OP~2", "information_schema": "information_schema~2"}
     schemas |= {"arrowstate": "arrowstate~2", "memory": "memory~2"}
 

@@ -21,10 +21,10 @@ from arrowstate.errors import EditConflictError, FencedError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 from long_form import short_or_long
+from stores import TOTAL, commit
 
 KEY = pa.schema({"user": pa.string()})
 WIDTH, DELAY, STEP = 100, 60, 20
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 STATES = {
     "ledger.total": {"total": pa.int64()},
     "ledger.last": {"item": pa.string(), "price": pa.int64()},
@@ -460,8 +460,7 @@ def test_state_of_functions_of_ones_own_is_edited_where_nobody_has_them(tmp_path
     for state in states:
         state.add_batch(["a", "b", "a"], [10, 3, 30])
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    with store.writer() as writer:
-        writer.checkpoint({"sensors": [backend]})
+    commit(store, {"sensors": [backend]})
 
     subprocess.run([sys.executable, "-c", _EDITS_WITHOUT_THE_CLASS, str(tmp_path / "store")], check=True)
     backend = store.latest().restore("sensors")

@@ -8,8 +8,8 @@ import pytest
 import arrowstate
 from arrowstate_formats.documents import decode_inline
 from every_kind import small_files
+from stores import USER, texts_of
 
-KEY = pa.schema([("user", pa.string())])
 VALUE = arrowstate.ValueStateDescriptor("v", pa.string())
 LIST = arrowstate.ListStateDescriptor("l", pa.string())
 SEEN = arrowstate.OperatorListStateDescriptor("seen", pa.string())
@@ -31,7 +31,7 @@ def fill(url):
     """Four checkpoints of two subtasks, the last one of three: runs with dead rows, and files that subtasks share."""
     store = arrowstate.open_store(url, create=True)
     ranges = (arrowstate.KeyGroupRange(0, 3), arrowstate.KeyGroupRange(4, 7))
-    backends = [arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8, key_groups=own) for own in ranges]
+    backends = [arrowstate.KeyedStateBackend(key=USER, max_parallelism=8, key_groups=own) for own in ranges]
     source = arrowstate.OperatorStateBackend()
     source.state(SEEN).add_all(["user-1", SECRET])
     with store.writer() as writer:
@@ -42,15 +42,6 @@ def fill(url):
         step(three, 3, USERS.slice(0, 20))
         writer.checkpoint({"op": three}, operator_states={"source": [source]})
     return store
-
-
-def texts_of(value):
-    """All texts of a document."""
-    if isinstance(value, dict):
-        return [text for item in value.items() for part in item for text in texts_of(part)]
-    if isinstance(value, list):
-        return [text for part in value for text in texts_of(part)]
-    return [value] if isinstance(value, str) else []
 
 
 def holders(store):

@@ -15,8 +15,8 @@ import pytest
 import arrowstate
 from arrowstate_formats.documents import decode_inline
 from every_kind import small_files
+from stores import USER, commit, texts_of
 
-KEY = pa.schema([("user", pa.string())])
 SECRET = "ann-of-the-lake"
 MAIL = arrowstate.ValueStateDescriptor("mail", pa.string())
 SEEN = arrowstate.OperatorListStateDescriptor("seen", pa.string())
@@ -31,7 +31,7 @@ def decoded(data, path):
         document = None
         with suppress(ValueError):  # a short text may look like base64 of anything
             document = json.loads(data)
-        for text in texts(document):
+        for text in texts_of(document):
             yield text.encode()
             with suppress(arrowstate.errors.CorruptDataError):
                 yield from decoded(decode_inline(text, path=path), path)
@@ -40,14 +40,6 @@ def decoded(data, path):
     elif data.startswith(b"PAR1"):
         file = pq.ParquetFile(io.BytesIO(data))
         yield repr((file.read().to_pylist(), file.metadata.to_dict())).encode()
-
-
-def texts(value):
-    if isinstance(value, dict):
-        return [text for item in value.items() for part in item for text in texts(part)]
-    if isinstance(value, list):
-        return [text for part in value for text in texts(part)]
-    return [value] if isinstance(value, str) else []
 
 
 def holders(folder):
@@ -64,7 +56,7 @@ def holders(folder):
 def fill(folder, *, operators=(), properties=None, format="arrow", before=lambda store: None, **options):
     """A store with two checkpoints: the rows of ten users, one of whom is to go."""
     store = arrowstate.open_store(folder, create=True)
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
     users = pa.array([*(f"user-{number}" for number in range(9)), SECRET])
     beside = {}
     for uid, descriptor, rows in operators:
@@ -198,7 +190,7 @@ def test_a_table_that_was_looked_through_is_left_out_of_the_report(tmp_path):
 @pytest.mark.parametrize("clock", ["processing_time", "event_time"])
 def test_rows_that_have_expired_leave_the_files_however_they_were_asked_for(tmp_path, clock, way):
     store = arrowstate.open_store(tmp_path, create=True)
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8, clock_ms=lambda: DAY)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8, clock_ms=lambda: DAY)
     ttl = arrowstate.TimeToLive(DAY, clock=clock)
     mail = arrowstate.ValueStateDescriptor("mail", pa.string(), ttl=ttl)
     backend.advance_watermark(DAY)
@@ -207,8 +199,7 @@ def test_rows_that_have_expired_leave_the_files_however_they_were_asked_for(tmp_
     backend.state(MAIL_FOR_EVER).update_batch(["eve"], ["eve@example"])
     if clock == "event_time":
         backend.state(mail).update_batch(["eve"], ["eve@example"])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, watermark=10 * DAY)
+    commit(store, {"op": [backend]}, watermark=10 * DAY)
     assert holders(tmp_path) != []
 
     with store.edit() as edit:

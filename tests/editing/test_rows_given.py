@@ -11,9 +11,9 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError
+from stores import KEY, commit
 
 _names = itertools.count()
-KEY = pa.schema([("k", pa.int64())])
 ROWS = pa.table({"k": pa.array([2, 3, 4], pa.int64()), "v": pa.array([20, 30, 40], pa.int64())})
 
 
@@ -24,8 +24,7 @@ def store():
     backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch([1, 2, 3], [1, 2, 3])
     source = arrowstate.OperatorStateBackend()
     source.state(arrowstate.OperatorListStateDescriptor("o", pa.int64())).add_all([1])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, operator_states={"op": [source]})
+    commit(store, {"op": [backend]}, operator_states={"op": [source]})
     return store
 
 
@@ -43,8 +42,7 @@ def kept_elsewhere(table):
     other = arrowstate.open_store(f"memory://rows-given-{next(_names)}", create=True)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
     backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(table["k"], table["v"])
-    with other.writer() as writer:
-        return writer.checkpoint({"op": [backend]})
+    return commit(other, {"op": [backend]})
 
 
 FORMS = {
@@ -175,8 +173,7 @@ def test_a_damaged_state_that_is_given_is_called_damaged(store, tmp_path):
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
     many = pa.array(range(20_000))
     backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(many, many)
-    with other.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
+    snapshot = commit(other, {"op": [backend]})
     for path in (tmp_path / "other").rglob("*.arrow"):
         path.write_bytes(path.read_bytes()[:100])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import KeyedStateBackend, ReducingStateDescriptor, open_store
+from arrowstate import KeyedStateBackend, ReducingStateDescriptor
 
 TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
@@ -27,11 +27,6 @@ class Files:
         assert not self.seen - files, "a file was deleted"
         self.seen = files
         return new
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path / "store", create=True)
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from arrowstate.clock import new_id
 from arrowstate.files.operator import write_operator_states
 from arrowstate.files.subtasks import read_states
 from arrowstate.files.writing import write_subtask
+from stores import OFFSETS, TOTAL, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 PENDING = arrowstate.OperatorListStateDescriptor("pending", pa.string())
 
 
@@ -70,8 +69,7 @@ def test_a_write_that_is_cancelled_at_any_call_raises_and_leaves_nothing(store, 
         assert caught.value.checkpoint_id is None
         assert files.all() == before
 
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [counts]})
+    snapshot = commit(store, {"op": [counts]})
     assert len(snapshot.restore("op").state(TOTAL)) == 100_000
 
 

@@ -7,15 +7,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowstate import FencedError, KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, open_store
+from arrowstate import FencedError, KeyedStateBackend, ValueStateDescriptor, open_store
 from arrowstate.clock import new_id
 from arrowstate.files import writing
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.subtasks import read_states
 from arrowstate.files.writing import RunWriter, operator_document, write_subtask
 from arrowstate.table.merging import MergePolicy
+from stores import TOTAL, commit
 
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 EVERY = pa.array(range(100_000))
 
 
@@ -224,8 +224,7 @@ def test_a_copy_of_a_store_is_another_store_although_it_has_the_same_id(store, c
         writer.checkpoint({"op": [counts]})
     copy = open_store(tmp_path / "copy")
 
-    with copy.writer() as writer:
-        snapshot = writer.checkpoint({"op": [counts]})
+    snapshot = commit(copy, {"op": [counts]})
 
     shutil.rmtree(store.url)
     assert copy.store_id == store.store_id
@@ -314,8 +313,7 @@ def test_the_names_of_states_and_operators_are_the_folders_of_their_runs(store, 
             state.update_batch(pa.array(range(1000)), ["x" * 50] * 1000)
         backends[uid] = [backend]
 
-    with store.writer() as writer:
-        writer.checkpoint(backends)
+    commit(store, backends)
 
     folders = {path.rsplit("/", 1)[0] for path in files.all() if path.startswith("data/")}
     assert folders == {f"data/{uid}/{name}" for uid in backends for name in ("a", "b-c")}

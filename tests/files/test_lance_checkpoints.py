@@ -16,8 +16,8 @@ from arrowstate.files.open_files import forget_open_files, open_file
 from arrowstate.files.reading import subtask_runs
 from arrowstate.schema.versions import RunSchemas
 from arrowstate_formats import run_files, run_reading
+from stores import TOTAL, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 KEYS = pa.array(range(100_000))
 
 
@@ -35,8 +35,7 @@ def temporary(tmp_path, monkeypatch):
 @pytest.fixture
 def snapshot(store, counts):
     """A checkpoint whose only run is a Lance file of many batches, not open yet."""
-    with store.writer() as writer:
-        writer.checkpoint({"op": [counts]}, format="lance")
+    commit(store, {"op": [counts]}, format="lance")
     forget_open_files()
     return store.latest()
 
@@ -155,8 +154,7 @@ def test_a_file_that_goes_while_it_is_open_is_missing(snapshot):
 
 def test_a_storage_without_local_files_is_read_through_one_copy_that_goes_with_the_open_file(counts, temporary):
     store = arrowstate.open_store("memory://lance-checkpoints", create=True)
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [counts]}, format="lance")
+    snapshot = commit(store, {"op": [counts]}, format="lance")
     assert list(temporary.iterdir()) == []
 
     results = [snapshot.sql("select sum(total), count(*) from op.total").fetchall() for _ in range(3)]
@@ -171,8 +169,7 @@ def test_a_storage_without_local_files_is_read_through_one_copy_that_goes_with_t
 def test_small_runs_are_inline_and_read_through_temporary_files(store, temporary):
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch([1, 2], [10, 20])
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]}, format="lance")
+    snapshot = commit(store, {"op": [backend]}, format="lance")
 
     assert snapshot.restore("op").state(TOTAL).get_batch([1, 2]).to_pylist() == [10, 20]
     assert not list(Path(store.url).rglob("*.lance"))

@@ -13,10 +13,8 @@ from arrowstate.files.reading import find_operator, find_state, open_state
 from arrowstate.files.subtasks import read_states
 from arrowstate.files.writing import operator_document, write_subtask
 from arrowstate.schema.versions import RunSchemas
+from stores import KEY, NOTE, TOTAL, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
-KEY = pa.schema([("k", pa.int64())])
 SCALES = [(1, 1), (1, 128), (2, 128), (3, 128), (4, 128), (3, 192), (5, 7), (7, 7), (2, 32768), (9, 100)]
 
 
@@ -74,8 +72,7 @@ def test_rows_at_the_very_ends_of_a_range_go_to_its_owner(store, parallelism, ma
     assert arrowstate.key_hash(keys).to_pylist() == [*AT_BORDERS.values()]
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch(keys, pa.array([1, 2, 3, 4]))
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
+    snapshot = commit(store, {"op": [backend]})
 
     backends = restore_all(snapshot, parallelism, max_parallelism)
 
@@ -94,8 +91,7 @@ def test_a_subtask_of_several_goes_on_at_the_lowest_of_their_watermarks(store, w
         if watermark is not None:
             backend.advance_watermark(watermark)
         backends.append(backend)
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": backends})
+    snapshot = commit(store, {"op": backends})
 
     one, two = restore_all(snapshot, 1), restore_all(snapshot, 2)
 
@@ -191,8 +187,7 @@ def test_slices_of_a_large_run_use_its_directory_at_every_scale(store, counts):
 
 def test_a_slice_of_a_large_run_is_written_to_another_store_with_a_directory_of_its_own(store, counts, tmp_path):
     other = arrowstate.open_store(tmp_path / "other", create=True)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [counts]})
+    commit(store, {"op": [counts]})
     # Shares above 65,536 rows, so that each has a directory beside its file.
     for number, groups in enumerate([range(100), range(28, 128)]):
         backend = _restore_groups(store.latest(), groups)
@@ -233,8 +228,7 @@ def test_rescaling_reads_little_more_than_it_needs(store):
         for subtask in range(4)
     ]
     write_in(backends, pa.array(range(400_000)), 1, {})
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": backends})
+    snapshot = commit(store, {"op": backends})
 
     def bytes_read(parallelism):
         return sum(
@@ -252,8 +246,7 @@ def test_every_state_of_an_operator_is_restored(store):
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch([1, 2], [5, 6])
     backend.state(NOTE).update_batch([1, 3], ["a", "b"])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend], "other": [arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4)]})
+    commit(store, {"op": [backend], "other": [arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4)]})
 
     restored = store.latest().restore("op")
 
@@ -305,14 +298,12 @@ def test_restored_backends_do_not_touch_each_other(store, history):
 def test_a_group_that_no_key_is_in_is_an_empty_subtask(store, format):
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch([1], [1])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, format=format)
+    commit(store, {"op": [backend]}, format=format)
 
     backends = restore_all(store.latest(), 128)
 
     assert sorted(len(backend.state(TOTAL)) for backend in backends) == [0] * 127 + [1]
-    with store.writer() as writer:
-        writer.checkpoint({"op": backends})
+    commit(store, {"op": backends})
     check(restore_all(store.latest(), 2), pa.array([1, 2]), {1: 1})
 
 

@@ -18,9 +18,9 @@ from arrowstate.clock import new_id
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.savepoint import write_frozen_savepoint, write_savepoint
 from arrowstate.storage import open_storage
+from stores import TOTAL, commit
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int32())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 NOTE = arrowstate.ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
 EMPTY = arrowstate.ValueStateDescriptor("empty", pa.float64())
 
@@ -157,8 +157,7 @@ def test_a_job_goes_on_in_its_store_from_a_savepoint(store, model):
     savepoint = store.savepoint("copy", checkpoint=1)
     backend = savepoint.restore("op")
 
-    with store.writer() as writer:
-        after = writer.checkpoint({"op": [backend]})
+    after = commit(store, {"op": [backend]})
     shutil.rmtree(savepoint.storage.url)
     forget_open_files()
 
@@ -177,8 +176,7 @@ def test_savepoints_live_in_memory_too():
     store = arrowstate.open_store("memory://savepoints-live-in-memory", create=True)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch(keys_of(range(10)), range(10))
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
 
     savepoint = store.savepoint("copy")
 
@@ -331,8 +329,7 @@ except StorageFullError as error:
 
 
 def test_a_full_disk_leaves_no_savepoint(store, counts, tmp_path):
-    with store.writer() as writer:
-        writer.checkpoint({"op": [counts]})
+    commit(store, {"op": [counts]})
     before = [(path, path.read_bytes()) for path in files_in(store.url)]
 
     ran = subprocess.run(
@@ -348,8 +345,7 @@ def test_a_full_disk_leaves_no_savepoint(store, counts, tmp_path):
 
 
 def test_a_savepoint_of_a_large_state_has_row_groups_that_rescaled_readers_use(store, counts, tmp_path):
-    with store.writer() as writer:
-        writer.checkpoint({"op": [counts]})
+    commit(store, {"op": [counts]})
 
     savepoint = store.savepoint(tmp_path / "copy")
 
@@ -387,8 +383,7 @@ def test_a_savepoint_in_any_format_has_one_file_a_state_and_subtask_and_all_its_
     ("format", "suffixes"), [("parquet", [".parquet"]), ("arrow", [".arrow", ".directory"]), ("lance", [".lance"])]
 )
 def test_only_large_runs_in_arrow_have_a_directory(store, counts, tmp_path, format, suffixes):
-    with store.writer() as writer:
-        writer.checkpoint({"op": [counts]})
+    commit(store, {"op": [counts]})
 
     savepoint = store.savepoint(tmp_path / "copy", format=format)
 
@@ -528,8 +523,7 @@ def test_a_savepoint_that_leaves_out_expired_rows_takes_them_from_nobody_else(st
     job.now_ms = 99
     job.step()
     frozen = job.frozen()
-    with store.writer() as writer:
-        before = writer.checkpoint({"op": job.backends})
+    before = commit(store, {"op": job.backends})
 
     savepoint = save(open_storage(tmp_path / "copy", create=True), frozen, clock_ms=lambda: 100)
     again = save(open_storage(tmp_path / "again", create=True), frozen, clock_ms=lambda: 99)
@@ -545,8 +539,7 @@ def test_the_same_state_gives_the_same_savepoint_whether_it_is_frozen_or_committ
     for _ in range(5):
         job.step()
     frozen = job.frozen()
-    with store.writer() as writer:
-        writer.checkpoint({"op": job.backends}, operator_states={"op": job.offsets})
+    commit(store, {"op": job.backends}, operator_states={"op": job.offsets})
 
     from_frozen = save(open_storage(tmp_path / "frozen", create=True), frozen)
     from_committed = arrowstate.StateStore(store.storage, store.store_id, clock_ms=lambda: 0).savepoint(

@@ -34,9 +34,9 @@ from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.defaults import encode_default
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
+from stores import KEY, commit
 
 ROWS = 20_000
-KEY = pa.schema([("k", pa.int64())])
 DAY = datetime.date(2024, 1, 1)
 EPOCH = datetime.datetime.fromisoformat("2024-01-01")
 V1 = ValueStateDescriptor("order", pa.struct([("day", pa.date32()), ("n", pa.int32()), ("note", pa.string())]))
@@ -68,8 +68,7 @@ def at(number):
 
 
 def checkpoint(store, *backends, **options):
-    with store.writer() as writer:
-        return writer.checkpoint({"shop": list(backends)}, **options)
+    return commit(store, {"shop": list(backends)}, **options)
 
 
 def runs(snapshot, state="order"):
@@ -448,8 +447,7 @@ def test_operator_state_of_all_subtasks_changes_together(store):
     backends = [arrowstate.OperatorStateBackend() for _ in range(2)]
     for number, backend in enumerate(backends):
         backend.state(narrow).add_all([number, 10])
-    with store.writer() as writer:
-        writer.checkpoint({}, operator_states={"source": backends})
+    commit(store, {}, operator_states={"source": backends})
     restored = [store.latest().restore_operator_state("source", parallelism=2, subtask=n) for n in range(2)]
     restored[0].state(wide).add(1 << 40)
 

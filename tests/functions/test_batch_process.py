@@ -6,9 +6,7 @@ import pytest
 
 import arrowstate
 from arrowstate.windows import Trigger, TumblingEventTimeWindows, WindowFunction
-
-KEY = pa.schema([("k", pa.int64())])
-SUM = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+from stores import KEY, TOTAL
 
 
 class Traced(arrowstate.BatchFunction):
@@ -18,7 +16,7 @@ class Traced(arrowstate.BatchFunction):
         self.calls = []
 
     def open(self, context):
-        self.total = context.state(SUM)
+        self.total = context.state(TOTAL)
         self.timers = context.timers()
         self.closed = 0
 
@@ -111,7 +109,7 @@ def test_a_failure_leaves_the_states_as_they_were(backend):
     with pytest.raises(RuntimeError, match="no nines"):
         process.process(rows([9, 1], [7, 8]))
 
-    assert backend.state(SUM).get_batch([1, 2, 9]).to_pylist() == [1, 2, None]
+    assert backend.state(TOTAL).get_batch([1, 2, 9]).to_pylist() == [1, 2, None]
     assert backend.timers().pop_due(100)["timestamp"].to_pylist() == [5, 6]
 
 
@@ -192,16 +190,16 @@ def test_windows_of_a_struct_take_the_columns_of_its_fields(backend):
 
 def test_windows_by_time_need_a_timestamp_and_others_take_none():
     with pytest.raises(arrowstate.InvalidInputError, match="needs the name of a timestamp column, got None"):
-        WindowFunction(TumblingEventTimeWindows(10), SUM)
+        WindowFunction(TumblingEventTimeWindows(10), TOTAL)
     with pytest.raises(arrowstate.InvalidInputError, match="needs timestamp=None, got 'at'"):
-        WindowFunction(arrowstate.windows.GlobalWindows(), SUM, timestamp="at", trigger=Trigger(count=1))
+        WindowFunction(arrowstate.windows.GlobalWindows(), TOTAL, timestamp="at", trigger=Trigger(count=1))
 
 
 class Grouped(arrowstate.BatchFunction):
     """Groups the keys once for two states and reads one of them."""
 
     def open(self, context):
-        self.total = context.state(SUM)
+        self.total = context.state(TOTAL)
         self.count = context.state(arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="count"))
 
     def process_batch(self, batch, context):

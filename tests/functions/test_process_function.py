@@ -13,10 +13,9 @@ import pytest
 
 import arrowstate
 from arrowstate.functions import keyed_process
+from stores import TOTAL, USER
 
-USER = pa.schema([("user", pa.string())])
 COUNT = arrowstate.ValueStateDescriptor("count", pa.int64(), default=0)
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 PAGES = arrowstate.ListStateDescriptor("pages", pa.string())
 CART = arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64())
 MEAN = arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")

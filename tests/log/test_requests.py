@@ -18,9 +18,7 @@ from arrowstate.log.entries import next_checkpoint
 from arrowstate.store import StateStore
 from arrowstate.testing.faults import Call, FaultyStorage
 from arrowstate_formats.documents import BoundaryDocument
-
-KEY = pa.schema([("user", pa.string())])
-CITY = arrowstate.ValueStateDescriptor("city", pa.string())
+from stores import CITY, USER
 
 
 @dataclass
@@ -49,7 +47,7 @@ def counted(request: pytest.FixtureRequest) -> Counted:
 
 
 def fill(store: StateStore, *cities: str) -> None:
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
     with store.writer() as writer:
         for city in cities:
             backend.state(CITY).update_batch(["ann"], [city])
@@ -69,7 +67,7 @@ def test_a_query_on_a_store_that_is_held_takes_one_listing_and_two_reads(counted
 
 
 def test_a_restore_reads_a_manifest_once_however_many_states_there_are(counted: Counted) -> None:
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
     keys = [f"user {number}" for number in range(300)]
     for number in range(10):
         backend.state(arrowstate.ValueStateDescriptor(f"city{number}", pa.string())).update_batch(keys, keys)
@@ -185,7 +183,7 @@ def test_a_store_without_an_entry_is_empty_after_a_collection_too(counted: Count
 
 
 def test_what_is_done_to_the_properties_of_a_snapshot_stays_there(counted: Counted) -> None:
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
     with counted.store.writer() as writer:
         writer.checkpoint({"people": [backend]}, properties={"offsets": [1]})
 

@@ -11,8 +11,8 @@ import pytest
 import arrowstate
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.store import StateStore
+from stores import USER, commit
 
-KEY = pa.schema([("user", pa.string())])
 TTL = arrowstate.TimeToLive(100)
 BY_EVENT_TIME = arrowstate.TimeToLive(100, clock="event_time")
 CITY = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=TTL)
@@ -30,11 +30,10 @@ class World:
         self.backend = self.make()
 
     def make(self, **options):
-        return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128, clock_ms=lambda: self.now, **options)
+        return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128, clock_ms=lambda: self.now, **options)
 
     def checkpoint(self, **options):
-        with self.store.writer() as writer:
-            return writer.checkpoint({"shop": [self.backend]}, **options)
+        return commit(self.store, {"shop": [self.backend]}, **options)
 
 
 @pytest.fixture
@@ -153,8 +152,7 @@ def test_event_time_is_the_watermark_that_a_restore_begins_with(world):
         own = users.filter(pa.array([group in half.key_groups for group in groups]))
         half.state(SEEN).update_batch(own, range(len(own)), timestamps=[50 if n % 2 else 49 for n in range(len(own))])
         half.advance_watermark(watermark)
-    with world.store.writer() as writer:
-        snapshot = writer.checkpoint({"shop": halves})
+    snapshot = commit(world.store, {"shop": halves})
     world.now = 1 << 40
 
     shown = snapshot.sql('select distinct "shop.seen"._updated_at from "shop.seen"').fetchall()

@@ -5,8 +5,8 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import StateNotFoundError
+from stores import OFFSETS, commit
 
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 PLACES = arrowstate.OperatorListStateDescriptor("places", pa.struct([("x", pa.int64()), ("name", pa.string())]))
 RULES = arrowstate.BroadcastStateDescriptor("rules", pa.string(), pa.int64())
 
@@ -29,8 +29,7 @@ def snapshot():
         for number in range(2)
     ]
     store = arrowstate.open_store("memory://operator-state-in-sql", create=True)
-    with store.writer() as writer:
-        return writer.checkpoint({"op": halves}, operator_states={"op": backends, "src": backends[:1]})
+    return commit(store, {"op": halves}, operator_states={"op": backends, "src": backends[:1]})
 
 
 def test_a_list_has_a_row_per_element_in_order(snapshot):

@@ -18,8 +18,7 @@ from arrowstate.errors import (
 )
 from arrowstate.store import StateStore
 from long_form import short_or_long
-
-KEY = pa.schema([("k", pa.int64())])
+from stores import KEY, commit
 
 
 class History:
@@ -445,12 +444,10 @@ def test_states_that_came_and_went_are_told():
     store = arrowstate.open_store("memory://came-and-went", create=True)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4)
     backend.state(arrowstate.ValueStateDescriptor("old", pa.int64())).update_batch([1], [1])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     restored = store.latest().restore("op", drop=["old"])
     restored.state(arrowstate.ValueStateDescriptor("new", pa.int64())).update_batch([1, 2], [1, 2])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [restored]})
+    commit(store, {"op": [restored]})
 
     found = {item.state: (item.inserted, item.deleted, item.schema_change) for item in store.diff(1, 2).states}
 

@@ -15,8 +15,8 @@ from arrowstate.log import timeline
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.changes import StateChanges, change_columns
 from arrowstate.query.state import StateReader
+from stores import KEY, commit
 
-KEY = pa.schema([("k", pa.int64())])
 EVERY_HASH = (-(1 << 63), (1 << 63) - 1)
 
 
@@ -135,8 +135,7 @@ def test_rows_that_a_merge_or_a_rescale_only_moved_did_not_change(tmp_path: Any)
     number = arrowstate.key_groups(pa.array([17]), 192)[0].as_py()
     owner = next(part for part in parts if number in part.key_groups)
     owner.state(arrowstate.ValueStateDescriptor("state", pa.int64())).update_batch([17], [-1])
-    with store.writer() as writer:
-        rescaled = writer.checkpoint({"op": parts})
+    rescaled = commit(store, {"op": parts})
 
     assert {run.id for run in runs(many)}.isdisjoint(run.id for run in runs(merged))
     assert changes_of(store, "state", many, merged) == []
@@ -153,8 +152,7 @@ def test_rows_come_back_where_a_store_went_back_to_an_earlier_checkpoint(tmp_pat
         first = writer.checkpoint({"op": [backend]})
         backend.state(described).update_batch(pa.array(range(50)), pa.array(range(1, 51)))
         second = writer.checkpoint({"op": [backend]})
-    with store.writer() as writer:
-        third = writer.checkpoint({"op": [first.restore("op")]})
+    third = commit(store, {"op": [first.restore("op")]})
 
     assert changes_of(store, "state", first, third) == []
     assert as_set(changes_of(store, "state", second, third)) == expected("state", ["k"], second, third)
@@ -295,14 +293,12 @@ def test_schemas_that_went_two_ways_are_compared_by_what_they_have_in_common(tmp
         backend.state(arrowstate.ValueStateDescriptor("state", pa.struct(kind), evolution=evolution)).update_batch(
             keys, rows
         )
-        with store.writer() as writer:
-            return writer.checkpoint({"op": [backend]})
+        return commit(store, {"op": [backend]})
 
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
     state = backend.state(arrowstate.ValueStateDescriptor("state", pa.struct([("a", pa.int64())])))
     state.update_batch([1, 2, 3], [{"a": 1}, {"a": 2}, {"a": 3}])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     evolved([("x", pa.int64()), ("b", pa.int64())], {"a": "x"}, [1], [{"x": 1, "b": 5}])
     store.rollback(1)
     evolved([("a", pa.int64()), ("c", pa.int64())], {}, [3], [{"a": 3, "c": 7}])
@@ -317,13 +313,11 @@ def test_a_state_that_gets_a_time_to_live_is_compared_with_what_it_was(tmp_path:
     store = arrowstate.open_store(tmp_path / "store", create=True)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
     backend.state(arrowstate.ValueStateDescriptor("state", pa.int64())).update_batch([1, 2], [1, 2])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     backend = store.latest().restore("op", clock_ms=lambda: 5)
     ttl = arrowstate.TimeToLive(10_000)
     backend.state(arrowstate.ValueStateDescriptor("state", pa.int64(), ttl=ttl)).update_batch([2], [3])
-    with store.writer() as writer:
-        after = writer.checkpoint({"op": [backend]})
+    after = commit(store, {"op": [backend]})
 
     assert [row["state"] for row in after.changes("op.state", since=1).to_pylist()] == [2, 3]
     times = after.changes("op.state", since=1, columns=["k", "_updated_at"]).to_pylist()

@@ -12,6 +12,7 @@ from arrowstate.runtime import DirectSink, GeneratorSource, Job
 from arrowstate.runtime.core.barriers import AlignedBarriers
 from arrowstate.runtime.core.exchange import CREDIT_BYTES, FRAME_ROWS
 from arrowstate.runtime.core.task import OperatorTask, TaskHooks
+from stores import until
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 TEXT = "0123456789" * 10
@@ -47,16 +48,9 @@ def is_blocked(running) -> bool:
     return any(task.slot == 1 and task.task == "rows" and task.blocked > 0 for task in running.status().tasks)
 
 
-def await_(condition) -> None:
-    ends = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < ends, "it did not come to that"
-        time.sleep(0.05)
-
-
 def test_channels_hold_no_more_than_their_window_and_one_step(tmp_path):
     with endless(tmp_path).start(mode="threads") as running:
-        await_(lambda: is_blocked(running))
+        until(lambda: is_blocked(running))
         sender = running.driver._slots._mailboxes[1].slot._attempt
         held = [CREDIT_BYTES - credit for exchange in sender.exchanges.values() for credit in exchange._credit]
         (tmp_path / "barrier").unlink()
@@ -68,7 +62,7 @@ def test_channels_hold_no_more_than_their_window_and_one_step(tmp_path):
 @pytest.mark.turns(2)
 def test_processes_do_not_grow_while_a_sink_stands_still(tmp_path):
     with endless(tmp_path).start() as running:
-        await_(lambda: (tmp_path / "reached").exists() and is_blocked(running))
+        until(lambda: (tmp_path / "reached").exists() and is_blocked(running))
         slots = [process.popen.pid for process in running.driver._slots._processes.values()]
         sizes = []
         for _ in range(_LOOKS):

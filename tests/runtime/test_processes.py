@@ -29,8 +29,7 @@ from arrowstate.runtime.drivers import processes
 from arrowstate.runtime.drivers.control import Connection
 from long_form import short_or_long
 from postgres import postgres_programs, postgres_server
-
-SUM = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+from stores import TOTAL, until
 
 
 class StuckOnce(arrowstate.BatchFunction):
@@ -40,7 +39,7 @@ class StuckOnce(arrowstate.BatchFunction):
         self.flag = flag
 
     def open(self, context):
-        self.total = context.state(SUM)
+        self.total = context.state(TOTAL)
 
     def process_batch(self, batch, context):
         if not self.flag.exists():
@@ -114,7 +113,7 @@ def test_slots_end_with_the_process_that_started_them(tmp_path):
     child.send_signal(signal.SIGKILL)
     child.wait()
 
-    _wait_until(lambda: not any(map(_is_there, workers)), "slots went on without their job")
+    until(lambda: not any(map(_is_there, workers)), "slots went on without their job")
 
 
 LOCKED = """
@@ -129,19 +128,12 @@ job_of(folder, KeepsTheLock(folder / "flag")).run()
 def test_a_slot_that_keeps_the_interpreters_lock_ends_with_the_process_that_started_it(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", LOCKED, str(tmp_path)], env=environment) as child:
-        _wait_until(lambda: (tmp_path / "flag").exists(), "the function was never called")
+        until(lambda: (tmp_path / "flag").exists(), "the function was never called")
         (worker,) = kill_rounds.workers_of(child.pid)
 
         child.send_signal(signal.SIGKILL)
 
-    _wait_until(lambda: not _is_there(worker), "the slot went on without its job")
-
-
-def _wait_until(condition, message: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.05)
+    until(lambda: not _is_there(worker), "the slot went on without its job")
 
 
 @dataclass
@@ -229,14 +221,6 @@ def _small_input(monkeypatch):
     monkeypatch.setattr(kill_rounds, "ROWS", 40_000)
 
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
 def rows_taken(running):
     return sum(of.rows for of in running.status().tasks if of.task == "added")
 
@@ -306,7 +290,7 @@ class Adds(arrowstate.BatchFunction):
     """Sums by key."""
 
     def open(self, context):
-        self.total = context.state(SUM)
+        self.total = context.state(TOTAL)
 
     def process_batch(self, batch, context):
         self.total.add_batch(context.key_columns(batch), batch["n"])

@@ -13,13 +13,11 @@ from arrowstate.errors import CorruptDataError
 from arrowstate.schema.layout import StateLayout, descriptor_of, key_documents, key_schema_of, state_document
 from arrowstate.schema.made_once import made_once
 from arrowstate.schema.versions import RunSchemas
-
-KEY = pa.schema([("user", pa.string())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+from stores import TOTAL, USER
 
 
 def document_of(descriptor: arrowstate.ReducingStateDescriptor = TOTAL) -> object:
-    return state_document(descriptor, StateLayout.of(KEY, descriptor), key_documents(KEY))
+    return state_document(descriptor, StateLayout.of(USER, descriptor), key_documents(USER))
 
 
 def test_equal_documents_have_one_descriptor_and_one_schema() -> None:
@@ -27,8 +25,8 @@ def test_equal_documents_have_one_descriptor_and_one_schema() -> None:
 
     assert first is not second
     assert descriptor_of(first) is descriptor_of(second)
-    assert RunSchemas(key_documents(KEY), first).schema is RunSchemas(key_documents(KEY), second).schema
-    assert key_schema_of(key_documents(KEY)) is key_schema_of(key_documents(KEY))
+    assert RunSchemas(key_documents(USER), first).schema is RunSchemas(key_documents(USER), second).schema
+    assert key_schema_of(key_documents(USER)) is key_schema_of(key_documents(USER))
 
 
 def test_documents_that_differ_in_anything_have_their_own() -> None:

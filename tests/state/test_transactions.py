@@ -10,12 +10,10 @@ import arrowstate
 from arrowstate.table.spill import SpillSink
 from arrowstate.table.table import Table
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction, WindowOperator
+from stores import CITY, TOTAL, USER
 from suites.adversary import Adversary
 from suites.scenes import Spread
 
-USER = pa.schema([("user", pa.string())])
-CITY = arrowstate.ValueStateDescriptor("city", pa.string())
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 PAGES = arrowstate.ListStateDescriptor("pages", pa.int64())
 CART = arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64())
 TINY_RUNS = arrowstate.MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1)

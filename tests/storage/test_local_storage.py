@@ -14,11 +14,7 @@ import pytest
 from arrowstate.errors import CommitUnknownError, CorruptDataError, StorageError, StorageFullError
 from arrowstate.storage import Outcome, open_storage
 from arrowstate.storage import local as local_module
-
-
-def write(storage, path, body):
-    with storage.write_file(path) as file:
-        file.write(body)
+from stores import write
 
 
 def all_files(storage):

@@ -10,8 +10,8 @@ import pytest
 
 import arrowstate
 from arrowstate.storage import clear_memory_storage, open_storage, options_beside
+from stores import TOTAL, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.string())
 FIVE_MIB = 5_242_880
 KEYS = pa.array(range(400_000))
@@ -151,8 +151,7 @@ def test_an_operator_state_too_large_for_memory_fails_its_checkpoint_and_nothing
 
 def test_a_store_in_memory_without_a_limit_takes_any_state_and_its_savepoint(url, large):
     store = arrowstate.open_store(url, create=True, storage_options={"max_file_bytes": None})
-    with store.writer() as writer:
-        writer.checkpoint({"op": [large]})
+    commit(store, {"op": [large]})
     savepoint = store.savepoint("copy")
 
     (file,) = (path for path in savepoint.storage.list("data/") if path.endswith(".parquet"))

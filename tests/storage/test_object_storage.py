@@ -33,6 +33,7 @@ from arrowstate.storage.clients import describe
 from arrowstate.storage.clients import unfinished_uploads as list_uploads
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, HANG, LOSE, REFUSE, faulty_proxy
 from object_servers import AZURE_KEY, S3_OPTIONS, azure_options, google_options
+from stores import write
 
 PART = 8 << 20
 LARGE = random.Random(7).randbytes(3 * PART - 5)
@@ -119,11 +120,6 @@ def remote(request, tmp_path):
 @pytest.fixture
 def s3(s3_endpoint, tmp_path):
     yield from make_remote("s3", s3_endpoint, tmp_path)
-
-
-def write(storage, path, body):
-    with storage.write_file(path) as file:
-        file.write(body)
 
 
 def unfinished_uploads(s3):

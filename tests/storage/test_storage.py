@@ -14,11 +14,7 @@ from arrowstate.storage import ObjectStorage, Outcome, Storage, clear_memory_sto
 from arrowstate.storage.base import listed_pages
 from arrowstate.storage.parallel import delete_all
 from arrowstate.testing import StorageSuite
-
-
-def write(storage: Storage, path: str, body: bytes) -> None:
-    with storage.write_file(path) as file:
-        file.write(body)
+from stores import write
 
 
 class TestEveryStorage(StorageSuite):

@@ -14,8 +14,8 @@ import arrowstate
 from arrowstate.files import writing
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.log.commit_log import CommitLog
+from stores import TOTAL, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 NOTE = arrowstate.ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
 KEYS = pa.array(range(2500))
 HASHES = np.array(arrowstate.key_hash(KEYS))
@@ -159,8 +159,7 @@ def test_a_file_that_is_altered_after_it_was_read_as_a_table_is_read_again(tmp_p
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(TOTAL).add_batch(KEYS, KEYS)
     store = arrowstate.open_store(tmp_path, create=True)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     [file] = tmp_path.glob("data/**/*.arrow")
     before = readers[read](store)
     assert readers[read](store) == before

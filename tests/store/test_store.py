@@ -20,9 +20,7 @@ from arrowstate_formats.documents import (
     encode,
 )
 from arrowstate_formats.run_files import checksum
-
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
+from stores import NOTE, TOTAL
 
 
 def fill(store, count=3, checkpoints=1, uid="counter"):
@@ -33,11 +31,6 @@ def fill(store, count=3, checkpoints=1, uid="counter"):
             backend.state(TOTAL).add_batch(range(count), range(count))
             writer.checkpoint({uid: [backend]})
     return store
-
-
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 @pytest.mark.parametrize("place", ["missing", "missing/deep", "file", "folder", "file/below"])

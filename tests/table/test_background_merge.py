@@ -7,10 +7,9 @@ import pytest
 from arrowstate import KeyedStateBackend, ListStateDescriptor, ReducingStateDescriptor, StorageFullError, TimeToLive
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.spill import SpillSink
+from stores import KEY, TOTAL
 from suites import Clock
 
-KEY = pa.schema([("k", pa.int64())])
-TOTAL = ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 PATIENT = MergePolicy(fan_in=1000, max_dead_share=1.0, segment_bytes=2000)
 
 

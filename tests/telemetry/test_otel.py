@@ -64,11 +64,6 @@ def exported():
     stop()
 
 
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
-
-
 def subtasks():
     made = []
     for subtask in range(2):

@@ -17,10 +17,8 @@ from arrowstate.storage import open_storage
 from arrowstate.telemetry import OperationRecord, listen
 from arrowstate.telemetry import records as telemetry_records
 from arrowstate.testing import Fault, FaultyStorage
+from stores import KEY, OFFSETS, TOTAL, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
-KEY = pa.schema([("k", pa.int64())])
 START_MS = 1_700_000_000_000
 
 
@@ -238,8 +236,7 @@ def savepoint_bytes(savepoint: arrowstate.Snapshot) -> int:
 def test_a_savepoint_and_restores_tell_the_bytes_of_operator_state(store, told):
     backend = arrowstate.OperatorStateBackend()
     backend.state(OFFSETS).add_all(range(10_000))
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({}, operator_states={"source": [backend]})
+    snapshot = commit(store, {}, operator_states={"source": [backend]})
 
     saved = store.savepoint("kept")
     whole = snapshot.restore_operator_state("source")
@@ -254,8 +251,7 @@ def test_a_savepoint_and_restores_tell_the_bytes_of_operator_state(store, told):
 
 
 def test_a_savepoint_that_fails_tells_what_was_written_before(store, told):
-    with store.writer() as writer:
-        writer.checkpoint({"first": [one()], "second": [one()]})
+    commit(store, {"first": [one()], "second": [one()]})
 
     def fail(done, _):
         if done == 2:
@@ -369,8 +365,7 @@ def test_listeners_are_told_of_restores_savepoints_imports_compactions_and_colle
 
 
 def test_a_restore_that_fails_is_told(store, told):
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [one()]})
+    snapshot = commit(store, {"op": [one()]})
 
     with pytest.raises(arrowstate.OperatorNotFoundError):
         snapshot.restore("no such operator")

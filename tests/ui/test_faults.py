@@ -10,6 +10,7 @@ import pytest
 import arrowstate
 from arrowstate.ui.log_view import LogView
 from arrowstate.ui.site import Limits
+from stores import commit, flip
 
 from .conftest import Visit
 
@@ -46,13 +47,6 @@ class Slow:
         return found
 
 
-def damage(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("harm", "number"), [*(("damaged", number) for number in range(5)), *(("missing", number) for number in (1, 2, 3))]
 )
@@ -60,7 +54,7 @@ def test_a_damaged_or_missing_entry_is_a_line_and_the_other_pages_stand(folder, 
     path = sorted((folder / "log").glob("*.json"))[number]
     visit = Visit(arrowstate.open_store(folder))
     if harm == "damaged":
-        damage(path)
+        flip(path)
     else:
         path.unlink()
 
@@ -85,7 +79,7 @@ def test_a_damaged_tag_or_lease_is_told_and_the_others_are_shown(folder, kind):
     store.tag("gold", 2)
     store.tag("silver", 3)
     with store.lease(1), store.lease(2):
-        damage(sorted((folder / kind).iterdir())[0])
+        flip(sorted((folder / kind).iterdir())[0])
         visit = Visit(store)
         found = visit.json("/0/storage.json")
         pages = [visit.get(f"/0/{name}") for name in ("checkpoints", "checkpoint", "storage", "series", "live")]
@@ -106,10 +100,9 @@ def test_a_damaged_manifest_leaves_what_the_log_and_the_other_operators_tell(tmp
             backend.state(arrowstate.ValueStateDescriptor(f"v{number}", pa.int64())).update_batch(
                 range(500), range(500)
             )
-    with store.writer() as writer:
-        writer.checkpoint(backends, properties={"offset": 7})
+    commit(store, backends, properties={"offset": 7})
     (path,) = (tmp_path / "store" / "manifests").iterdir()
-    damage(path)
+    flip(path)
     visit = Visit(arrowstate.open_store(tmp_path / "store"))
 
     found = visit.json("/0/checkpoint.json")
@@ -133,7 +126,7 @@ def test_a_damaged_manifest_leaves_what_the_log_and_the_other_operators_tell(tmp
 
 def test_a_damaged_old_entry_is_a_line_among_the_others(folder, monkeypatch):
     monkeypatch.setattr("arrowstate.ui.log_view._AT_ONCE", 2)
-    damage(sorted((folder / "log").glob("*.json"))[1])
+    flip(sorted((folder / "log").glob("*.json"))[1])
     visit = Visit(arrowstate.open_store(folder))
     visit.json("/0/checkpoints.json")
     visit.site.places[0].log.wait(30)
@@ -146,7 +139,7 @@ def test_a_damaged_old_entry_is_a_line_among_the_others(folder, monkeypatch):
 
 def test_a_damaged_file_is_told_in_the_part_that_needs_it(folder):
     for path in (folder / "data").rglob("*.arrow"):
-        damage(path)
+        flip(path)
     visit = Visit(arrowstate.open_store(folder))
 
     part, page = visit.get("/0/rows?operator=op&state=v"), visit.get("/0/state?operator=op&state=v")

@@ -11,6 +11,7 @@ import pytest
 import arrowstate
 from arrowstate.html import graph_svg, strip_svg
 from arrowstate.ui.metrics import metrics_text
+from stores import commit
 
 from .conftest import NASTY, Visit
 
@@ -71,8 +72,7 @@ def test_a_checkpoint_tells_operators_states_and_its_slowest_subtask(tmp_path):
     for backend, own in zip(backends, ranges, strict=True):
         keys = np.flatnonzero((groups >= own.start) & (groups <= own.end))
         backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(keys, keys)
-    with store.writer() as writer:
-        writer.checkpoint({"op": backends})
+    commit(store, {"op": backends})
 
     found = Visit(store).json("/0/checkpoint.json")
 
@@ -95,8 +95,7 @@ def test_every_byte_is_read_when_asked_and_what_is_damaged_is_told(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
     backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(range(30_000), range(30_000))
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     visit = Visit(store)
 
     def verified():
@@ -201,8 +200,7 @@ def test_a_key_of_any_type_is_found_by_the_link_that_names_it(tmp_path, kind, va
     store = arrowstate.open_store(f"memory://ui-{kind}", create=True)
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", kind)]), max_parallelism=8)
     backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(pa.array([value], kind), [5])
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     visit = Visit(store)
     (key,) = visit.json("/0/rows.json?operator=op&state=v")["keys"]
 

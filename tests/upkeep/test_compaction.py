@@ -12,10 +12,8 @@ from arrowstate.checkpoints.compaction import choose, compact_backends, plan_com
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.reading import store_key
 from arrowstate.files.storage_use import RunSlice
+from stores import KEY, NOTE, TOTAL
 
-KEY = pa.schema([("k", pa.int64())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
 # Tables that merge nothing by themselves, so that what is seen is the compaction.
 PATIENT = arrowstate.MergePolicy(fan_in=10_000, max_dead_share=1.0)
 KEYS = 20_000

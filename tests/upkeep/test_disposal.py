@@ -11,9 +11,7 @@ from arrowstate.files.disposal import dispose
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import open_storage
-
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
+from stores import OFFSETS, commit, files
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +25,7 @@ def pristine(tmp_path_factory):
         )
     offsets = arrowstate.OperatorStateBackend()
     offsets.state(OFFSETS).update(list(range(5000)))
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
+    commit(store, {"op": [backend]}, operator_states={"op": [offsets]})
     store.savepoint("copy")
     return Path(store.url)
 
@@ -43,10 +40,6 @@ def store(pristine, tmp_path):
 @pytest.fixture
 def place(store):
     return Path(store.url) / "savepoints" / "copy"
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def test_all_of_a_savepoint_goes_and_nothing_else(store, place):
@@ -145,8 +138,7 @@ def opened_for_writing(place):
 
 def collected_to_one_entry(place):
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    with arrowstate.open_store(place).writer() as writer:
-        writer.checkpoint({"op": [backend]}, allow_dropped_state=True)
+    commit(arrowstate.open_store(place), {"op": [backend]}, allow_dropped_state=True)
     arrowstate.open_store(place).collect(arrowstate.RetentionPolicy(count=1)).apply()
 
 
@@ -255,8 +247,7 @@ def test_no_empty_folder_is_left_of_a_savepoint(tmp_path, is_claimed, where):
     backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch(
         range(3000), [1] * 3000
     )
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     savepoint = store.savepoint("saved" if where == "by name" else tmp_path / "saved")
 
     if is_claimed:
@@ -276,8 +267,7 @@ def test_no_empty_folder_is_left_of_a_savepoint(tmp_path, is_claimed, where):
 def test_a_disposal_leaves_the_folder_where_something_came_meanwhile(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     saved = Path(store.savepoint("saved").storage.url)
     store.savepoint("other")
     (saved / ".hidden").write_text("somebody's")

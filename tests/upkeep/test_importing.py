@@ -17,11 +17,9 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import open_storage
 from arrowstate_formats.run_files import checksum
+from stores import KEY, OFFSETS, TOTAL, commit, cut, files, flip, totals
 
-KEY = pa.schema([("k", pa.int64())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 SMALL = arrowstate.ValueStateDescriptor("small", pa.string())
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 KINDS = {".arrow", ".directory", ".roaring", ".json"}
 
 
@@ -60,35 +58,15 @@ def store(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
     backend.state(TOTAL).add_batch(pa.array([1]), pa.array([1]))
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, properties={"offset": 1})
+    commit(store, {"op": [backend]}, properties={"offset": 1})
     return store
-
-
-def totals(snapshot):
-    table = snapshot.to_arrow("op.total")
-    return dict(zip(table["k"].to_pylist(), table["total"].to_pylist(), strict=True))
 
 
 EXPECTED = {number: number % 1000 for number in range(400_000) if number % 3}
 
 
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
-
 def references(snapshot):
     return set(ReferenceReader(snapshot.storage).files(snapshot.entry.operators))
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def test_an_imported_checkpoint_is_the_newest_and_all_that_it_was(store, source):

@@ -4,8 +4,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-
-SCHEMA = pa.schema([("user", pa.string())])
+from stores import USER, commit
 
 
 @pytest.fixture
@@ -13,11 +12,10 @@ def stores(tmp_path):
     old, new = (arrowstate.open_store(tmp_path / name, create=True) for name in ("old", "new"))
     backends = {}
     for uid in ("people", "visits"):
-        backend = arrowstate.KeyedStateBackend(key=SCHEMA, max_parallelism=128)
+        backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
         backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], [uid])
         backends[uid] = [backend]
-    with old.writer() as writer:
-        writer.checkpoint(backends)
+    commit(old, backends)
     return old, new
 
 
@@ -46,6 +44,6 @@ def test_operators_that_are_not_there_are_refused_and_nobody_is_fenced(stores, o
     with pytest.raises(error):
         new.import_savepoint(old.latest(), operators=operators)
 
-    backend = arrowstate.KeyedStateBackend(key=SCHEMA, max_parallelism=128)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
     backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["bob"], ["Rome"])
     assert writer.checkpoint({"people": [backend]}).checkpoint_id == 1

@@ -19,9 +19,8 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import clear_memory_storage, open_storage
+from stores import KEY, TOTAL
 
-KEY = pa.schema([("k", pa.int64())])
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 STATES = [
     TOTAL,
     arrowstate.ValueStateDescriptor("note", pa.string()),

@@ -18,11 +18,6 @@ def opened(savepoint_folder):
     return open_one
 
 
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
-
-
 def sorted_rows(rows):
     return sorted(map(repr, rows))
 

@@ -28,11 +28,6 @@ def savepoint(savepoint_folder):
     return open_flink_savepoint(savepoint_folder("sessions") / "savepoint")
 
 
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
-
-
 def events(first, count):
     numbers = range(first, first + count)
     keys = pa.array([number * 7 % 10 for number in numbers], pa.int64())

@@ -6,9 +6,8 @@ import pytest
 import arrowstate
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError, StateNotFoundError
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
+from stores import CITY, USER
 
-KEY = pa.schema([("user", pa.string())])
-CITY = arrowstate.ValueStateDescriptor("city", pa.string())
 SPACES = pa.schema([("n", pa.int64())])
 KINDS = {
     "city": CITY,
@@ -22,7 +21,7 @@ KINDS = {
 
 def filled(name="memory://clear-drop-rename"):
     """A store with every kind of state, for the users ann and bob."""
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=4)
     users = ["ann", "bob"]
     state = {kind: backend.state(descriptor) for kind, descriptor in KINDS.items()}
     state["city"].update_batch(users, ["Rome", "Oslo"])
@@ -75,7 +74,7 @@ def test_clear_key_takes_what_scalar_verbs_have_just_written_and_several_key_col
 def test_clear_key_of_another_subtask_is_refused_and_clears_nothing():
     users = pa.array([f"u{number}" for number in range(20)])
     mine = users.filter(pa.compute.less(arrowstate.key_groups(users, 4), 2))
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4, key_groups=arrowstate.KeyGroupRange(0, 1))
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=4, key_groups=arrowstate.KeyGroupRange(0, 1))
     backend.state(CITY).update_batch(mine, ["Rome"] * len(mine))
 
     with pytest.raises(KeyOutOfRangeError):
@@ -95,7 +94,7 @@ def test_an_evolution_that_no_stored_state_has_use_for_is_refused():
 
     assert "home" not in restored.state_names
     # In a job that starts anew there is nothing to evolve.
-    new = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=4)
+    new = arrowstate.KeyedStateBackend(key=USER, max_parallelism=4)
     assert new.state(home).get_batch(["ann"]).to_pylist() == [None]
 
 
@@ -114,7 +113,7 @@ def test_an_evolution_of_the_key_that_drops_a_state_or_a_field_of_one_is_refused
 
     for path in ("city", "point.x"):
         with pytest.raises(InvalidInputError, match=f"'{path}'.*columns user;.*is a state: drop it by restore"):
-            snapshot.restore("op", key=KEY, evolution=arrowstate.SchemaEvolution(dropped=[path]))
+            snapshot.restore("op", key=USER, evolution=arrowstate.SchemaEvolution(dropped=[path]))
 
     # What was a column of the key, or may have been one, is passed over.
     change = arrowstate.SchemaEvolution(renamed={"user": "city_of"}, dropped=["device"])

@@ -4,19 +4,14 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from stores import USER, commit
 
-USER = pa.schema([("user", pa.string())])
 DELAYS = pa.struct([("n", pa.int64()), ("total", pa.int64())])
 
 
 @pytest.fixture
 def backend():
     return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +186,7 @@ def test_a_budget_holds_for_a_restored_backend_too(tmp_path, store, backend):
     clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
     names = [f"user {number}" for number in range(5000)]
     backend.state(clicks).add_batch(names, [1] * 5000)
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
+    snapshot = commit(store, {"op": [backend]})
     spill = tmp_path / "spill"
 
     again = snapshot.restore("op", memory_budget_bytes=50_000, spill_dir=spill)

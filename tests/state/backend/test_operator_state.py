@@ -28,11 +28,6 @@ def snapshot_of(store, backends, **arguments):
     return store.writer().checkpoint({}, operator_states={"source": backends}, **arguments)
 
 
-@pytest.fixture
-def store(tmp_path):
-    return arrowstate.open_store(tmp_path / "store", create=True)
-
-
 def restored_lists(snapshot, descriptor, parallelism):
     backends = [
         snapshot.restore_operator_state("source", parallelism=parallelism, subtask=number)
