@@ -20,8 +20,7 @@ from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
 from arrowstate.files.output_tables import BATCH_SUFFIX, OutputTable, appended
 from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit import append_fence, delete_quietly
-from arrowstate.log.commit_log import CommitLog, refuse_loss
-from arrowstate.log.history import History
+from arrowstate.log.commit_log import CommitLog, History, refuse_loss
 from arrowstate.spark.collecting import collector_of
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from arrowstate.errors import CorruptDataError, QueryConflictError
+from arrowstate.log.commit_log import History
 from arrowstate.log.entries import path_of
-from arrowstate.log.history import History
 from arrowstate_formats.documents import LogEntryDocument
 
 __all__ = ["BatchRecord", "MicroBatch", "StoredState", "is_committed", "stored_state"]

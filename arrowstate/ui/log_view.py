@@ -13,9 +13,8 @@ from itertools import islice
 from typing import Any
 
 from arrowstate.errors import ArrowStateError, CorruptDataError, FormatVersionError
-from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.commit_log import CommitLog, History
 from arrowstate.log.entries import FIRST, CommittedEntry
-from arrowstate.log.history import History
 from arrowstate.query.catalog import HISTORY_NAMES
 from arrowstate.query.duckdb.history import HISTORY_TABLES
 from arrowstate.storage.base import Storage

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 
 from arrowstate.files.references import ReferenceReader
 from arrowstate.log.boundary import Boundary, put_boundary, read_boundaries
-from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.commit_log import CommitLog, ranges_of
 from arrowstate.log.entries import CommittedEntry, path_of
-from arrowstate.log.history import ranges_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import delete_all
 from arrowstate.upkeep.collection_plan import files_at_risk, settled_look

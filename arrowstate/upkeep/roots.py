@@ -8,7 +8,7 @@ from itertools import chain
 
 from arrowstate.errors import CorruptDataError
 from arrowstate.files.references import ReferenceReader
-from arrowstate.log.commit_log import CommitLog, refuse_loss
+from arrowstate.log.commit_log import CommitLog, ranges_of, refuse_loss
 from arrowstate.log.entries import (
     HINT_PATH,
     CommittedEntry,
@@ -16,7 +16,6 @@ from arrowstate.log.entries import (
     lost_entry,
     path_of,
 )
-from arrowstate.log.history import ranges_of
 from arrowstate.log.pins import Pin, read_pins
 from arrowstate.storage.base import Storage
 

@@ -21,9 +21,8 @@ from arrowstate.errors import InvalidInputError, StoreNotFoundError
 from arrowstate.files.operator import FrozenOperatorState, write_operator_states
 from arrowstate.files.output_tables import rows_state
 from arrowstate.log.commit import delete_quietly
-from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.commit_log import CommitLog, History
 from arrowstate.log.entries import create_store
-from arrowstate.log.history import History
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.collecting import collector_of
 from arrowstate.spark.commit import BatchWork, OperatorWork, commit_batch

@@ -34,10 +34,10 @@ from arrowstate.schema.layout import (
     state_document,
 )
 from arrowstate.schema.versions import RunSchemas, evolve_state
-from arrowstate.state.backend.inspection import Iteration
 from arrowstate.state.backend.names import check_new_name
 from arrowstate.state.base import KeyedState
 from arrowstate.state.current_key import KeyContext
+from arrowstate.state.inspection import distinct_keys, distinct_keys_and_namespaces, largest_keys, sizes_by_key_group
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
@@ -66,7 +66,7 @@ _KINDS: dict[str, Any] = {
 }
 
 
-class KeyedStateBackend(Shown, Iteration):
+class KeyedStateBackend(Shown):
     """The keyed state of one subtask.
 
     One thread uses it at a time. A verb that meets one of another thread is refused with `ConcurrentUseError`, as is a
@@ -140,6 +140,12 @@ class KeyedStateBackend(Shown, Iteration):
         "States that the restore gave up or renamed: the next checkpoint may lack them."
         self.was_stored = False
         "Whether it was restored, or frozen for a checkpoint."
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a KeyedStateBackend is the state of one process and is not pickled: write it there with "
+            "store.subtask_writer(uid, subtask).write(backend), and restore it in the other one"
+        )
 
     def __repr__(self) -> str:
         groups = self.key_groups
@@ -239,6 +245,132 @@ class KeyedStateBackend(Shown, Iteration):
         if used != given:
             raise InvalidInputError(f"state {descriptor.name!r} is in use with {used}, got {given}; use one descriptor")
         return have
+
+    def keys(self, state: StateDescriptor | str, namespace: Any = None) -> pa.RecordBatch:
+        """Return each key that has a row in a state.
+
+        Parameters
+        ----------
+        state
+            The name or descriptor of a state of this backend.
+        namespace
+            For a state with namespaces: the only one to look at; all of them by default.
+
+        Returns
+        -------
+        pa.RecordBatch
+            The key columns, not null; each key once, in the order of the key hash.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such state, or it has no namespaces.
+        """
+        return distinct_keys(self._state_of(state), namespace)
+
+    def keys_and_namespaces(self, state: StateDescriptor | str) -> pa.RecordBatch:
+        """Return each key and namespace that has a row in a state.
+
+        Returns
+        -------
+        pa.RecordBatch
+            The key columns and the namespace columns, not null; each pair once, in the order of the key hash.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such state, or it has no namespaces.
+        """
+        found = self._state_of(state)
+        if found.descriptor.namespace is None:
+            raise InvalidInputError(f"state {found.descriptor.name!r} has no namespaces; ask for its keys")
+        return distinct_keys_and_namespaces(found)
+
+    def apply_to_all_keys(
+        self, namespace: Any, descriptor: StateDescriptor, function: Callable[[Any, Any], object]
+    ) -> None:
+        """Call a function with each key that has a row in a state, and the state with this key as the current one.
+
+        The keys are those at the call, so the function may clear, update and add. If it raises, what it has done
+        for keys before stays, and what it did for this one is undone. The current key and namespace are afterwards as
+        they were.
+
+        Parameters
+        ----------
+        namespace
+            For a state with namespaces the one to go through, else None.
+        descriptor
+            The state.
+        function
+            Called with (key, state): the key as a plain value, or a tuple for several key columns.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> clicks = arrowstate.ReducingStateDescriptor(
+        ...     "clicks", pa.int64(), reduce="sum", namespace=pa.schema([("day", pa.int32())])
+        ... )
+        >>> backend.state(clicks).add_batch(["ann", "bob"], [3, 4], namespace=pa.array([1, 2], pa.int32()))
+        >>> sorted(backend.keys(clicks)["user"].to_pylist()), backend.keys(clicks, namespace=2)["user"].to_pylist()
+        (['ann', 'bob'], ['bob'])
+        >>> sorted(backend.keys_and_namespaces(clicks).to_pylist(), key=str)
+        [{'user': 'ann', 'day': 1}, {'user': 'bob', 'day': 2}]
+        >>> backend.apply_to_all_keys(2, clicks, lambda key, state: state.clear())
+        >>> backend.keys(clicks)["user"].to_pylist()
+        ['ann']
+        """
+        state = self._state_of(descriptor)
+        if namespace is None and state.descriptor.namespace is not None:
+            raise InvalidInputError(f"state {state.descriptor.name!r} has namespaces; name the one to go through")
+        keys = distinct_keys(state, namespace)
+        with self._context.kept(), state.kept_namespace():
+            if namespace is not None:
+                state.current_namespace = namespace
+            for row in range(keys.num_rows):
+                with self._context.transactions.begun():
+                    function(self._context.set_row(keys.columns, row), state)
+
+    def key_group_sizes(self, state: StateDescriptor | str) -> pa.Table:
+        """Return how large a state is by key group.
+
+        Returns
+        -------
+        pa.Table
+            `key_group` int32, `rows` int64, `bytes` int64, without nulls; a row per key group that has rows. Bytes
+            are those of the columns, before encoding and compression; nested columns count with their average.
+        """
+        return sizes_by_key_group(self._state_of(state), self._context.max_parallelism)
+
+    def state_sizes(self) -> pa.Table:
+        """Return how large each state is.
+
+        Returns
+        -------
+        pa.Table
+            `state` string, `kind` string, `rows` int64, `bytes` int64, without nulls; a row per state.
+        """
+        sizes = {name: self.key_group_sizes(name) for name in self._states}
+        return pa.table(
+            [
+                pa.array(list(sizes), pa.string()),
+                pa.array([state.descriptor.kind for state in self._states.values()], pa.string()),
+                pa.array([sum(table["rows"].to_pylist()) for table in sizes.values()], pa.int64()),
+                pa.array([sum(table["bytes"].to_pylist()) for table in sizes.values()], pa.int64()),
+            ],
+            names=["state", "kind", "rows", "bytes"],
+        )
+
+    def largest_keys(self, state: StateDescriptor | str, limit: int = 10) -> pa.Table:
+        """Return the keys with the most rows in a state: elements, entries and namespaces.
+
+        Returns
+        -------
+        pa.Table
+            The key columns, `_rows` int64 and `_bytes` int64, without nulls; at most `limit` rows, the largest first.
+        """
+        limit = check_integer("the limit", limit, 0)
+        return largest_keys(self._state_of(state), limit)
 
     def _check_evolution(self, descriptor: StateDescriptor) -> None:
         """Refuse a new state that says how stored rows become its own: it would start empty beside them."""
@@ -442,3 +574,10 @@ class KeyedStateBackend(Shown, Iteration):
         self._states[descriptor.name] = state
         self._context.transactions.join(state)
         return state
+
+    def _state_of(self, state: StateDescriptor | str) -> KeyedState[Any]:
+        name = str(getattr(state, "name", state))
+        found = self._states.get(name)
+        if found is None:
+            raise InvalidInputError(f"the backend has no state {name!r}; it has {', '.join(self._states) or 'none'}")
+        return found
