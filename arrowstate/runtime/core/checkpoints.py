@@ -51,6 +51,9 @@ Done = Callable[[int | None, BaseException | None], None]
 _RETRY_MS = 100
 """After how long a checkpoint that ends a job is tried again."""
 
+_TELL_AGAIN_MS = 1_000
+"""How often slots are told of the newest checkpoint that was given up, until another begins."""
+
 
 class JobSide(Protocol):
     """What the checkpoints of a job ask of its coordinator."""
@@ -127,6 +130,9 @@ class JobCheckpoints:
         self._last_id: int | None = None
         "The checkpoint that ends the job."
         self._retry_ms = 0
+        self._given_up: AbortCheckpoint | None = None
+        "The newest checkpoint, if it was given up: a slot that has not heard of it waits for its barriers for ever."
+        self._told_ms = 0
 
     @property
     def records(self) -> tuple[CheckpointRecord, ...]:
@@ -156,6 +162,7 @@ class JobCheckpoints:
         """Give up what is in progress: the attempt has ended. A commit that has begun goes on."""
         if self._coordination is not None:
             self._act(self._coordination.handle(Cancel(self._outside.now_ms(), reason)))
+            self._given_up = None
             if not self._committing:
                 self.put_away()
 
@@ -186,6 +193,9 @@ class JobCheckpoints:
         if self._coordination is not None:
             self._act(self._coordination.handle(Tick(now_ms) if only_last else Border(now_ms)))
             self._serve_requests()
+        if self._given_up is not None and now_ms - self._told_ms >= _TELL_AGAIN_MS:
+            self._told_ms = now_ms
+            self._job.tell_all(self._given_up)
 
     def take_last(self, now_ms: int) -> None:
         """Take the checkpoint that ends the job, for all that is to be in it is there; again where that fails."""
@@ -205,6 +215,7 @@ class JobCheckpoints:
         for action in actions:
             match action:
                 case Start(id, _):
+                    self._given_up = None
                     self._based_on[id] = self._entries.committer.newest_number, self._outside.now_ms()
                     self._job.tell_all(TriggerCheckpoint(self._job.attempt, id))
                 case Commit(id, _, handles):
@@ -222,7 +233,8 @@ class JobCheckpoints:
                     self._based_on.pop(id, None)
                     cause = self._causes.pop(id, None)
                     gone = frozenset(cause.paths) if isinstance(cause, CollectedError) else frozenset[str]()
-                    self._job.tell_all(AbortCheckpoint(self._job.attempt, id, gone))
+                    self._given_up, self._told_ms = AbortCheckpoint(self._job.attempt, id, gone), self._outside.now_ms()
+                    self._job.tell_all(self._given_up)
                     self._answer(id, CheckpointAbortedError(id, self._status(id), reason))
                 case Discard(_, _, handle):
                     self.discard(handle.paths)

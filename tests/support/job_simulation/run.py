@@ -32,7 +32,7 @@ __all__ = ["Result", "simulate_seed"]
 _BAD_STEPS = 500
 """After so many steps nothing is lost any more, and nothing fails: then the job must come to its end."""
 
-_MOST_STEPS = 10_000
+_MOST_STEPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)

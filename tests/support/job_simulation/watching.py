@@ -35,7 +35,7 @@ from job_simulation.parts import WORLD, Violation
 
 __all__ = ["Luck", "Unruly", "watched"]
 
-_PASSED = 4
+_PASSED = 8
 """So many steps more for each task of its slot a source may be passed over: others have their turns before it."""
 
 _MAY_BE_LOST = (TriggerCheckpoint, CompleteCheckpoint, AbortCheckpoint, Acknowledged, Declined)
