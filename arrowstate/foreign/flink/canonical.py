@@ -14,7 +14,7 @@ import numpy as np
 from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.entries import Entries
 from arrowstate.foreign.flink.places import Stream
-from arrowstate.foreign.flink.serializers.machine_parts import big_endian
+from arrowstate.foreign.flink.serializers.machine import big_endian
 from arrowstate.foreign.flink.serializers.program import Bytes, Ints
 from arrowstate.foreign.flink.snappy import decompressed
 from arrowstate_formats.compiled import kernel

@@ -50,7 +50,7 @@ class Optional(Serializer):
     @property
     def length(self) -> int:
         inner = self.value.length
-        return inner + 1 if self.padding and self.padding == inner else -1
+        return inner + 1 if self.padding > 0 and self.padding == inner else -1
 
     def add_to(self, program: Program, last: bool = False, /) -> Column:
         slot = program.slots()
