@@ -1,15 +1,12 @@
 """`arrowstate gc`: what it prints, and that only --apply changes anything."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 import arrowstate
-from arrowstate.files.open_files import forget_open_files
-from arrowstate.query.kept_reads import forget_checkpoints
-from stores import files, run, totals_from
+from stores import copied, files, run, totals_from
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +22,7 @@ def pristine(tmp_path_factory):
 
 @pytest.fixture
 def folder(pristine, tmp_path):
-    forget_open_files()
-    forget_checkpoints()
-    return Path(shutil.copytree(pristine, tmp_path / "store"))
+    return copied(pristine, tmp_path / "store")
 
 
 @pytest.mark.parametrize("mode", [[], ["--plan"]])

@@ -1,7 +1,6 @@
 """`arrowstate verify` and `arrowstate diagnose`, and going back to the newest checkpoint that is whole."""
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 
@@ -11,13 +10,11 @@ from msgspec.structs import replace
 
 import arrowstate
 from arrowstate import CheckpointNotFoundError, CorruptDataError, FormatVersionError, StorageError
-from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
-from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.store import StateStore
 from arrowstate.upkeep.recovery import proposals
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
-from stores import OFFSETS, TOTAL, commit, cut, files, flip, run
+from stores import OFFSETS, TOTAL, commit, copied, cut, files, flip, run, totals_from
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +23,15 @@ def pristine(tmp_path_factory):
     store = arrowstate.open_store(tmp_path_factory.mktemp("verify") / "store", create=True)
     with store.writer() as writer:
         for start in range(3):
-            backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-            backend.state(TOTAL).add_batch(pa.array(range(3000)), pa.array(range(start, start + 3000)))
             offsets = arrowstate.OperatorStateBackend()
             offsets.state(OFFSETS).update(list(range(start, start + 5000)))
-            writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
+            writer.checkpoint({"op": [totals_from(start)]}, operator_states={"op": [offsets]})
     return Path(store.url)
 
 
 @pytest.fixture
 def folder(pristine, tmp_path):
-    forget_open_files()
-    forget_checkpoints()
-    return Path(shutil.copytree(pristine, tmp_path / "store"))
+    return copied(pristine, tmp_path / "store")
 
 
 def data_file(folder, checkpoint, state="total"):

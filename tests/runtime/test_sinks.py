@@ -33,6 +33,11 @@ def token(checkpoint_id: int, subtask: int = 0) -> Token:
     return Token("a-store", "a-sink", checkpoint_id, subtask)
 
 
+def rows_in_folder(folder: Path) -> pa.Table:
+    files = sorted(folder.glob("[!.]*"))
+    return pa.concat_tables([pq.read_table(file) for file in files] or [ROWS.slice(0, 0)])
+
+
 class TestParquetSink(SinkConformance):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> ParquetSink:
@@ -44,11 +49,7 @@ class TestParquetSink(SinkConformance):
 
     @pytest.fixture
     def visible(self, tmp_path: Path) -> Callable[[], pa.Table]:
-        def visible() -> pa.Table:
-            files = sorted((tmp_path / "out").glob("[!.]*"))
-            return pa.concat_tables([pq.read_table(file) for file in files] or [ROWS.slice(0, 0)])
-
-        return visible
+        return lambda: rows_in_folder(tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +92,7 @@ class TestBulkParquetSink(PreparingSinkConformance):
 
     @pytest.fixture
     def visible(self, tmp_path: Path) -> Callable[[], pa.Table]:
-        def visible() -> pa.Table:
-            files = sorted((tmp_path / "out").glob("[!.]*"))
-            return pa.concat_tables([pq.read_table(file) for file in files] or [ROWS.slice(0, 0)])
-
-        return visible
+        return lambda: rows_in_folder(tmp_path / "out")
 
 
 class TestBulkParquetSinkInABucket(PreparingSinkConformance):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +22,6 @@ NOTE = arrowstate.ValueStateDescriptor("note", pa.string())
 OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
-_numbers = itertools.count()
-
-
-def new_store(name: str = "test") -> arrowstate.StateStore:
-    """A store in memory that nobody else has."""
-    return arrowstate.open_store(f"memory://{name}-{next(_numbers)}", create=True)
-
 
 def backend_of(key: pa.Schema = KEY, max_parallelism: int = 128, **options: Any) -> arrowstate.KeyedStateBackend:
     """A backend without states."""
@@ -40,13 +32,6 @@ def totals_from(start: int = 0, rows: int = 3000) -> arrowstate.KeyedStateBacken
     """A backend whose run is large enough for a file of its own; `start`, the total of key 0, tells it from others."""
     backend = backend_of()
     backend.state(TOTAL).add_batch(pa.array(range(rows)), pa.array(range(start, start + rows)))
-    return backend
-
-
-def offsets_of(*offsets: int) -> arrowstate.OperatorStateBackend:
-    """Operator state that is a list of offsets."""
-    backend = arrowstate.OperatorStateBackend()
-    backend.state(OFFSETS).update(list(offsets))
     return backend
 
 

@@ -8,10 +8,8 @@ import pytest
 
 import arrowstate
 from arrowstate.files.disposal import dispose
-from arrowstate.files.open_files import forget_open_files
-from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import open_storage
-from stores import OFFSETS, commit, files
+from stores import OFFSETS, commit, copied, files
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +30,7 @@ def pristine(tmp_path_factory):
 
 @pytest.fixture
 def store(pristine, tmp_path):
-    forget_open_files()
-    forget_checkpoints()
-    return arrowstate.open_store(shutil.copytree(pristine, tmp_path / "store"))
+    return arrowstate.open_store(copied(pristine, tmp_path / "store"))
 
 
 @pytest.fixture

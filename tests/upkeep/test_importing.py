@@ -17,7 +17,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import open_storage
 from arrowstate_formats.run_files import checksum
-from stores import KEY, OFFSETS, TOTAL, commit, cut, files, flip, totals
+from stores import KEY, OFFSETS, TOTAL, commit, copied, cut, files, flip, totals
 
 SMALL = arrowstate.ValueStateDescriptor("small", pa.string())
 KINDS = {".arrow", ".directory", ".roaring", ".json"}
@@ -47,9 +47,7 @@ def pristine(tmp_path_factory):
 
 @pytest.fixture
 def source(pristine, tmp_path):
-    forget_open_files()
-    forget_checkpoints()
-    return Path(shutil.copytree(pristine, tmp_path / "source"))
+    return copied(pristine, tmp_path / "source")
 
 
 @pytest.fixture
