@@ -17,7 +17,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import next_checkpoint
 from arrowstate.store import StateStore
 from arrowstate.testing.faults import Call, FaultyStorage
-from arrowstate_formats.documents import BoundaryDocument
+from arrowstate_formats.documents import BoundaryDocument, ManifestHandle, SubtaskDocument
 from stores import CITY, USER
 
 
@@ -86,10 +86,16 @@ def test_a_restore_reads_a_manifest_once_however_many_states_there_are(counted: 
 def test_a_commit_of_a_micro_batch_takes_two_listings_and_three_reads(counted: Counted) -> None:
     commit = pytest.importorskip("arrowstate.spark.commit")
     batches = pytest.importorskip("arrowstate.spark.micro_batches")
+    task = pytest.importorskip("arrowstate.spark.task")
+    document = SubtaskDocument(subtask=0, key_groups=(0, 7), manifest=ManifestHandle(inline=[], bytes=2), live_rows={})
     bases: list[int | None] = [None]
 
     def run(batch_id: int) -> None:
-        work = commit.BatchWork(batches.MicroBatch("query", "run", batch_id), frozenset(bases[-1:]), [], frozenset())
+        batch = batches.MicroBatch("query", "run", batch_id)
+        result = task.SubtaskResult(
+            batch=batch, base=bases[-1], key=[], max_parallelism=8, states=[], document=document
+        )
+        work = commit.BatchWork(batch, 0, [result], [], {}, frozenset(), {}, None)
         entry = commit.commit_batch(counted.storage, ["op"], work, new_id=lambda: f"id-{len(bases)}", clock_ms=int)
         bases.append(entry.number)
 

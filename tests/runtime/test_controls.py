@@ -7,7 +7,7 @@ from job_simulation.run import simulate_seed
 
 SEEDS = 240
 
-BEGIN = {"order_of_splits": 25, "order_of_slots": 120, "time_of_splits_that_wait": 85}
+BEGIN = {"order_of_splits": 25, "order_of_slots": 120, "time_of_splits_that_wait": 3_190}
 """Where some seed is known to be near: it is looked for there first."""
 
 
@@ -15,4 +15,4 @@ BEGIN = {"order_of_splits": 25, "order_of_slots": 120, "time_of_splits_that_wait
 def test_a_broken_rule_is_found_by_some_seed(rule):
     with without(rule), pytest.raises(Exception, match="."):
         for number in range(SEEDS):
-            simulate_seed((BEGIN.get(rule, 0) + number) % SEEDS)
+            simulate_seed(BEGIN.get(rule, 0) + number)

@@ -11,7 +11,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
-from arrowstate.log import history
+from arrowstate.log import commit_log
 from arrowstate.log.boundary import boundaries, highest_boundary, read_boundary
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
@@ -31,7 +31,7 @@ def portions(monkeypatch):
     for module in (collection, collection_plan):
         monkeypatch.setattr(module, "DEFAULT_PORTIONS", Portions(entries=50, files=60))
     monkeypatch.setattr(roots, "_HELD_ENTRIES", 50)
-    monkeypatch.setattr(history, "_WINDOW", 50)
+    monkeypatch.setattr(commit_log, "_WINDOW", 50)
     monkeypatch.setattr(roots, "_MOST_KNOWN", 50)
     monkeypatch.setattr(roots, "_READ_AHEAD", 50)
     monkeypatch.setattr(collection, "_FEW_TAKEN", 100)
