@@ -89,7 +89,7 @@ def _compile(numbers: list[int], processes: int) -> None:
 
 def _import_kernels() -> None:
     for module in KERNEL_MODULES:
-        importlib.import_module(module)
+        importlib.import_module(module)  # Whatever modules have kernels.
 
 
 def _compile_one(name: str) -> None:

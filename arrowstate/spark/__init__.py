@@ -67,6 +67,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_pyspark("arrowstate.spark"):
+        # PySpark is loaded when a name is used.
         module = import_module(f"arrowstate.spark.{_MODULES[name]}")
     value = globals()[name] = getattr(module, name)
     return value

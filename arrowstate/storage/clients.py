@@ -78,7 +78,7 @@ def _azure(url: str, options: dict[str, Any]) -> Any:
 
 def _import(module: str, feature: str, extra: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(module)  # The client of a service is an extra.
     except ImportError as error:
         raise MissingDependencyError(feature, module.partition(".")[0], extra) from error
 

@@ -20,3 +20,10 @@ def test_what_jobs_come_to_is_what_their_input_says_whatever_happens():
 
 def test_the_same_seed_does_the_same():
     assert simulate_seed(4) == simulate_seed(4)
+
+
+def test_a_slot_that_heard_nothing_of_an_aborted_checkpoint_does_not_hold_the_job_up_for_ever():
+    # Where the input has ended no other checkpoint begins, whose barriers would free the channels that it blocked.
+    result = simulate_seed(9_002_463)
+
+    assert result.kills > 0

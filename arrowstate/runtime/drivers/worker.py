@@ -85,7 +85,7 @@ class Worker:
         graph = pickle.loads(plan["graph"])  # noqa: S301
         if any(isinstance(node, StatefulNode) for node in graph.tasks):
             # The first kernel would load it, and the first step would seem to hang where little time is given.
-            importlib.import_module("numba")
+            importlib.import_module("numba")  # Loaded for its own sake, before a function needs it.
             if plan.get("is_spare"):
                 load_kernels()
         storage = open_storage(plan["store"], storage_options=plan["storage_options"])
