@@ -109,7 +109,7 @@ def test_a_feed_tells_what_an_edit_changed_as_changes_of_its_checkpoint(counts: 
 
 
 def test_a_feed_that_had_not_read_what_a_purge_collected_says_so(counts: Counts) -> None:
-    reader = reader_of(counts.source(starting="earliest"))
+    reader = reader_of(counts.source(starting="earliest", lease_ms=None))
     read(reader)
 
     with counts.opened.edit() as edit:

@@ -213,14 +213,22 @@ def _table_at(text: str, tokens: Sequence[Token], first: int, place: int) -> _Fo
         tree = _as_table(text[start:end], "BASE_TABLE")
         if tree is not None:
             found = _Found(start, end, _word(tokens, number - 1), tree)
-    if found is not None and not found.table["alias"]:
-        # DuckDB wants the alias before `at`; other dialects have it behind.
-        for token in tokens[last + 1 : last + 3]:
-            named = _as_table(f"a {text[end : token.end]}", "BASE_TABLE")
-            alias = "" if named is None else _table_in(named)["alias"]
-            if alias:
-                found.table["alias"] = alias
-                return replace(found, end=token.end)
+    return found if found is None else _with_alias_behind(found, text, tokens, last)
+
+
+def _with_alias_behind(found: _Found, text: str, tokens: Sequence[Token], last: int) -> _Found:
+    """Return a table with the alias behind its `at (...)`, which DuckDB wants before it and other dialects behind it."""
+    if found.table["alias"]:
+        return found
+    for number in range(last + 1, min(last + 3, len(tokens))):
+        if _word(tokens, number) == "set":
+            # What an UPDATE sets.
+            break
+        named = _as_table(f"a {text[found.end : tokens[number].end]}", "BASE_TABLE")
+        alias = "" if named is None else _table_in(named)["alias"]
+        if alias:
+            found.table["alias"] = alias
+            return replace(found, end=tokens[number].end)
     return found
 
 
@@ -245,6 +253,8 @@ def _own_table(text: str, tokens: Sequence[Token], place: int) -> _Found | None:
         if number < len(tokens):
             tree = _as_table(text[start : tokens[number].end], kind)
             found = found if tree is None else _Found(start, tokens[number].end, before, tree)
+    if found is not None and kind == "BASE_TABLE" and found.table["at_clause"]:
+        return _with_alias_behind(found, text, tokens, _closing(tokens, last + 2))
     return found
 
 
