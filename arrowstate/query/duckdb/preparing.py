@@ -217,7 +217,7 @@ def _table_at(text: str, tokens: Sequence[Token], first: int, place: int) -> _Fo
 
 
 def _with_alias_behind(found: _Found, text: str, tokens: Sequence[Token], last: int) -> _Found:
-    """Return a table with the alias behind its `at (...)`, which DuckDB wants before it and other dialects behind it."""
+    """Return a table with the alias behind its `at (...)`: DuckDB wants it before, other dialects behind."""
     if found.table["alias"]:
         return found
     for number in range(last + 1, min(last + 3, len(tokens))):
