@@ -85,7 +85,6 @@ class _Portions:
             condemned=[],
             waiting={},
         )
-        self._risked = files_at_risk(others.values())
         self._said: list[Boundary] = []
         "The own documents that condemn log entries."
         self._last: Boundary | None = None
@@ -149,17 +148,22 @@ class _Portions:
         """Note what is kept refers to, and return which entries tags and leases hold."""
         roots = read_roots(self._storage, now_ms=self._now_ms, floor=self._boundary, below=self._kept_below)
         entries = chained(roots.entries(chain.from_iterable(roots.numbers)), roots.floor)
-        self._needed = set(mark(self._storage, ReferenceReader(self._storage), entries, self._risked))
+        self._needed = set(mark(self._storage, ReferenceReader(self._storage), entries, self._at_risk()))
         self._head = roots.newest
         return roots.pinned
 
     def _look_again(self) -> None:
         """Note what the entries refer to that have come to the log since."""
         reader = ReferenceReader(self._storage)
-        risked = self._risked.union(*self._taken)
         while (entry := self._log.get(self._head + 1)) is not None:
-            self._needed.update(mark(self._storage, reader, [entry], risked))
+            self._needed.update(mark(self._storage, reader, [entry], self._at_risk()))
             self._head = entry.document.number
+
+    def _at_risk(self) -> set[str]:
+        """Return the files that entries read before this call may lack: collections have said so, this one too."""
+        # Asked after the entries: another collection may have taken since what an entry that came too late refers to.
+        statements = read_boundaries(self._storage, without=self._said).values()
+        return files_at_risk(statements).union(*self._taken)
 
     def _references(self, numbers: Iterable[int]) -> Iterator[tuple[CommittedEntry, dict[str, int]]]:
         """Yield entries, but for those that have gone already, and which files each of them refers to."""

@@ -12,7 +12,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.log import commit_log
-from arrowstate.log.boundary import boundaries, highest_boundary, read_boundary
+from arrowstate.log.boundary import boundaries, highest_boundary, put_boundary, read_boundary
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
 from arrowstate.log.pins import put_lease, put_tag
@@ -21,6 +21,7 @@ from arrowstate.store import StateStore
 from arrowstate.testing.faults import Call, Crashed, Fault, FaultyStorage
 from arrowstate.upkeep import collection, collection_plan, roots
 from arrowstate.upkeep.planned import Portions
+from arrowstate_formats.documents import BoundaryDocument
 from benchmarks.collect import NEWEST, fill
 from benchmarks.slow_storage import SlowStorage
 
@@ -315,6 +316,37 @@ def test_collections_in_portions_at_the_same_time_leave_what_one_would(filled):
         for path in [snapshot.entry.operators[0].subtasks[0].manifest.path]
         for path in [run_of(filled, path)]
     )
+
+
+def take_the_newest(store):
+    """What a collection does that looked at the log right before a commit which had looked at `gc/` before that."""
+    backend = store.latest().restore("job")
+    backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch([1], [1])
+    with store.writer() as writer:
+        entry = writer.checkpoint({"job": [backend]}).entry
+    manifest = entry.operators[0].subtasks[0].manifest.path
+    said = {"boundary": 0, "swept": entry.number, "condemned": [], "waiting": {}, "taken": {manifest: entry.number}}
+    put_boundary(store.storage, BoundaryDocument(collection_id="another", written_at_ms=0, **said))
+    store.storage.delete(manifest)
+
+
+@pytest.mark.parametrize(
+    "nth",
+    [
+        pytest.param(1, id="before its look at what is kept"),
+        # Four documents condemn the entries.
+        pytest.param(4 + 1, id="before its look at what has come since"),
+    ],
+)
+def test_an_entry_whose_files_another_collection_has_taken_meanwhile_is_no_damage(filled, nth, monkeypatch):
+    monkeypatch.setattr("arrowstate.files.writing.INLINE_BYTES", 100)
+
+    hooked(filled, lambda: take_the_newest(filled), "put_if_absent", "gc/", nth).collect(NEWEST).apply()
+
+    # The newest is in doubt, so that it does not count.
+    assert ids(filled) == [*range(191, 201), 201]
+    with pytest.warns(RuntimeWarning, match="which was never acknowledged"):
+        assert filled.latest_whole().checkpoint_id == 200
 
 
 def run_of(store, manifest):
