@@ -72,6 +72,25 @@ def test_a_report_is_printed_and_kept_with_machine_and_versions(tmp_path, capsys
     assert document["figures"] == [{"name": "bytes written", "value": 1234, "unit": "bytes"}]
 
 
+@pytest.mark.parametrize(("slowness", "expected"), [(1.0, [True, False, True, False]), (2.0, [True] * 4)])
+def test_bounds_of_times_and_rates_are_those_of_a_machine_as_slow_as_this_one(
+    tmp_path, capsys, monkeypatch, slowness, expected
+):
+    monkeypatch.setattr(harness, "yardstick_seconds", lambda: slowness * harness.YARDSTICK_SECONDS)
+    parser = argument_parser("example", "An example.")
+    report = Report("example", parser.parse_args(["--json", str(tmp_path / "example.json")]))
+
+    met = [report.require_time("answer", seconds, at_most=1.5) for seconds in (1.4, 2.9)]
+    met += [report.require_rate("updates", rate, at_least=3e6, unit="rows/s") for rate in (3.1e6, 1.6e6)]
+
+    assert met == expected
+    assert f"1.5 s, times {slowness:.2f} by the yardstick" in capsys.readouterr().out
+
+
+def test_the_yardstick_takes_time():
+    assert harness.yardstick_seconds() > 0
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0.05, "0.05"), (3.14159, "3.14"), (123.4, "123"), (9999, "9999"), (12_345, "12.3 k"), (4_918_000, "4.92 M")],

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
             left = len(store.checkpoints())
             report.require("checkpoints left", left, at_least=NEWEST.count, at_most=NEWEST.count)
             report.require("problems found after it", len(store.verify().problems), at_most=0)
-    report.require(f"time for {arguments.checkpoints:,}", seconds, at_most=MOST_SECONDS, unit="s")
+    report.require_time(f"time for {arguments.checkpoints:,}", seconds, at_most=MOST_SECONDS)
     report.require("memory, by that of a tenth as many", peaks[1] / max(peaks[0], 1), at_most=MOST_GROWTH)
     return report.finish()
 

@@ -112,8 +112,8 @@ def _by_sql(report: Report, snapshot: arrowstate.Snapshot, asked: list[int], row
         [Contender("in the query", in_the_query), Contender("as a parameter", as_a_parameter)],
     )
     for one in series:
-        milliseconds = statistics.median(one.figures) / len(asked)
-        report.require(f"one key by SQL, {one.name}", milliseconds, at_most=1.5, unit="ms")
+        seconds = statistics.median(one.seconds) / len(asked)
+        report.require_time(f"one key by SQL, {one.name}", seconds, at_most=0.0015)
 
 
 def _history(report: Report, place: Path, checkpoints: int, random: np.random.Generator) -> None:
@@ -136,8 +136,8 @@ def _history(report: Report, place: Path, checkpoints: int, random: np.random.Ge
 
     contenders = [Contender("snapshot.history", tell, prepare=_forget)]
     series = report.compare(f"the history of one key over {checkpoints:,} checkpoints", "", contenders)
-    seconds = statistics.median(series[0].figures) / 1000
-    report.require("the history of a key, for 1,000 checkpoints", seconds * 1000 / checkpoints, at_most=0.5, unit="s")
+    of_1000 = statistics.median(series[0].seconds) * 1000 / checkpoints
+    report.require_time("the history of a key, for 1,000 checkpoints", of_1000, at_most=0.5)
 
 
 def _forget() -> None:

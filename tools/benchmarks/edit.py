@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
             ],
         )
         for kind, found in zip(("a condition", "a table of keys"), series[:2], strict=True):
-            report.require(f"edit by {kind}", statistics.median(found.figures) / 1000, at_most=1, unit="s")
+            report.require_time(f"edit by {kind}", statistics.median(found.seconds), at_most=1)
         added = float(np.median(np.diff(sizes))) / 2**20
         report.require("written by an edit", added, at_most=2, unit="MiB")
         assert store.verify().problems == []

@@ -112,7 +112,7 @@ def _judge(report: Report, title: str, held: list[int], costs: list[tuple[_Cost,
         at_most=1.5,
     )
     if "pop" in costs[-1][0].parts:
-        report.require(f"{title}: pop", costs[-1][0].parts["pop"], at_most=1, unit="ms")
+        report.require_time(f"{title}: pop", costs[-1][0].parts["pop"] / 1000, at_most=0.001)
 
 
 def _measure(

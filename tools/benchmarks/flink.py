@@ -77,11 +77,8 @@ def main(argv: list[str]) -> int:
 def _measure(report: Report, form: str, savepoint: Path, warm: Path, rows: int) -> None:
     contender = Contender("arrowstate", _reader(savepoint, rows), rows)
     (ours,) = report.compare(f"{form}, {rows:,} longs", "rows", [contender])
-    report.require(
-        f"{form}, rows per second of processor time",
-        rows / statistics.median(ours.cpu_seconds),
-        at_least=_AT_LEAST[form],
-    )
+    rate = rows / statistics.median(ours.cpu_seconds)
+    report.require_rate(f"{form}, by processor time", rate, at_least=_AT_LEAST[form], unit="rows/s")
     report.require(f"{form}, memory above the table", _memory(savepoint, warm), at_most=_MOST_MEBIBYTES, unit="MiB")
 
 

@@ -4,6 +4,9 @@ A machine is never quiet, and two runs on it differ by more than most changes. S
 runs in the same process on the same input, in turns, and each round gives a ratio of its own. The
 order turns around every other round, so that nobody always runs right after the same neighbour.
 
+A bound in seconds, or in rows a second, would be met or missed by the machine. So `Report.require_time` and
+`Report.require_rate` measure a fixed piece of work at the same moment, the yardstick, and scale the bound by it.
+
 A benchmark is a module with `main(argv)`:
 
     def main(argv: list[str]) -> int:
@@ -33,6 +36,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from benchmarks.peers.timing import tree_seconds
@@ -40,6 +44,8 @@ from benchmarks.peers.timing import tree_seconds
 __all__ = ["Contender", "Report", "Series", "argument_parser", "run_rounds"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
+YARDSTICK_SECONDS = 0.023
+"""What the yardstick takes on the machine that bounds are meant for: two cores of an AMD EPYC, nothing else to do."""
 PACKAGES = ("arrowstate", "duckdb", "numba", "numpy", "polars", "pyarrow", "pyspark", "rocksdict", "xxhash")
 
 
@@ -231,9 +237,19 @@ class Report:
         self._document["figures"].append({"name": name, "value": value, "unit": unit})
 
     def require(
-        self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None, unit: str = ""
+        self,
+        name: str,
+        value: float,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        unit: str = "",
+        why: str = "",
     ) -> bool:
-        """Print and keep whether a figure is within its bounds; `--check` makes a miss the exit code."""
+        """Print and keep whether a figure is within its bounds, and `why` they are what they are.
+
+        `--check` makes a miss the exit code.
+        """
         met = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
         self._missed += not met
         bounds = [
@@ -241,11 +257,29 @@ class Report:
             for word, bound in (("at least", at_least), ("at most", at_most))
             if bound is not None
         ]
-        print(f"  {'met   ' if met else 'MISSED'}  {name}: {_short(value)} {unit} ({', '.join(bounds)})")
+        print(f"  {'met   ' if met else 'MISSED'}  {name}: {_short(value)} {unit} ({', '.join(bounds)}{why})")
         self._document["requirements"].append(
             {"name": name, "value": value, "unit": unit, "at_least": at_least, "at_most": at_most, "met": met}
         )
         return met
+
+    def require_time(self, name: str, seconds: float, *, at_most: float) -> bool:
+        """Require that something took at most so many seconds, scaled by the yardstick."""
+        slowness = self._slowness()
+        why = f": {_short(at_most)} s, times {slowness:.2f} by the yardstick"
+        return self.require(name, seconds, at_most=at_most * slowness, unit="s", why=why)
+
+    def require_rate(self, name: str, rate: float, *, at_least: float, unit: str) -> bool:
+        """Require that something had at least such a rate, scaled by the yardstick."""
+        slowness = self._slowness()
+        why = f": {_short(at_least)}, divided by {slowness:.2f} by the yardstick"
+        return self.require(name, rate, at_least=at_least / slowness, unit=unit, why=why)
+
+    def _slowness(self) -> float:
+        """Return how many times as long as it should the yardstick takes now."""
+        slowness = yardstick_seconds() / YARDSTICK_SECONDS
+        self.figure("yardstick", slowness * YARDSTICK_SECONDS * 1000, "ms", shown=False)
+        return slowness
 
     def finish(self) -> int:
         """Write the JSON file and return the exit code."""
@@ -255,6 +289,19 @@ class Report:
         self._json.write_text(json.dumps(self._document, indent=2) + "\n")
         print(f"\nkept in {self._json}")
         return 1 if self._check and self._missed else 0
+
+
+def yardstick_seconds() -> float:
+    """Return how long a fixed piece of work takes now, the median of five: a loop over a dict, and a sort."""
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        sums: dict[int, int] = {}
+        for number in range(100_000):
+            sums[number & 1023] = sums.get(number & 1023, 0) + number
+        np.random.default_rng(1).integers(0, 1 << 62, 400_000).sort()
+        took.append(time.perf_counter() - started)
+    return statistics.median(took)
 
 
 def machine() -> dict[str, Any]:

@@ -31,11 +31,11 @@ def main(argv: list[str]) -> int:
 
     longs = pa.array(random.integers(-(2**63), 2**63, arguments.rows))
     ours = compare(report, "int64", longs, [value.to_bytes(8, "little", signed=True) for value in sample(longs)])
-    report.require("int64 rows/s", ours, at_least=100e6)
+    report.require_rate("int64", ours, at_least=100e6, unit="rows/s")
 
     strings = random_strings(random, arguments.string_rows)
     ours = compare(report, "16-byte strings", strings, [value.encode() for value in sample(strings)])
-    report.require("16-byte strings rows/s", ours, at_least=25e6)
+    report.require_rate("16-byte strings", ours, at_least=25e6, unit="rows/s")
     return report.finish()
 
 

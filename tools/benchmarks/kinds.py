@@ -377,6 +377,6 @@ def _judge(report: Report, arguments: Any, kind: str, series: list[Series]) -> N
         report.figure(f"{kind}, sustained, {one.name}", rate, "rows/s")
     if arguments.keys == 10_000_000:
         if kind in _REQUIRED:
-            report.require(kind, sustained[0], at_least=_REQUIRED[kind], unit="rows/s")
+            report.require_rate(kind, sustained[0], at_least=_REQUIRED[kind], unit="rows/s")
         if len(series) > 1:
             report.require(f"{kind}, against RocksDB", sustained[0] / sustained[1], at_least=10, unit="times")

@@ -77,8 +77,7 @@ def _look_up(
 
         contenders.append(Contender("RocksDB", peer))
     series = report.compare(f"{len(asked)} keys of {keys.count:,}, one by one", "", contenders)
-    milliseconds = statistics.median(series[0].figures) / len(asked)
-    report.require("one key", milliseconds, at_most=10, unit="ms")
+    report.require_time("one key", statistics.median(series[0].seconds) / len(asked), at_most=0.01)
     if peer_folder is not None:
         database.close()
 

@@ -178,7 +178,7 @@ def _measure(report: Report, name: str, act: Callable[[], None], rounds: int, mo
         seconds.append(time.perf_counter() - started)
     report.figure(name, max(seconds) * 1000, "ms")
     if most is not None:
-        report.require(name, max(seconds), at_most=most, unit="s")
+        report.require_time(name, max(seconds), at_most=most)
 
 
 def _make_many(folder: Path, checkpoints: int) -> None:

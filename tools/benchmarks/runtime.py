@@ -147,7 +147,7 @@ def _recovery(report: Report, folder: Path, keys: int, rounds: int) -> None:
         print(f"  {slots} of {slots} slots: {', '.join(f'{milliseconds:.0f}' for milliseconds in took)} ms")
         # The first has what the page cache has not.
         median = statistics.median(took[1:])
-        report.require(f"to the next commit, {slots} in all", median, at_most=1_500, unit="ms")
+        report.require_time(f"to the next commit, {slots} in all", median / 1000, at_most=1.5)
 
 
 def _peers(known: list[Any], folder: Path, keys: int, pythons: dict[str, Path], a_million: int) -> dict[str, Peer]:
@@ -178,7 +178,7 @@ def _compared(report: Report, title: str, jobs: dict[str, Any]) -> dict[str, Ser
 
 
 def _require_rate(report: Report, what: str, series: Series, bound: float) -> None:
-    report.require(f"{what}, a slot", statistics.median(series.figures), at_least=bound, unit="rows/s")
+    report.require_rate(f"{what}, a slot", statistics.median(series.figures), at_least=bound, unit="rows/s")
 
 
 def _require_parts(report: Report, series: dict[str, Series]) -> None:

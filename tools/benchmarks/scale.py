@@ -101,7 +101,7 @@ def _costs(report: Report, folder: Path, parallelism: int, states: int) -> dict[
     size = len(store.storage.read(path_of(entry.number)))
     report.figure(f"log entry, {parallelism} subtasks", size, "bytes")
     report.require(f"log entry at {parallelism}", size, at_most=LARGEST_ENTRY_BYTES, unit="bytes")
-    report.require(f"commit at {parallelism}", costs["commit"].seconds, at_most=LONGEST_COMMIT_SECONDS, unit="s")
+    report.require_time(f"commit at {parallelism}", costs["commit"].seconds, at_most=LONGEST_COMMIT_SECONDS)
     held = sum(ReferenceReader(store.storage).files(entry.operators).values())
     costs["checkpoint"] = Cost(0.0, 0, held + size)
 

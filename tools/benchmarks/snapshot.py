@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
             f"freeze {keys.count:,} {keys.kind} keys", "keys", [Contender("arrowstate", backend.freeze)]
         )
         if keys == Keys("int64", arguments.keys):
-            report.require("synchronous part", statistics.median(series.figures), at_most=2, unit="ms")
+            report.require_time("synchronous part", statistics.median(series.seconds), at_most=0.002)
 
     keys = Keys("int64", arguments.keys)
     backend = arrowstate.KeyedStateBackend(key=keys.schema, max_parallelism=128)
