@@ -35,6 +35,7 @@ from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Run
 from arrowstate.telemetry.records import PartRecord
+from arrowstate_formats.document_base import wide
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, StateRunsDocument, SubtaskDocument
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
@@ -238,7 +239,7 @@ def _write(
             checkpoint_id=checkpoint_id,
             started_at_ms=started_at_ms,
             committed_at_ms=clock_ms(),
-            watermark=watermark,
+            watermark=wide(watermark),
             properties=dict(properties),
             operators=documents,
         )

@@ -27,6 +27,7 @@ from arrowstate.table.run import Directory, FrozenRun, Run
 from arrowstate.table.table import FrozenTable
 from arrowstate_formats.deletion_vectors import write_deletion_vector
 from arrowstate_formats.directory import write_directory
+from arrowstate_formats.document_base import wide
 from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
@@ -325,7 +326,7 @@ def write_subtask(
         key_groups=key_groups,
         manifest=handle,
         live_rows={state.document.name: state.table.live_rows for state in frozen.states},
-        watermark=frozen.watermark,
+        watermark=wide(frozen.watermark),
         schema_versions=schema_versions(states),
     )
     references = frozenset(manifest_files(states)) | ({handle.path} if handle.path is not None else frozenset())

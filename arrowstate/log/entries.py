@@ -15,6 +15,7 @@ from arrowstate.errors import (
 )
 from arrowstate.log.boundary import number_of, path_of
 from arrowstate.storage.base import Storage
+from arrowstate_formats.document_base import wide
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -174,7 +175,7 @@ def next_checkpoint(
         checkpoint_id=checkpoint_id,
         started_at_ms=started_at_ms,
         committed_at_ms=now_ms,
-        watermark=watermark,
+        watermark=wide(watermark),
         properties=dict(properties),
         operators=list(operators),
         statistics=StatisticsDocument.of(statistics),

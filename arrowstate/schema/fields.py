@@ -11,7 +11,7 @@ import pyarrow as pa
 from arrowstate.errors import CorruptDataError
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.defaults import decode_default, encode_default
-from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument
+from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, check_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def fields_of(documents: Iterable[FieldDocument], ids: Iterator[int]) -> tuple[F
 
 def documents_of(fields: Iterable[Field]) -> list[FieldDocument]:
     """Return the documents of columns."""
-    return [
+    documents = [
         FieldDocument(
             id=item.id,
             name=item.name,
@@ -64,6 +64,9 @@ def documents_of(fields: Iterable[Field]) -> list[FieldDocument]:
         )
         for item in fields
     ]
+    # A type comes from whoever declares a state.
+    check_types(documents)
+    return documents
 
 
 def unused_ids(*groups: Sequence[FieldDocument | NestedFieldDocument], last: int = 0) -> Iterator[int]:

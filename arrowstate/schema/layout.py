@@ -28,6 +28,7 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.fields import documents_of, fresh_field, unused_ids
 from arrowstate.schema.made_once import made_once
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.schema_documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
 
@@ -184,7 +185,7 @@ def state_document(
         reduce_callable=called,
         aggregate=_aggregate_document(descriptor) if isinstance(descriptor, AggregatingStateDescriptor) else None,
         clock=descriptor.clock if isinstance(descriptor, TimerStateDescriptor) else None,
-        time_to_live=None if descriptor.ttl is None else TimeToLiveDocument(**asdict(descriptor.ttl)),
+        time_to_live=None if descriptor.ttl is None else _ttl_document(descriptor.ttl),
     )
     if stored is not None:
         return replace(
@@ -237,13 +238,19 @@ def descriptor_of(document: StateDocument) -> StateDescriptor:
     raise CorruptDataError(f"state {name!r}", detail)
 
 
+def _ttl_document(ttl: TimeToLive) -> TimeToLiveDocument:
+    return TimeToLiveDocument(**{**asdict(ttl), "ttl_ms": Int64(ttl.ttl_ms)})
+
+
 def _aggregate_document(descriptor: AggregatingStateDescriptor) -> AggregateDocument:
     given = descriptor.declared
-    return AggregateDocument(
+    document = AggregateDocument(
         name=given.name,
         parameters=given.parameters if isinstance(given, BuiltIn) else {},
         accumulator_type=type_to_json(descriptor.accumulator_type),
     )
+    document.check()
+    return document
 
 
 def _stored_aggregate(document: AggregateDocument) -> BuiltIn | StoredAggregate:

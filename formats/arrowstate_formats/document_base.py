@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from arrowstate_formats.errors import InvalidInputError
-from arrowstate_formats.integers import INT64_MAX, INT64_MIN, LARGEST_EXACT
+from arrowstate_formats.integers import INT64_MIN, LARGEST_EXACT
 from arrowstate_formats.key_groups import MAX_PARALLELISM
-from arrowstate_formats.names import check_relative_path
+from arrowstate_formats.names import NAME_PATTERN, PATH_PATTERN
 
 FORMAT_VERSION = 1
 """The version that this package writes and reads."""
@@ -40,6 +40,8 @@ Checksum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", description="xx
 Feature = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_.-]{0,63}$")]
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+StoredPath = Annotated[str, msgspec.Meta(pattern=PATH_PATTERN, description="a path inside the store")]
 TypeForm = str | dict[str, Any]
 Statistic = str | float | bool | None
 
@@ -51,7 +53,10 @@ HOLDS_LATER = "lease.later"
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
-    """What every document and every part of one has in common: frozen, strict, keyword-only."""
+    """What every document and every part of one has in common: frozen, strict, keyword-only.
+
+    Its members are looked at where it is read, and nowhere else: each by its type, and then all together by `check`.
+    """
 
     what: ClassVar[str] = "document"
     """Its name, for messages."""
@@ -61,6 +66,9 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Members that hold JSON of any shape."""
     known_features: ClassVar[frozenset[str]] = frozenset()
     """The features that a document of this kind may need."""
+
+    def check(self) -> None:
+        """Refuse members that contradict each other, here and in the parts of the document, with a `ValueError`."""
 
 
 class VersionedDocument(Document, frozen=True, kw_only=True):
@@ -93,23 +101,15 @@ class PinnedDocument(Document, frozen=True, kw_only=True):
     extensions: dict[str, Any] = {}
 
 
-def wide(document: Document, *names: str) -> None:
-    """Make fields of a document that is being made `Int64`, so that they are written as text."""
-    for name in names:
-        value = getattr(document, name)
-        # A boolean, or what is no integer at all, is left for `encode` to refuse.
-        if type(value) is int:
-            if not INT64_MIN <= value <= INT64_MAX:
-                raise ValueError(f"{name} is {value}, outside 64 bits")
-            msgspec.structs.force_setattr(document, name, Int64(value))
+def wide(value: int | None) -> Int64 | None:
+    """Return an integer as one that documents have as text; None stays."""
+    return None if value is None else Int64(value)
 
 
 def check_place(path: str | None, inline: object) -> None:
     """Refuse a handle with both a path and the object, or with neither."""
     if (path is None) == (inline is None):
         raise ValueError("exactly one of path and inline must be given")
-    if path is not None:
-        check_relative_path(path)
 
 
 def check_key_groups(key_groups: tuple[int, int]) -> None:
@@ -131,7 +131,7 @@ def check_nesting(where: str, value: object) -> None:
         if not inner:
             return
         level = inner
-    raise ValueError(f"{where} is nested more than {MAX_NESTING} levels deep")
+    raise InvalidInputError(f"{where} is nested more than {MAX_NESTING} levels deep")
 
 
 def plain_json(where: str, value: Any, depth: int = 0) -> Any:

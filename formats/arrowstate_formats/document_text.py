@@ -119,7 +119,7 @@ def encode(document: Document) -> bytes:
     try:
         text = pack(document)
         # By the rules of the reader: what it would refuse must never be committed.
-        _check_limits(text, unpack(text, kind))
+        _check_limits(text, _read(text, kind))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInputError(f"the {kind.what} cannot be written, no reader would take it: {error}") from error
     data = _laid_out(text)
@@ -151,7 +151,7 @@ def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
             unknown = [feature for feature in head.features if feature not in document_type.known_features]
             if unknown:
                 raise UnknownFeatureError(path, unknown[0], FORMAT_VERSION, FORMAT_VERSION)
-        document = unpack(data, document_type)
+        document = _read(data, document_type)
         if issubclass(document_type, PinnedDocument):
             _check_own(data, path)
         _check_limits(data, document)
@@ -174,6 +174,13 @@ def _is_draft(data: bytes) -> bool:
         return type(entry["watermark"]) is int or any("subtask" in item for item in entry["statistics"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return False
+
+
+def _read(data: bytes, document_type: type[V]) -> V:
+    """Return a document, every member of which is what it must be and fits the others."""
+    document = unpack(data, document_type)
+    document.check()
+    return document
 
 
 def _check_limits(data: bytes, document: Document) -> None:

@@ -22,8 +22,10 @@ from arrowstate_formats.document_base import (
     Int64,
     KeyGroup,
     Milliseconds,
+    Name,
     PinnedDocument,
     Statistic,
+    StoredPath,
     Text,
     TypeForm,
     Version,
@@ -31,12 +33,10 @@ from arrowstate_formats.document_base import (
     check_key_groups,
     check_place,
     plain_json,
-    wide,
 )
 from arrowstate_formats.document_text import decode, decode_inline, encode, encode_inline, pack, unpack
 from arrowstate_formats.kept_documents import BoundaryDocument, LeaseDocument, ParentDocument, TagDocument
 from arrowstate_formats.key_groups import MAX_PARALLELISM
-from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name
 from arrowstate_formats.run_documents import (
     BatchDocument,
     ColumnStatistics,
@@ -47,7 +47,7 @@ from arrowstate_formats.run_documents import (
     RunDocument,
     StateRunsDocument,
 )
-from arrowstate_formats.schema_documents import FieldDocument, StateDocument
+from arrowstate_formats.schema_documents import FieldDocument, StateDocument, check_types
 
 __all__ = [
     "FORMAT_VERSION",
@@ -123,9 +123,9 @@ class SubtaskDocument(Document, frozen=True, kw_only=True):
     watermark: Int64 | None = None
     schema_versions: dict[str, list[Version]] | None = None
 
-    def __post_init__(self) -> None:
-        wide(self, "watermark")
+    def check(self) -> None:
         check_key_groups(self.key_groups)
+        self.manifest.check()
 
 
 class SubtasksDocument(VersionedDocument, frozen=True, kw_only=True):
@@ -133,21 +133,22 @@ class SubtasksDocument(VersionedDocument, frozen=True, kw_only=True):
 
     what: ClassVar[str] = "list of subtasks"
 
-    operator: str
+    operator: Name
     first: Count
     subtasks: Annotated[list[SubtaskDocument], msgspec.Meta(min_length=1)]
 
-    def __post_init__(self) -> None:
-        check_operator_uid(self.operator)
+    def check(self) -> None:
         numbers = [subtask.subtask for subtask in self.subtasks]
         if numbers != list(range(self.first, self.first + len(numbers))):
             raise ValueError(f"the subtasks from {self.first} on are numbered {numbers[:3]}...")
+        for subtask in self.subtasks:
+            subtask.check()
 
 
 class SubtaskFileDocument(Document, frozen=True, kw_only=True):
     """Where neighbouring subtasks are, and what they have in sum."""
 
-    path: str
+    path: StoredPath
     bytes: Version
     xxh3_128: Checksum
     first: Count
@@ -156,8 +157,7 @@ class SubtaskFileDocument(Document, frozen=True, kw_only=True):
     live_rows: dict[str, Count]
     schema_versions: dict[str, list[Version]] | None = None
 
-    def __post_init__(self) -> None:
-        check_relative_path(self.path)
+    def check(self) -> None:
         check_key_groups(self.key_groups)
 
 
@@ -168,12 +168,12 @@ class OperatorPartDocument(Document, frozen=True, kw_only=True):
     """
 
     rows: Count
-    path: str | None = None
+    path: StoredPath | None = None
     inline: str | None = None
     bytes: Count
     xxh3_128: Checksum
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.rows:
             check_place(self.path, self.inline)
         elif self.path is not None or self.inline is not None or self.bytes:
@@ -185,47 +185,45 @@ class OperatorPartsDocument(VersionedDocument, frozen=True, kw_only=True):
 
     what: ClassVar[str] = "list of parts"
 
-    operator: str
-    state: str
+    operator: Name
+    state: Name
     first: Count
     parts: Annotated[list[OperatorPartDocument], msgspec.Meta(min_length=1)]
 
-    def __post_init__(self) -> None:
-        check_operator_uid(self.operator)
-        check_state_name(self.state)
+    def check(self) -> None:
+        for part in self.parts:
+            part.check()
 
 
 class PartFileDocument(Document, frozen=True, kw_only=True):
     """Where neighbouring parts of an operator state are, and how many rows they have."""
 
-    path: str
+    path: StoredPath
     bytes: Version
     xxh3_128: Checksum
     first: Count
     count: Version
     rows: Count
 
-    def __post_init__(self) -> None:
-        check_relative_path(self.path)
-
 
 class OperatorStateDocument(Document, frozen=True, kw_only=True):
     """A state of an operator's subtasks rather than of keys, and how a restore shares it out."""
 
-    name: str
+    name: Name
     kind: Literal["list", "union", "broadcast"]
     value_type: TypeForm
     key_type: TypeForm | None = None
     parts: list[OperatorPartDocument]
     part_files: list[PartFileDocument] = []
 
-    def __post_init__(self) -> None:
-        check_state_name(self.name)
+    def check(self) -> None:
         if bool(self.parts) == bool(self.part_files):
             raise ValueError(f"operator state {self.name!r} must have either parts or files of parts")
         _check_consecutive(self.part_files)
         if (self.key_type is None) == (self.kind == "broadcast"):
             raise ValueError(f"a {self.kind} state with key type {self.key_type}")
+        for part in self.parts:
+            part.check()
 
     @property
     def part_count(self) -> int:
@@ -236,7 +234,7 @@ class OperatorStateDocument(Document, frozen=True, kw_only=True):
 class OperatorDocument(Document, frozen=True, kw_only=True):
     """One operator: key schema, states and subtasks; and the states of the subtasks themselves."""
 
-    uid: str
+    uid: Name
     key: list[FieldDocument]
     max_parallelism: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM)]
     states: list[StateDocument]
@@ -244,8 +242,7 @@ class OperatorDocument(Document, frozen=True, kw_only=True):
     operator_states: list[OperatorStateDocument] = []
     subtask_files: list[SubtaskFileDocument] = []
 
-    def __post_init__(self) -> None:
-        check_operator_uid(self.uid)
+    def check(self) -> None:
         if self.subtasks and self.subtask_files:
             raise ValueError(f"operator {self.uid!r} has subtasks and files of subtasks; it must have one of both")
         _check_consecutive(self.subtask_files)
@@ -256,8 +253,12 @@ class OperatorDocument(Document, frozen=True, kw_only=True):
             counts.add(self.parallelism)
         if len(counts) > 1:
             raise ValueError(f"the states of operator {self.uid!r} are of {sorted(counts)} subtasks")
+        check_types(self.key)
+        for part in (*self.states, *self.operator_states):
+            part.check()
         held: list[SubtaskDocument | SubtaskFileDocument] = [*self.subtasks, *self.subtask_files]
         for subtask in held:
+            subtask.check()
             if subtask.key_groups[1] >= self.max_parallelism:
                 raise ValueError(f"key group {subtask.key_groups[1]} at max parallelism {self.max_parallelism}")
 
@@ -287,7 +288,7 @@ class SubtaskStatisticsDocument(Document, frozen=True, kw_only=True):
     `bytes_written` and `files_written` what of that was written for this checkpoint.
     """
 
-    operator: str
+    operator: Name
     subtask: Count | None
     sync_us: Count | None = None
     async_us: Count | None = None
@@ -296,9 +297,6 @@ class SubtaskStatisticsDocument(Document, frozen=True, kw_only=True):
     bytes_total: Count
     files_written: Count
 
-    def __post_init__(self) -> None:
-        check_operator_uid(self.operator)
-
 
 class StatisticsDocument(Document, frozen=True, kw_only=True):
     """What it took to write each part of one operator, number by number; see `SubtaskStatisticsDocument`.
@@ -306,7 +304,7 @@ class StatisticsDocument(Document, frozen=True, kw_only=True):
     Item i of each list is of the part `subtasks[i]`.
     """
 
-    operator: str
+    operator: Name
     subtasks: list[Count | None]
     sync_us: list[Count | None]
     async_us: list[Count | None]
@@ -315,8 +313,7 @@ class StatisticsDocument(Document, frozen=True, kw_only=True):
     bytes_total: list[Count]
     files_written: list[Count]
 
-    def __post_init__(self) -> None:
-        check_operator_uid(self.operator)
+    def check(self) -> None:
         if len({len(getattr(self, name)) for name in ("subtasks", *_MEASURED)}) > 1:
             raise ValueError(f"the statistics of operator {self.operator!r} are lists of different lengths")
 
@@ -373,8 +370,7 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
     last_checkpoint_id: Count | None = None
     statistics: list[StatisticsDocument] = []
 
-    def __post_init__(self) -> None:
-        wide(self, "watermark")
+    def check(self) -> None:
         if self.parent is not None and self.parent.number != self.number - 1:
             raise ValueError(f"entry {self.number} has parent {self.parent.number}")
         if (self.checkpoint_id is None) != (self.kind == "fence"):
@@ -385,3 +381,5 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
             raise ValueError(f"a {self.kind} entry with {len(self.operators)} operators and content {self.content}")
         if self.content is not None and self.content.number >= self.number:
             raise ValueError(f"entry {self.number} has the content of entry {self.content.number}")
+        for part in (*self.operators, *self.statistics):
+            part.check()

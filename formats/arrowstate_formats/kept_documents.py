@@ -15,10 +15,11 @@ from arrowstate_formats.document_base import (
     Count,
     Document,
     Milliseconds,
+    Name,
     PinnedDocument,
+    StoredPath,
     Text,
 )
-from arrowstate_formats.names import check_relative_path, check_tag_name
 
 
 class ParentDocument(Document, frozen=True, kw_only=True):
@@ -31,14 +32,11 @@ class ParentDocument(Document, frozen=True, kw_only=True):
 class TagDocument(PinnedDocument, frozen=True, kw_only=True):
     """`tags/<name>.json`: a checkpoint that is kept, whatever the retention, until the tag is removed."""
 
-    name: str
+    name: Name
     tag_id: Text
     checkpoint_id: Count
     entry: ParentDocument
     created_at_ms: Milliseconds
-
-    def __post_init__(self) -> None:
-        check_tag_name(self.name)
 
 
 class LeaseDocument(PinnedDocument, frozen=True, kw_only=True):
@@ -77,10 +75,6 @@ class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
     swept: Count
     collection_id: Text
     written_at_ms: Milliseconds
-    condemned: list[str]
-    waiting: dict[str, Milliseconds]
-    taken: dict[str, Count] = msgspec.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for path in (*self.condemned, *self.waiting, *self.taken):
-            check_relative_path(path)
+    condemned: list[StoredPath]
+    waiting: dict[StoredPath, Milliseconds]
+    taken: dict[StoredPath, Count] = msgspec.field(default_factory=dict)

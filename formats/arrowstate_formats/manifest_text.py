@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from arrowstate_formats.document_base import FORMAT_VERSION
+from arrowstate_formats.document_base import FORMAT_VERSION, check_key_groups
 from arrowstate_formats.document_text import decode, is_laid_out, pack, unpack
 from arrowstate_formats.run_documents import BatchDocument, BatchList, ManifestDocument, RunDocument, StateRunsDocument
 
@@ -64,6 +64,8 @@ class _Kept:
                 self._lists.move_to_end(text)
                 return found
         found = BatchList(unpack(text, list[BatchDocument]))
+        # Kept is what is in order; `ends` remembers that it is.
+        _ = found.ends
         if msgspec.json.format(text, indent=-1) != pack(found):
             raise ValueError("a text that this package does not write")
         with self._lock:
@@ -90,7 +92,9 @@ def decode_manifest(data: bytes, *, path: str = "") -> ManifestDocument:
             states = [
                 StateRunsDocument(name=state.name, runs=[_run(run) for run in state.runs]) for state in sketch.states
             ]
-            return ManifestDocument(operator=sketch.operator, key_groups=sketch.key_groups, states=states)
+            manifest = ManifestDocument(operator=sketch.operator, key_groups=sketch.key_groups, states=states)
+            manifest.check()
+            return manifest
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         # What is wrong with it is told below.
         pass
@@ -113,6 +117,7 @@ class RunsOfState:
         try:
             sketch = unpack(data, _Outline)
             if sketch.format_version == FORMAT_VERSION and not sketch.features and not sketch.extensions:
+                check_key_groups(sketch.key_groups)
                 own = [state for state in sketch.states if state.name == self._name]
                 states = [StateRunsDocument(name=state.name, runs=self._wanted(state.runs)) for state in own]
                 return ManifestDocument(operator=sketch.operator, key_groups=sketch.key_groups, states=states)
@@ -130,7 +135,9 @@ class RunsOfState:
         if found is None:
             if len(self._runs) >= _KEPT_RUNS:
                 self._runs.clear()
-            found = self._runs[text] = _run(unpack(text, _Run))
+            found = _run(unpack(text, _Run))
+            found.check()
+            self._runs[text] = found
         return found
 
 

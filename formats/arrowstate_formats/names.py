@@ -13,13 +13,18 @@ from functools import lru_cache
 
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+# Python's `$` is also before a line feed at the end.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$(?!\n)"
+PATH_PATTERN = r"^(?!(.*/)?\.{0,2}(/|$))[^\\\x00-\x1f\x7f]+$(?!\n)"
+"""What `check_relative_path` takes, of text that is UTF-8."""
+
+_NAME = re.compile(NAME_PATTERN)
 _NO_COMPONENTS = frozenset({"", ".", ".."})
 _NOT_IN_PATHS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def _check_name(what: str, name: object) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.match(name):
         raise InvalidInputError(
             f"{what} must be 1 to 128 characters out of A-Z a-z 0-9 _ - . and begin with a letter or a digit, "
             f"got {name!r}"
@@ -47,9 +52,9 @@ def check_tag_name(name: str) -> str:
     return _check_name("a tag name", name)
 
 
-def check_column_name(name: str) -> str:
+def check_column_name(name: object) -> str:
     """Return `name` if it may name a key or value column."""
-    if not _is_text(name):
+    if not isinstance(name, str) or name == "":
         raise InvalidInputError(f"a column name must be a non-empty text, got {name!r}")
     if name.startswith("_"):
         raise InvalidInputError(f"column names beginning with '_' are reserved, got {name!r}")
@@ -59,9 +64,9 @@ def check_column_name(name: str) -> str:
     return name
 
 
-def check_relative_path(path: str) -> str:
+def check_relative_path(path: object) -> str:
     """Return `path` if it is a relative POSIX path that stays inside the store."""
-    if not _is_text(path):
+    if not isinstance(path, str) or path == "":
         raise CorruptDataError(str(path), "a path must be a non-empty text")
     return _checked_path(path)
 
@@ -74,10 +79,6 @@ def _checked_path(path: str) -> str:
     if not _NO_COMPONENTS.isdisjoint(path.split("/")):
         raise CorruptDataError(path, "a path must be relative and have no empty, '.' or '..' component")
     return path
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _is_utf8(text: str) -> bool:

@@ -14,15 +14,15 @@ from arrowstate_formats.document_base import (
     Document,
     Int64,
     KeyGroup,
+    Name,
     Statistic,
+    StoredPath,
     Text,
     Version,
     VersionedDocument,
     check_key_groups,
     check_place,
-    wide,
 )
-from arrowstate_formats.names import check_operator_uid, check_relative_path, check_state_name
 
 
 class BatchDocument(Document, frozen=True, kw_only=True):
@@ -42,8 +42,7 @@ class BatchDocument(Document, frozen=True, kw_only=True):
     max_time: Int64 | None = None
     max_seq: Int64 | None = None
 
-    def __post_init__(self) -> None:
-        wide(self, "min_hash", "max_hash", "min_time", "max_time", "max_seq")
+    def check(self) -> None:
         if self.min_hash > self.max_hash:
             raise ValueError(f"min_hash {self.min_hash} is above max_hash {self.max_hash}")
         if (self.min_time is None) != (self.max_time is None):
@@ -53,18 +52,14 @@ class BatchDocument(Document, frozen=True, kw_only=True):
 
 
 class BatchList(list[BatchDocument]):
-    """The batches of a run, whose ends are looked for once however many documents have them."""
-
-    @classmethod
-    def of(cls, batches: list[BatchDocument]) -> BatchList:
-        """Return the batches as such a list."""
-        return batches if isinstance(batches, BatchList) else cls(batches)
+    """The batches of a run, which are checked once however many documents have them."""
 
     @cached_property
     def ends(self) -> tuple[int, int]:
         """How many rows there are, and where the last batch ends."""
         end = 0
         for batch in self:
+            batch.check()
             if batch.offset < end:
                 raise ValueError(f"the batch at byte {batch.offset} begins inside the one before it")
             end = batch.offset + batch.bytes
@@ -88,25 +83,22 @@ class ColumnStatistics(Document, frozen=True, kw_only=True):
 class DeletionVectorDocument(Document, frozen=True, kw_only=True):
     """The dead rows of a run file, as a Roaring bitmap of row numbers of the file."""
 
-    path: str | None = None
+    path: StoredPath | None = None
     inline: str | None = None
     bytes: Version
     dead_rows: Count
     xxh3_128: Checksum
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_place(self.path, self.inline)
 
 
 class DirectoryDocument(Document, frozen=True, kw_only=True):
     """The bucket directory beside a run file."""
 
-    path: str
+    path: StoredPath
     bytes: Version
     xxh3_128: Checksum
-
-    def __post_init__(self) -> None:
-        check_relative_path(self.path)
 
 
 class RunDocument(Document, frozen=True, kw_only=True):
@@ -114,7 +106,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
 
     id: Text
     format: Literal["arrow", "parquet", "lance"]
-    path: str | None = None
+    path: StoredPath | None = None
     inline: str | None = None
     bytes: Version
     rows: Count
@@ -129,27 +121,31 @@ class RunDocument(Document, frozen=True, kw_only=True):
     deletion_vector: DeletionVectorDocument | None = None
     directory: DirectoryDocument | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_place(self.path, self.inline)
         if not self.first_row <= self.last_row <= self.rows:
             raise ValueError(f"rows {self.first_row} to {self.last_row} are outside a file of {self.rows} rows")
         if self.live_rows > self.last_row - self.first_row:
             raise ValueError(f"{self.live_rows} live rows in {self.last_row - self.first_row} rows")
-        rows, end = BatchList.of(self.batches).ends
+        batches = self.batches if isinstance(self.batches, BatchList) else BatchList(self.batches)
+        rows, end = batches.ends
         if rows != self.rows:
             raise ValueError(f"the batches do not add up to {self.rows} rows")
         if end > self.bytes:
             raise ValueError(f"the batches end at byte {end} of a file of {self.bytes} bytes")
+        if self.deletion_vector is not None:
+            self.deletion_vector.check()
 
 
 class StateRunsDocument(Document, frozen=True, kw_only=True):
     """The runs of one state, oldest first."""
 
-    name: str
+    name: Name
     runs: list[RunDocument]
 
-    def __post_init__(self) -> None:
-        check_state_name(self.name)
+    def check(self) -> None:
+        for run in self.runs:
+            run.check()
 
 
 class ManifestDocument(VersionedDocument, frozen=True, kw_only=True):
@@ -157,13 +153,14 @@ class ManifestDocument(VersionedDocument, frozen=True, kw_only=True):
 
     what: ClassVar[str] = "manifest"
 
-    operator: str
+    operator: Name
     key_groups: tuple[KeyGroup, KeyGroup]
     states: list[StateRunsDocument]
 
-    def __post_init__(self) -> None:
-        check_operator_uid(self.operator)
+    def check(self) -> None:
         check_key_groups(self.key_groups)
+        for state in self.states:
+            state.check()
 
 
 class ManifestHandle(Document, frozen=True, kw_only=True):
@@ -173,12 +170,14 @@ class ManifestHandle(Document, frozen=True, kw_only=True):
     the document around it.
     """
 
-    path: str | None = None
+    path: StoredPath | None = None
     inline: list[StateRunsDocument] | None = None
     bytes: Version
     xxh3_128: Checksum | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_place(self.path, self.inline)
         if (self.path is None) != (self.xxh3_128 is None):
             raise ValueError("a manifest has a checksum if, and only if, it is a file")
+        for state in self.inline or ():
+            state.check()

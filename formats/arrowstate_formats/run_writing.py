@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from arrowstate_formats.document_base import Int64, wide
 from arrowstate_formats.documents import BatchDocument
 from arrowstate_formats.errors import InvalidInputError
 from arrowstate_formats.lance_files import written_lance
@@ -167,11 +168,11 @@ def _batch_document(batch: pa.RecordBatch, offset: int, end: int, digest: Any, t
         bytes=end - offset,
         rows=batch.num_rows,
         xxh3_128=digest.hexdigest(),
-        min_hash=hashes[0].as_py(),
-        max_hash=hashes[-1].as_py(),
-        min_time=min_time,
-        max_time=max_time,
-        max_seq=max_seq,
+        min_hash=Int64(hashes[0].as_py()),
+        max_hash=Int64(hashes[-1].as_py()),
+        min_time=wide(min_time),
+        max_time=wide(max_time),
+        max_seq=wide(max_seq),
     )
 
 

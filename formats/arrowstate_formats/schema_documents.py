@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from arrowstate_formats.document_base import (
     Document,
     FieldId,
     Int64,
+    Name,
     Text,
     TypeForm,
     Version,
     check_nesting,
-    wide,
 )
-from arrowstate_formats.names import check_state_name
 
 
 class NestedFieldDocument(Document, frozen=True, kw_only=True):
@@ -39,9 +39,12 @@ class FieldDocument(Document, frozen=True, kw_only=True):
     default: str | None = None
     fields: list[NestedFieldDocument] = []
 
-    def __post_init__(self) -> None:
-        if type(self.type) is dict:
-            check_nesting(f"the type of {self.name!r}", self.type)
+
+def check_types(columns: Sequence[FieldDocument]) -> None:
+    """Refuse a type of a column that is nested too deep."""
+    for column in columns:
+        if type(column.type) is dict:
+            check_nesting(f"the type of {column.name!r}", column.type)
 
 
 class TimeToLiveDocument(Document, frozen=True, kw_only=True):
@@ -52,8 +55,7 @@ class TimeToLiveDocument(Document, frozen=True, kw_only=True):
     visibility: Literal["never_return_expired", "return_until_cleaned_up"]
     clock: Literal["processing_time", "event_time"]
 
-    def __post_init__(self) -> None:
-        wide(self, "ttl_ms")
+    def check(self) -> None:
         if self.ttl_ms < 1:
             raise ValueError(f"ttl_ms is {self.ttl_ms}, it must be at least 1")
 
@@ -68,7 +70,7 @@ class AggregateDocument(Document, frozen=True, kw_only=True):
     parameters: dict[str, Any]
     accumulator_type: TypeForm
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_nesting(f"aggregate {self.name!r}", [self.parameters, self.accumulator_type])
 
 
@@ -82,6 +84,9 @@ class SchemaDocument(Document, frozen=True, kw_only=True):
     user_key: FieldDocument | None = None
     columns: list[FieldDocument]
 
+    def check(self) -> None:
+        check_types([*self.key, *_own_columns(self)])
+
 
 class StateDocument(Document, frozen=True, kw_only=True):
     """A state as its descriptor declared it, and the columns its values are stored in.
@@ -90,7 +95,7 @@ class StateDocument(Document, frozen=True, kw_only=True):
     that a version had which is gone, or 0.
     """
 
-    name: str
+    name: Name
     kind: Literal["value", "reducing", "list", "map", "timer", "aggregating"]
     value_type: TypeForm
     columns: list[FieldDocument]
@@ -105,8 +110,15 @@ class StateDocument(Document, frozen=True, kw_only=True):
     earlier_schemas: list[SchemaDocument] = []
     last_field_id: FieldId = 0
 
-    def __post_init__(self) -> None:
-        check_state_name(self.name)
+    def check(self) -> None:
+        check_types(_own_columns(self))
         versions = [schema.version for schema in self.earlier_schemas]
         if sorted({*versions, self.schema_version}) != [*versions, self.schema_version]:
             raise ValueError(f"schema version {self.schema_version} with the earlier versions {versions}")
+        for part in (self.time_to_live, self.aggregate, *self.earlier_schemas):
+            if part is not None:
+                part.check()
+
+
+def _own_columns(schema: SchemaDocument | StateDocument) -> list[FieldDocument]:
+    return [*schema.namespace, *([] if schema.user_key is None else [schema.user_key]), *schema.columns]

@@ -19,6 +19,7 @@ from arrowstate.files.subtasks import whole_operators
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
 from arrowstate.store import StateStore
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import MAX_ENTRY_BYTES, SubtaskStatisticsDocument, encode
 from stores import KEY, TOTAL, commit, totals
 
@@ -95,7 +96,7 @@ def test_entry_and_fence_of_4096_subtasks_are_small(store: StateStore) -> None:
 
     writer.commit([operator], started_at_ms=1)
     lists = large.storage.list("manifests/")
-    changed = replace(operator, subtasks=[replace(subtasks[0], watermark=7), *subtasks[1:]])
+    changed = replace(operator, subtasks=[replace(subtasks[0], watermark=Int64(7)), *subtasks[1:]])
     writer.commit([changed], needs=Needs(set(), set(), 2), started_at_ms=1, statistics=measured)
     large.writer()
 

@@ -13,6 +13,7 @@ from arrowstate import CheckpointNotFoundError, CorruptDataError, FormatVersionE
 from arrowstate.files.references import ReferenceReader
 from arrowstate.store import StateStore
 from arrowstate.upkeep.recovery import proposals
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
 from stores import OFFSETS, TOTAL, commit, copied, cut, files, flip, run, totals_from
 
@@ -145,7 +146,7 @@ def test_a_damaged_log_is_found(folder, capsys, harm, number, problem):
 
 def test_an_entry_that_another_history_was_written_after_is_found(folder, capsys, tmp_path):
     path = entry(folder, 3)
-    path.write_bytes(encode(replace(decode(path.read_bytes(), LogEntryDocument), watermark=5)))
+    path.write_bytes(encode(replace(decode(path.read_bytes(), LogEntryDocument), watermark=Int64(5))))
 
     code, out, _ = run(capsys, "verify", folder, "--json")
 

@@ -33,6 +33,7 @@ from arrowstate.storage import clear_memory_storage
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
 from arrowstate_formats import run_writing
 from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import BatchDocument, RunDocument, decode_inline
 from arrowstate_formats.run_reading import read_run
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, StateDocument
@@ -249,7 +250,7 @@ def misled(request: pytest.FixtureRequest, store: StateStore, monkeypatch: pytes
         other = member.replace("min", "max") if member.startswith("min") else member.replace("max", "min")
         if value is None or (getattr(right, other, None) == value and by == (1 if member.startswith("min") else -1)):
             return right
-        return replace(right, **{member: value + by})
+        return replace(right, **{member: Int64(value + by)})
 
     monkeypatch.setattr(run_writing, "_batch_document", wrong)
     return written(store, states_of_every_kind())

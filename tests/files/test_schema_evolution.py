@@ -423,7 +423,7 @@ def test_versions_out_of_order_are_no_document(evolved):
 
     for changes in ({"schema_version": 1}, {"earlier_schemas": state.earlier_schemas * 2}):
         with pytest.raises(ValueError, match="schema version"):
-            replace(state, **changes).__post_init__()
+            replace(state, **changes).check()
 
 
 def test_a_subtask_that_never_asked_for_the_state_holds_up_the_checkpoint(store):

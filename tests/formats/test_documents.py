@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from arrowstate_formats import CorruptDataError, FormatVersionError, InvalidInputError
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import (
     FORMAT_VERSION,
     BatchDocument,
@@ -46,8 +47,8 @@ from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 SUM = "0123456789abcdef" * 2
 
 BATCHES = [
-    BatchDocument(offset=240, bytes=512, rows=3, xxh3_128=SUM, min_hash=-(2**63), max_hash=-1),
-    BatchDocument(offset=752, bytes=256, rows=2, xxh3_128=SUM, min_hash=0, max_hash=2**63 - 1),
+    BatchDocument(offset=240, bytes=512, rows=3, xxh3_128=SUM, min_hash=Int64(-(2**63)), max_hash=Int64(-1)),
+    BatchDocument(offset=752, bytes=256, rows=2, xxh3_128=SUM, min_hash=Int64(0), max_hash=Int64(2**63 - 1)),
 ]
 RUN = RunDocument(
     id="7b3e",
@@ -112,7 +113,7 @@ ENTRY = LogEntryDocument(
     checkpoint_id=1,
     started_at_ms=1,
     committed_at_ms=2,
-    watermark=-5,
+    watermark=Int64(-5),
     properties={"offset": 42, "nested": {"b": [1.5, None, True], "a": "ä"}},
     operators=[OPERATOR],
 )
@@ -235,12 +236,12 @@ def test_what_is_no_document_is_damage(data: bytes) -> None:
         (STORE, {"format": "other"}, "other"),
         (STORE, {"key_hash": {"name": "murmur", "seed": 42}}, "murmur"),
         (STORE, {"key_hash": {"name": "spark-xxhash64", "seed": 7}}, "7"),
-        (MANIFEST, {"operator": "../x"}, "operator uid"),
+        (MANIFEST, {"operator": "../x"}, "at `$.operator`"),
         (MANIFEST, {"key_groups": [5, 4]}, "are empty"),
         (MANIFEST, {"key_groups": [0, 32768]}, "<= 32767"),
         (MANIFEST, {"key_groups": [0]}, "length 2"),
-        (RUN, {"path": "/etc/passwd"}, "must be relative"),
-        (RUN, {"path": "../x"}, "must be relative"),
+        (RUN, {"path": "/etc/passwd"}, "at `$.path`"),
+        (RUN, {"path": "../x"}, "at `$.path`"),
         (RUN, {"path": None}, "exactly one of path and inline"),
         (RUN, {"inline": "YQ=="}, "exactly one of path and inline"),
         (RUN, {"format": "orc"}, "orc"),
@@ -261,16 +262,16 @@ def test_what_is_no_document_is_damage(data: bytes) -> None:
         (OFFSETS, {"parts": []}, "must have either parts or files of parts"),
         (OFFSETS.parts[0], {"rows": 0}, "a part without rows has a file"),
         (OFFSETS.parts[0], {"path": "data/source/offsets/a.arrow"}, "exactly one of path and inline"),
-        (OFFSETS.parts[0], {"inline": None, "path": "../a"}, ".."),
+        (OFFSETS.parts[0], {"inline": None, "path": "../a"}, "at `$.path`"),
         (OPERATOR, {"max_parallelism": 100}, "key group 127 at max parallelism 100"),
         (ENTRY, {"kind": "branch"}, "branch"),
         (ENTRY, {"number": 3}, "has parent 1"),
         (ENTRY, {"checkpoint_id": None}, "checkpoint entry with checkpoint id None"),
         (ENTRY, {"kind": "fence"}, "fence entry with checkpoint id 1"),
         (ENTRY, {"number": "2"}, "got `str`"),
-        (TAG, {"name": "../gold"}, "tag name"),
-        (BOUNDARY, {"condemned": ["../x"]}, "must be relative"),
-        (BOUNDARY, {"waiting": {"/x": 1}}, "must be relative"),
+        (TAG, {"name": "../gold"}, "at `$.name`"),
+        (BOUNDARY, {"condemned": ["../x"]}, "at `$.condemned[0]`"),
+        (BOUNDARY, {"waiting": {"/x": 1}}, "at `key` in `$.waiting`"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Document) else str(value),
 )

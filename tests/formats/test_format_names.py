@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from arrowstate_formats import CorruptDataError, InvalidInputError
+from arrowstate_formats.document_base import Name, StoredPath
 from arrowstate_formats.names import (
     check_column_name,
     check_operator_uid,
@@ -19,6 +22,7 @@ from arrowstate_formats.names import (
 @pytest.mark.parametrize("name", ["a", "0", "counter-1", "Counter_2.b", "x" * 128])
 def test_portable_names_are_accepted(name: str) -> None:
     assert check_operator_uid(name) == check_state_name(name) == check_savepoint_name(name) == name
+    assert msgspec.convert(name, Name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "_a", "-a", "a/b", "a b", "ä", "a\n", "x" * 129, None, 7])
@@ -30,6 +34,8 @@ def test_other_names_are_refused_and_shown(name: Any) -> None:
     with pytest.raises(InvalidInputError, match="a savepoint name must be"):
         check_savepoint_name(name)
 
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(name, Name)
     assert "an operator uid must be" in str(operator.value)
     assert "a state name must be" in str(state.value)
     assert str(operator.value).endswith(f"got {name!r}")
@@ -49,11 +55,15 @@ def test_reserved_and_unportable_column_names_are_refused(name: Any) -> None:
 @pytest.mark.parametrize("path", ["a", "data/counter/clicks/1f.arrow", "a/..b/...", "a b/ä"])
 def test_paths_inside_the_store_are_accepted(path: str) -> None:
     assert check_relative_path(path) == path
+    assert msgspec.convert(path, StoredPath) == path
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a\\b", "a\0b", "a\nb", "\ud800", None]
+    "path",
+    ["", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a\\b", "a\0b", "a\nb", "a\n", "\ud800", None],
 )
 def test_paths_that_could_leave_the_store_are_refused(path: Any) -> None:
     with pytest.raises(CorruptDataError, match="a path must"):
         check_relative_path(path)
+    with pytest.raises((msgspec.DecodeError, UnicodeEncodeError)):
+        msgspec.json.decode(json.dumps(path), type=StoredPath)

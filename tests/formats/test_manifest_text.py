@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from arrowstate_formats import manifest_text
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import decode, encode
 from arrowstate_formats.errors import ArrowStateError, CorruptDataError
 from arrowstate_formats.manifest_text import RunsOfState, decode_manifest
@@ -16,7 +17,9 @@ from arrowstate_formats.run_documents import BatchDocument, ManifestDocument, Ru
 
 def manifest(batches: int, **changes: Any) -> ManifestDocument:
     documents = [
-        BatchDocument(offset=8 + 64 * n, bytes=64, rows=10, xxh3_128=f"{n:032x}", min_hash=n * 9, max_hash=n * 9 + 8)
+        BatchDocument(
+            offset=8 + 64 * n, bytes=64, rows=10, xxh3_128=f"{n:032x}", min_hash=Int64(n * 9), max_hash=Int64(n * 9 + 8)
+        )
         for n in range(batches)
     ]
     given: dict[str, Any] = {

@@ -19,6 +19,7 @@ from arrowstate.schema.fields import fields_of
 from arrowstate_formats import hash_columns, type_from_json, type_to_json
 from arrowstate_formats.arrow_types import _FLAT
 from arrowstate_formats.deletion_vectors import clear_dead_rows, write_deletion_vector
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import BatchDocument
 from arrowstate_formats.run_files import RunFormat, checksum
 from arrowstate_formats.run_reading import read_run
@@ -119,7 +120,7 @@ def test_rows_written_before_a_change_of_the_columns_are_those_of_the_vectors_af
     file = EVOLUTION["files"][run_format]
     data = base64.b64decode(file["bytes"])
     before, after = (list(map(document_of, EVOLUTION[when]["columns"])) for when in ("before", "after"))
-    batch = BatchDocument(rows=3, min_hash=-(1 << 63), max_hash=(1 << 63) - 1, **file["batch"])
+    batch = BatchDocument(rows=3, min_hash=Int64(-1 << 63), max_hash=Int64((1 << 63) - 1), **file["batch"])
     assert checksum(data) == file["xxh3_128"]
 
     (stored,) = read_run(pa.py_buffer(data), run_format, [batch], frame_xxh3_128=file["frame_xxh3_128"])

@@ -9,6 +9,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import HINT_PATH, create_store, open_store_document, path_of, put_store_document
 from arrowstate.storage import clear_memory_storage, open_storage
 from arrowstate.testing.faults import Fault, FaultyStorage
+from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument, ParentDocument, encode
 from arrowstate_formats.run_files import checksum
 
@@ -187,7 +188,7 @@ def test_a_commit_under_a_collected_number_is_not_acknowledged_and_a_fence_is_lo
 def test_an_entry_that_its_successor_was_not_written_after_is_damage(storage):
     log = fill(CommitLog(storage), [FENCE, CHECKPOINT, CHECKPOINT, CHECKPOINT])
     storage.delete(path_of(2))
-    storage.put_if_absent(path_of(2), encode(replace(entry(2, log.read(1).as_parent), watermark=5)), "commit-2")
+    storage.put_if_absent(path_of(2), encode(replace(entry(2, log.read(1).as_parent), watermark=Int64(5))), "commit-2")
 
     with pytest.raises(arrowstate.CorruptDataError, match=path_of(2)):
         list(log.backwards())
