@@ -14,6 +14,7 @@ from typing import Any
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.checkpoints.notes import of_stopped_query
+from arrowstate.checkpoints.rollback import with_given_ids
 from arrowstate.editing.overlay import Overlay
 from arrowstate.errors import (
     ArrowStateError,
@@ -78,7 +79,7 @@ class EditCommit:
             tagged = tag is not None and self._keep(tag, _id_of(base))
             is_tried = True
             return committer.commit(
-                operators,
+                operators if content == base.number else with_given_ids(self.storage, operators, base.number),
                 properties=of_stopped_query(entry.properties, self.new_id),
                 watermark=entry.watermark,
                 started_at_ms=started_at_ms,

@@ -160,6 +160,14 @@ def with_name(stored: StateDocument, name: str, key: Sequence[FieldDocument]) ->
     return with_key(renamed, key, key)
 
 
+def with_ids_taken(
+    stored: StateDocument, key: Sequence[FieldDocument], other: StateDocument, other_key: Sequence[FieldDocument]
+) -> StateDocument:
+    """Return a state none of whose later fields gets an id that another schema of it has given."""
+    last = next(_ids_after(other, other_key)) - 1
+    return stored if last < next(_ids_after(stored, key)) else replace(stored, last_field_id=last)
+
+
 def check_drop_and_rename(
     uid: str, states: Sequence[StateDocument], drop: Collection[str], rename: Mapping[str, str]
 ) -> None:

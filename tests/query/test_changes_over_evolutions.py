@@ -18,6 +18,7 @@ from arrowstate import SchemaEvolution
 from arrowstate.errors import IncompatibleStateError
 from arrowstate.query.changes import StateChanges, reader_between
 from long_form import short_or_long
+from stores import backend_of, commit
 
 EVERY_HASH = (-(1 << 63), (1 << 63) - 1)
 TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
@@ -58,7 +59,7 @@ class Model:
 class History:
     """A store of one state whose schema changes by chance, and the model of each of its checkpoints."""
 
-    def __init__(self, place: Any, kind: str, seed: int) -> None:
+    def __init__(self, place: Any, kind: str, seed: int, *, branches: bool = False) -> None:
         self.random = np.random.default_rng(seed)
         self.kind = kind
         self.store = arrowstate.open_store(place, create=True)
@@ -71,6 +72,8 @@ class History:
         self.dropped: list[str] = []
         self.defaults: dict[str, int] = {}
         self.went_back = False
+        self.branches = branches
+        "Whether the schema may change after the store went back, which others have seen go another way."
 
     def key_schema(self) -> pa.Schema:
         return pa.schema([(self.now.key.name, TYPES[self.now.key.width])])
@@ -163,7 +166,7 @@ class History:
 
     def run(self, checkpoints: int) -> None:
         for number in range(checkpoints):
-            if number and self.chance(0.6) and not self.went_back:
+            if number and self.chance(0.6) and (self.branches or not self.went_back):
                 self.evolve()
             self.change_rows()
             with self.store.writer() as writer:
@@ -232,3 +235,66 @@ def test_the_changes_between_any_two_checkpoints_are_those_of_the_rows_in_the_ne
         assert found.inserted + 2 * found.updated + found.deleted == len(rows)
         seen += 1
     assert seen > 5
+
+
+@pytest.mark.parametrize("kind", ["value", "map"])
+@pytest.mark.parametrize("seed", range(short_or_long(3, 300)))
+def test_no_field_is_taken_for_another_where_the_schema_went_another_way_after_a_rollback(
+    tmp_path: Any, kind: str, seed: int
+) -> None:
+    history = History(tmp_path / "store", kind, seed, branches=True)
+    history.run(12)
+    store, models = history.store, history.models
+
+    for first, last in combinations(sorted(models), 2):
+        entries = store.snapshot(first).entry, store.snapshot(last).entry
+        reader = reader_between(store.storage, *entries, "op.s")
+        try:
+            changes = StateChanges(store.storage, reader, *entries)
+        except IncompatibleStateError:
+            # Of two schemas that went different ways neither need be one that the rows of the other can have.
+            continue
+        newer = models[reader.entry.checkpoint_id]
+        sides = [models[number].read_as(newer) for number in (first, last)]
+        for row in (row for batch in changes.batches(reader.columns, EVERY_HASH) for row in batch.to_pylist()):
+            side = sides[row["_change_type"] in ("insert", "update_postimage")]
+            values = side[row[newer.key.name], row["s_key"] if kind == "map" else None]
+            # Where neither side knows a common version any more, a field that was renamed is one that was not there.
+            for field in newer.fields:
+                assert row[field.name] in (values[field.name], field.default), (first, last, field, row, values)
+
+
+@pytest.mark.parametrize("goes_back", ["rollback", "edit"])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_field_that_is_added_after_going_back_gets_an_id_that_was_never_given(
+    tmp_path: Any, goes_back: str, dropped: bool
+) -> None:
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+
+    def write(names: list[str], keys: range) -> arrowstate.Snapshot:
+        backend = store.latest().restore("op") if store.checkpoints() else backend_of()
+        backend.state(VALUES("s", pa.struct([(name, pa.int64()) for name in names]))).update_batch(
+            list(keys), [dict.fromkeys(names, 7)] * len(keys)
+        )
+        return commit(store, {"op": [backend]})
+
+    write(["a"], range(3))
+    seen = write(["a", "b"], range(3))
+    if dropped:
+        with store.edit() as edit:
+            edit.drop_state("op", "s")
+            edit.commit()
+    if goes_back == "rollback":
+        store.rollback(1)
+    else:
+        with store.edit(1) as edit:
+            edit.delete("op.s", where="k = 2")
+            edit.commit()
+    write(["a", "c"], range(3))
+    newest = write(["a", "c", "d"], range(3))
+
+    ids = [{field.name: field.id for field in it.entry.operators[0].states[0].columns} for it in (seen, newest)]
+    assert newest.entry.operators[0].states[0].earlier_schemas == []
+    assert not {ids[0]["b"]} & {ids[1]["c"], ids[1]["d"]}
+    changed = newest.changes("op.s", since=seen.checkpoint_id).to_pylist()
+    assert [(row["c"], row["d"]) for row in changed if row["_change_type"] == "update_preimage"] == [(None, None)] * 3
