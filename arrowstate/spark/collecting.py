@@ -1,4 +1,4 @@
-"""Collection beside a query: Spark commits in one of several processes of a machine, of which one collects at a time.
+"""Collection beside a query: several processes of a machine may run queries on a store, and one collects at a time.
 
 What a retention drops is deleted while the query goes on, see `arrowstate.upkeep.beside`; the figures of the next
 micro-batch say what became of it.

@@ -1,8 +1,7 @@
 """The commit of a micro-batch: one log entry with the state of all subtasks and the id of the batch.
 
-The commit runs in a process of its own beside the driver, which may be another one each time: all it knows is
-the log. A run of a query takes the fence at its first commit, so a driver that is still alive somewhere, with
-the same query, finds its successor's fence above its own entries and stops.
+All that a commit knows is the log. A run of a query takes the fence at its first commit, so a driver that is still
+alive somewhere, with the same query, finds its successor's fence above its own entries and stops.
 """
 
 from __future__ import annotations
@@ -10,26 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-
-from pyspark import cloudpickle
 
 from arrowstate.checkpoints.appending import append_checkpoint
 from arrowstate.checkpoints.handles import operator_of
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
 from arrowstate.files.output_tables import BATCH_SUFFIX, OutputTable, appended
 from arrowstate.functions.dead_letters import is_dead_letters
-from arrowstate.log.commit import append_fence, delete_quietly
+from arrowstate.log.commit import append_fence
 from arrowstate.log.commit_log import CommitLog, History, refuse_loss
-from arrowstate.spark.collecting import collector_of
+from arrowstate.log.entries import CommittedEntry
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state
-from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.task import SubtaskResult
 from arrowstate.storage.base import Storage
-from arrowstate.telemetry.records import Listener, OperationRecord, PartRecord, Recording, recorded
+from arrowstate.telemetry.records import Listener, PartRecord, Recording, recorded
 from arrowstate.upkeep.beside import Collector
-from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
@@ -40,11 +34,10 @@ from arrowstate_formats.documents import (
 __all__ = [
     "BatchWork",
     "OperatorWork",
-    "abort_micro_batch",
     "check_alone",
     "check_no_operator_state",
     "commit_batch",
-    "commit_micro_batch",
+    "take_over",
 ]
 
 
@@ -99,17 +92,14 @@ class BatchWork:
             If the results of an operator are not those of all its subtasks.
         """
         results = [result for work in works for result in work.results]
-        # Where tasks found the batch in the store there is nothing to commit, or another run has.
-        done = works if _is_complete(results) else ()
-        operators = [operator_of(work.uid, work.results, work.operator_states) for work in done]
+        operators = [operator_of(work.uid, work.results, work.operator_states) for work in works]
         outputs: dict[str, int] = {}
-        for work in done:
+        for work in works:
             emitted, aside = [item.output for item in work.results], [item.dead for item in work.results]
             for table, parts in ((work.output, emitted), (work.dead_letters, aside)):
                 if table is not None:
                     new = [part for part in parts if part is not None]
                     operators.append(appended(storage, table, before, new, new_id=new_id, firsts=outputs, paths=paths))
-        tasks = [result.metrics for result in results if result.metrics is not None]
         return cls(
             batch,
             started_at_ms,
@@ -117,66 +107,13 @@ class BatchWork:
             operators,
             outputs,
             frozenset(path for result in results for path in result.paths).union(paths),
-            BatchMetrics.of(tasks, clock_ms() - started_at_ms).to_properties(),
+            BatchMetrics.of([result.metrics for result in results], clock_ms() - started_at_ms).to_properties(),
             watermark,
         )
 
     @property
     def statistics(self) -> list[SubtaskStatisticsDocument]:
         return [result.statistics for result in self.results if result.statistics is not None]
-
-
-def _is_complete(results: Sequence[SubtaskResult]) -> bool:
-    """Whether no task found its micro-batch in the store."""
-    return all(result.document is not None for result in results)
-
-
-def commit_micro_batch(
-    plan: SinkPlan, results: Sequence[SubtaskResult], *, new_id: Callable[[], str], clock_ms: Callable[[], int]
-) -> LogEntryDocument | None:
-    """Commit what the tasks of a sink wrote; return the entry, None if the store held the batch already.
-
-    Raises
-    ------
-    InvalidInputError
-        If the results are not those of all subtasks; and as `commit_batch`.
-    """
-    batch = results[0].batch
-    if batch is None or any(result.batch != batch for result in results):
-        raise InvalidInputError(
-            f"the tasks of operator {plan.uid!r} are of several micro-batches: {[result.batch for result in results]}"
-        )
-    # The clocks of the workers may be ahead of this one.
-    started_at_ms = min(
-        [result.metrics.started_at_ms for result in results if result.metrics is not None] + [clock_ms()]
-    )
-    storage, table = plan.open(), plan.dead_letters_table
-    base = max((result.base for result in results if result.base is not None), default=None)
-    # Only dead letters need what was there before.
-    is_needed = table is not None and _is_complete(results)
-    work = BatchWork.of(
-        batch,
-        [OperatorWork(plan.uid, results, dead_letters=table)],
-        storage=storage,
-        before=() if base is None or not is_needed else CommitLog(storage).read(base).document.operators,
-        paths=[],
-        new_id=new_id,
-        clock_ms=clock_ms,
-        started_at_ms=started_at_ms,
-    )
-    return commit_batch(
-        storage,
-        [plan.uid, *([] if table is None else [table.uid])],
-        work,
-        new_id=new_id,
-        clock_ms=clock_ms,
-        on_checkpoint=None if plan.on_checkpoint is None else partial(_call_pickled, plan.on_checkpoint),
-        collector=None if plan.retention is None else collector_of(plan.place, RetentionPolicy(*plan.retention)),
-    )
-
-
-def _call_pickled(function: bytes, record: OperationRecord) -> None:
-    cloudpickle.loads(function)(record)
 
 
 def commit_batch(
@@ -265,13 +202,11 @@ def _commit(
         committed = is_committed(uids[0], batch, stored.record)
         check_alone(uids, stored.checkpoint, storage.url)
         epoch = _epoch_of_run(history, batch)
-        if not committed and not (_is_complete(work.results) and bases <= _same_content(history, stored.checkpoint)):
+        if not committed and not bases <= _same_content(history, stored.checkpoint):
             # Another writer committed after the tasks had begun: what they wrote lacks that.
             raise FencedError(epoch, None if newest is None else newest.document.writer_epoch)
         if epoch is None:
-            # Another writer may take the number first: then look again.
-            taken_by = BatchRecord(batch.query_id, batch.run_id, None).to_properties()
-            append_fence(log, newest, new_id=new_id, clock_ms=clock_ms, properties=taken_by)
+            _take_fence(log, newest, batch, new_id, clock_ms)
             continue
         if committed:
             return None
@@ -299,15 +234,29 @@ def _commit(
         # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
 
 
-def abort_micro_batch(plan: SinkPlan, results: Sequence[SubtaskResult | None]) -> None:
-    """Delete what the tasks of a failed micro-batch wrote, unless the commit may have been tried."""
-    if None not in results:
-        # All tasks were done, so the commit failed, and perhaps only its answer was lost.
-        return
-    storage = plan.open()
-    for result in results:
-        if result is not None:
-            delete_quietly(storage, result.paths)
+def take_over(storage: Storage, batch: MicroBatch, *, new_id: Callable[[], str], clock_ms: Callable[[], int]) -> None:
+    """Take the fence for a run that begins with a micro-batch which the store has, unless it has it.
+
+    Raises
+    ------
+    FencedError
+        If a newer run of the query, or another writer, has taken over the store.
+    """
+    log = CommitLog(storage, on_loss=refuse_loss)
+    while _epoch_of_run(history := log.history(), batch) is None:
+        _take_fence(log, history.newest, batch, new_id, clock_ms)
+
+
+def _take_fence(
+    log: CommitLog,
+    newest: CommittedEntry | None,
+    batch: MicroBatch,
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+) -> None:
+    """Try to take the fence for a run; another writer may take the number first, then look again."""
+    properties = BatchRecord(batch.query_id, batch.run_id, None).to_properties()
+    append_fence(log, newest, new_id=new_id, clock_ms=clock_ms, properties=properties)
 
 
 def check_alone(uids: Sequence[str], checkpoint: LogEntryDocument | None, store: str) -> None:

@@ -8,7 +8,7 @@ from pyspark import cloudpickle
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["check_picklable", "pickled"]
+__all__ = ["check_picklable"]
 
 
 def check_picklable(uid: str, operator: object) -> None:
@@ -29,24 +29,6 @@ def check_picklable(uid: str, operator: object) -> None:
         f"operator {uid!r}, a {type(operator).__name__}, is pickled for each task of Spark, and {what} cannot be: "
         f"{type(error).__name__}: {error}; make it in open(), which every task calls"
     ) from error
-
-
-def pickled(argument: str, function: object) -> bytes:
-    """Return a function as bytes that another process makes it of.
-
-    Raises
-    ------
-    InvalidInputError
-        If it cannot be pickled.
-    """
-    try:
-        data: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise InvalidInputError(
-            f"{argument} is pickled for the process in which Spark commits, and it cannot be: "
-            f"{type(error).__name__}: {error}; make what it needs when it is called"
-        ) from error
-    return data
 
 
 def _parts(operator: object) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """What a micro-batch took: counted in its tasks, added up for its commit, and kept in its log entry.
 
-The log is where the figures are because all processes share it: a commit may run beside the driver, and on Spark
-Connect the driver is a process of the server. `progress`, and the query that `start()` returns, read them there,
+The log is where the figures are because all processes share it: on Spark Connect the driver is a process of the
+server. `progress`, and the query that `start()` returns, read them there,
 so no micro-batch has a job more for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
 import msgspec
@@ -21,7 +21,6 @@ __all__ = ["BatchMetrics", "TaskMeter", "TaskMetrics"]
 class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """What one task has counted."""
 
-    started_at_ms: int
     rows: int
     output_rows: int = 0
     dead_rows: int = 0
@@ -37,8 +36,7 @@ class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):
 class TaskMeter:
     """Counts from the start of a task on; a worker process runs one task at a time."""
 
-    def __init__(self, clock_ms: Callable[[], int]) -> None:
-        self._started_at_ms = clock_ms()
+    def __init__(self) -> None:
         self._before = cache_use()
 
     def written(
@@ -53,7 +51,6 @@ class TaskMeter:
         """Return what a task took that has written its subtask."""
         cache = self._cache()
         return TaskMetrics(
-            started_at_ms=self._started_at_ms,
             rows=rows,
             output_rows=output_rows,
             dead_rows=dead_rows,
@@ -69,7 +66,6 @@ class TaskMeter:
         """Return what a task took that had no rows, and left its subtask as it was."""
         cache = self._cache()
         return TaskMetrics(
-            started_at_ms=self._started_at_ms,
             rows=0,
             state_rows=sum(subtask.live_rows.values()),
             state_bytes=state_bytes,
@@ -104,7 +100,7 @@ class BatchMetrics:
     checkpoint_ms: int
     """How long the slowest subtask took to freeze and to write its state, in milliseconds."""
     duration_ms: int
-    """From its start in the driver, or in a sink from its first task, to its commit, in milliseconds."""
+    """From its start in the driver to its commit, in milliseconds."""
     files_collected: int = 0
     """How many files a retention has deleted since the micro-batch before."""
     collections_failed: int = 0

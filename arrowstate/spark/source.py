@@ -1,87 +1,30 @@
-"""The Spark data source `arrowstate`: where Spark's calls meet the sink and the reader.
+"""The Spark data source `arrowstate`: where Spark's calls meet what reads a store.
 
-Spark pickles these classes by name, so the Python of its workers must have arrowstate installed. A writer is made
-anew in every process and for every micro-batch; it holds the plan and nothing else.
+Spark pickles these classes by name, so the Python of its workers must have arrowstate installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.spark.commit import abort_micro_batch, commit_micro_batch
-from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.read.plans import Plan, plan_from_options
-from arrowstate.spark.sink.plan import SinkPlan
-from arrowstate.spark.sink.task import fold_micro_batch
-from arrowstate.spark.task import SubtaskResult
-from arrowstate.spark.workers import own_python, spare_collector
+from arrowstate.spark.workers import own_python
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "ArrowStateDataSource", "KeyedStateWriter", "SubtaskMessage", "register"]
+__all__ = ["FORMAT", "ArrowStateDataSource", "register"]
 
 FORMAT = "arrowstate"
 """The name of the data source."""
 
 
-class SubtaskMessage(WriterCommitMessage):
-    """A `SubtaskResult` on its way from a task to the commit."""
-
-    def __init__(self, result: SubtaskResult) -> None:
-        self.result = result
-
-
-class KeyedStateWriter(DataSourceStreamArrowWriter):
-    """Folds micro-batches into keyed state; see `fold_micro_batch` and `commit_micro_batch`."""
-
-    def __init__(self, plan: SinkPlan) -> None:
-        self.plan = plan
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: fold the rows of one subtask."""
-        spare_collector()
-        context = TaskContext.get()
-        assert context is not None, "Spark calls write inside a task"
-        return SubtaskMessage(
-            fold_micro_batch(self.plan, _micro_batch(context), context.partitionId(), iterator, new_id)
-        )
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Beside the driver, after all tasks: commit the micro-batch."""
-        spare_collector()
-        results = [message.result for message in messages if isinstance(message, SubtaskMessage)]
-        if len(results) != self.plan.parallelism or any(
-            result.batch is None or result.batch.batch_id != batchId for result in results
-        ):
-            raise InvalidInputError(
-                f"batch {batchId} came in {len(messages)} tasks, expected {self.plan.parallelism}; "
-                "write with keyed_sink only"
-            )
-        commit_micro_batch(self.plan, results, new_id=new_id, clock_ms=now_ms)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Beside the driver, after a failure: remove what the micro-batch left."""
-        results = [message.result if isinstance(message, SubtaskMessage) else None for message in messages]
-        abort_micro_batch(self.plan, results)
-
-
 class ArrowStateDataSource(DataSource):
-    """Reads the states of a store as tables, and writes streams to it for `keyed_sink`."""
+    """Reads what a store has as tables, and follows it as streams."""
 
     _plan: Plan | None = None
 
@@ -107,26 +50,15 @@ class ArrowStateDataSource(DataSource):
             "uid=..., key=[...], states=[...], parallelism=...), a stream by keyed_sink or stateful"
         )
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:  # noqa: ARG002
-        """The writer of a micro-batch; Spark asks a process beside the driver for one each time."""
-        spare_collector()
-        if overwrite:
-            raise InvalidInputError("a keyed sink adds to its state; use outputMode append or update, not complete")
-        return KeyedStateWriter(SinkPlan.from_options(self.options))
-
-
-def _micro_batch(context: TaskContext) -> MicroBatch:
-    """What Spark says of the micro-batch a task works for: the job group of a streaming query is its run."""
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    run_id = context.getLocalProperty("spark.jobGroup.id")
-    batch_id = context.getLocalProperty("streaming.sql.batchId")
-    if query_id is None or run_id is None or batch_id is None:
-        raise InvalidInputError("this task belongs to no streaming query; write with keyed_sink only")
-    return MicroBatch(query_id, run_id, int(batch_id))
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002
+        """Refuse to write a stream by itself."""
+        raise InvalidInputError(
+            "a stream is written to a store by arrowstate.spark.keyed_sink(stream, ...) or arrowstate.spark.stateful"
+        )
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data source `arrowstate` known to a session; `keyed_sink` does it by itself.
+    """Make the data source `arrowstate` known to a session; `keyed_sink` and `stateful` do it by themselves.
 
     Options of `spark.read.format("arrowstate")`, given before `.load(path of a store or savepoint)`; names do not tell
     case apart:

@@ -40,9 +40,9 @@ class QueryStart:
     """What a writer needs to start a query."""
 
     store: str
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    function: Callable[[Mapping[str, str]], Callable[[Any, int], None]] | None = None
-    """Returns, given the options of the writer, what `foreachBatch` calls; None for a data source."""
+    storage_options: Mapping[str, Any] | None = field(repr=False)
+    function: Callable[[Mapping[str, str]], Callable[[Any, int], None]]
+    """Returns, given the options of the writer, what `foreachBatch` calls."""
 
 
 def writer_of(writer: DataStreamWriter, start: QueryStart) -> DataStreamWriter:
@@ -57,11 +57,15 @@ class _StreamWriter:
 
     _start: QueryStart
     _options: dict[str, str]
-    """By name in lower case, as Spark compares them."""
+    """By name in lower case, as Spark compares them; the output mode is one of them."""
 
     def option(self, key: str, value: Any) -> Any:
         self._options[key.lower()] = str(value)
         return super().option(key, value)  # type: ignore[misc]
+
+    def outputMode(self, outputMode: str) -> Any:  # noqa: N803
+        self._options["outputmode"] = outputMode
+        return super().outputMode(outputMode)  # type: ignore[misc]
 
     def options(self, **options: Any) -> Any:
         for key, value in options.items():
@@ -72,8 +76,9 @@ class _StreamWriter:
         """Start the query; its progress has our figures under `observedMetrics["arrowstate"]`."""
         named = {name: options.pop(name) for name in _ARGUMENTS if name in options}
         self.options(**options)
-        if self._start.function is not None:
-            self._process_with(self._start.function(self._options))
+        if named.get("outputMode") is not None:
+            self.outputMode(named.pop("outputMode"))
+        self._process_with(self._start.function(self._options))
         query = super().start(path, *arguments, **named)  # type: ignore[misc]
         kind: Any = type(query)
         return of_kind(query, _query_class(kind), _start=self._start, _known={})

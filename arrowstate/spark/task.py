@@ -2,20 +2,23 @@
 
 A task is a pure function of a checkpoint and its rows. Files get fresh names, so any number of attempts may run, one
 after another or at once: the commit names the files of one of them, and nothing refers to the rest. What happens in
-between is a fold in a sink, a function of the user's in an operator, and the rows of a table in a bootstrap.
+between is a fold in a sink, and a function of the user's in an operator.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import msgspec
+import pyarrow as pa
 
-from arrowstate.errors import KeyTypeError
+from arrowstate.errors import ArrowStateError, KeyTypeError
+from arrowstate.files.output_tables import OutputTable
 from arrowstate.files.subtasks import read_states, subtask_of
 from arrowstate.files.writing import FrozenSubtask, subtask_bytes, write_subtask
 from arrowstate.log.commit import delete_quietly
@@ -27,11 +30,14 @@ from arrowstate.spark.schemas import key_text
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage
 from arrowstate.table.merging import MergePolicy
+from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
     OperatorPartDocument,
+    OperatorStateDocument,
     SubtaskDocument,
     SubtaskStatisticsDocument,
 )
@@ -39,7 +45,7 @@ from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
-__all__ = ["Emitted", "Subtask", "SubtaskResult", "TaskPlan"]
+__all__ = ["Emitted", "Step", "Subtask", "SubtaskResult", "TaskPlan", "delete_files_named"]
 
 Emitted: TypeAlias = tuple[OperatorPartDocument | None, OperatorPartDocument | None]
 """What a task gave out, and what it set aside; None where that is not stored."""
@@ -48,45 +54,72 @@ Emitted: TypeAlias = tuple[OperatorPartDocument | None, OperatorPartDocument | N
 _AT_ONCE = MergePolicy(step_rows=sys.maxsize)
 
 
-class TaskPlan(Protocol):
-    """What every plan says of its operator."""
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """What is decided once of an operator of a query: every micro-batch, and each of its tasks, follows it."""
+
+    store: str
+    """Absolute path or URL of the store, the same for every process."""
+    uid: str
+    key: Sequence[FieldDocument]
+    parallelism: int
+    max_parallelism: int
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    output: OutputTable | None = None
+    """Where the rows go that it emits; None if it emits none."""
+    is_read: bool = True
+    """Whether anything takes what it emits: a table, a function or another operator."""
+    dead_letters: OutputTable | None = None
+    """Where rows go that it cannot take; None if they fail the query."""
+    retention: RetentionPolicy | None = DEFAULT_RETENTION
+    """How the store is collected beside the query."""
+    memory: TaskMemory = TaskMemory()
 
     @property
-    def store(self) -> str:
-        """Absolute path or URL of the store, the same for every process."""
+    def stored_output(self) -> OutputTable | None:
+        """The output, None where it need not be stored."""
+        return self.output if self.is_read else None
 
     @property
-    def uid(self) -> str: ...
-    @property
-    def key(self) -> Sequence[FieldDocument]: ...
-    @property
-    def parallelism(self) -> int: ...
-    @property
-    def max_parallelism(self) -> int: ...
-    @property
-    def memory(self) -> TaskMemory: ...
+    def key_schema(self) -> pa.Schema:
+        return key_schema_of(self.key)
+
+    def open(self) -> Storage:
+        """Open the storage of the store."""
+        return open_storage(self.store, storage_options=self.storage_options)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A micro-batch as the tasks of an operator see it."""
+
+    batch: MicroBatch
+    store_id: str
+    checkpoint: LogEntryDocument | None
+    """The checkpoint to start from, with what it has of the operator; None for a store without one."""
+    watermark: int | None
+    """Spark's watermark in milliseconds, None while there is none."""
+    processing_time: int
+    """Spark's time of the micro-batch in milliseconds, the same when it is repeated."""
+    broadcasts: Sequence[OperatorStateDocument] = ()
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a task hands to the commit."""
 
-    batch: MicroBatch | None
-    """The micro-batch it was for; None if it was for none."""
     base: int | None
     """The number of the log entry of the checkpoint it started from, None if the store had none."""
     key: list[FieldDocument]
     max_parallelism: int
     states: list[StateDocument]
-    document: SubtaskDocument | None
-    """None if the store held the micro-batch already."""
+    document: SubtaskDocument
+    metrics: TaskMetrics
     paths: list[str] = []
     """The files written for it."""
     statistics: SubtaskStatisticsDocument | None = None
     """What writing took; None if nothing had to be written."""
     next_timer: int | None = None
     """The earliest processing time, in milliseconds, at which a timer of the subtask is due; None if there is none."""
-    metrics: TaskMetrics | None = None
-    """What the task took; None if the store held the micro-batch already."""
     output: OperatorPartDocument | None = None
     """What it emitted, if that is stored."""
     dead: OperatorPartDocument | None = None
@@ -99,17 +132,14 @@ class Subtask:
 
     plan: TaskPlan
     number: int
-    batch: MicroBatch | None
     storage: Storage
-    store_id: str
-    checkpoint: LogEntryDocument | None
-    """What it starts from."""
+    step: Step
     meter: TaskMeter
 
     @property
     def operator(self) -> OperatorDocument | None:
         """What the checkpoint has of the operator."""
-        operators = () if self.checkpoint is None else self.checkpoint.operators
+        operators = () if self.step.checkpoint is None else self.step.checkpoint.operators
         return next((item for item in operators if item.uid == self.plan.uid), None)
 
     @property
@@ -130,7 +160,7 @@ class Subtask:
     def empty(self, clock_ms: Callable[[], int]) -> KeyedStateBackend:
         """Return the state of a subtask that has none yet."""
         return KeyedStateBackend(
-            key=key_schema_of(self.plan.key),
+            key=self.plan.key_schema,
             max_parallelism=self.plan.max_parallelism,
             key_groups=self.key_groups,
             **self.plan.memory.for_backend(self.storage),
@@ -146,14 +176,14 @@ class Subtask:
         KeyTypeError
             If the store has another key than the plan.
         """
-        operator = self.operator
-        if self.checkpoint is None or operator is None:
+        operator, checkpoint = self.operator, self.step.checkpoint
+        if checkpoint is None or operator is None:
             return self.empty(clock_ms)
         kept = [state for state in operator.states if state.name not in dropped]
         backend = restore_backend(
             self.storage,
-            self.store_id,
-            msgspec.structs.replace(self.checkpoint, operators=[msgspec.structs.replace(operator, states=kept)]),
+            self.step.store_id,
+            msgspec.structs.replace(checkpoint, operators=[msgspec.structs.replace(operator, states=kept)]),
             self.plan.uid,
             parallelism=self.plan.parallelism,
             subtask=self.number,
@@ -162,14 +192,10 @@ class Subtask:
             merge_policy=_AT_ONCE,
             clock_ms=clock_ms,
         )
-        wanted = key_schema_of(self.plan.key)
+        wanted = self.plan.key_schema
         if not backend.key.equals(wanted):
             raise KeyTypeError(key_text(backend.key), key_text(wanted))
         return backend
-
-    def found(self) -> SubtaskResult:
-        """Return what a task hands on that found its micro-batch in the store."""
-        return self._result(key=list(self.plan.key), states=[], document=None)
 
     def unchanged(self, operator: OperatorDocument, previous: SubtaskDocument) -> SubtaskResult:
         """Return what a task hands on that leaves the subtask as it was."""
@@ -198,7 +224,7 @@ class Subtask:
         frozen = freeze()
         sync_us = (time.perf_counter_ns() - began) // 1000
         began = time.perf_counter_ns()
-        store, previous = (self.storage, self.store_id), self.previous
+        store, previous = (self.storage, self.step.store_id), self.previous
         written = write_subtask(*store, uid, self.number, frozen, format=format, new_id=new_id, previous=previous)
         paths = list(written.paths)
         try:
@@ -221,5 +247,15 @@ class Subtask:
         )
 
     def _result(self, **done: Any) -> SubtaskResult:
-        base = None if self.checkpoint is None else self.checkpoint.number
-        return SubtaskResult(batch=self.batch, base=base, max_parallelism=self.plan.max_parallelism, **done)
+        base = None if self.step.checkpoint is None else self.step.checkpoint.number
+        return SubtaskResult(base=base, max_parallelism=self.plan.max_parallelism, **done)
+
+
+def delete_files_named(storage: Storage, uids: Iterable[str], prefix: str) -> None:
+    """Delete the files that tasks wrote for these uids under names that begin with a prefix; nothing refers to them.
+
+    What cannot be deleted, and what a task that is still running writes later, waits for a collection.
+    """
+    with suppress(ArrowStateError, OSError):
+        paths = [path for folder in (*(f"data/{uid}/" for uid in uids), "manifests/") for path in storage.list(folder)]
+        delete_quietly(storage, [path for path in paths if path.rsplit("/", 1)[-1].startswith(prefix)])

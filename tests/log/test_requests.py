@@ -87,13 +87,15 @@ def test_a_commit_of_a_micro_batch_takes_two_listings_and_three_reads(counted: C
     commit = pytest.importorskip("arrowstate.spark.commit")
     batches = pytest.importorskip("arrowstate.spark.micro_batches")
     task = pytest.importorskip("arrowstate.spark.task")
+    metrics = pytest.importorskip("arrowstate.spark.metrics")
     document = SubtaskDocument(subtask=0, key_groups=(0, 7), manifest=ManifestHandle(inline=[], bytes=2), live_rows={})
     bases: list[int | None] = [None]
 
     def run(batch_id: int) -> None:
         batch = batches.MicroBatch("query", "run", batch_id)
+        figures = metrics.TaskMeter().unchanged(document, 0)
         result = task.SubtaskResult(
-            batch=batch, base=bases[-1], key=[], max_parallelism=8, states=[], document=document
+            base=bases[-1], key=[], max_parallelism=8, states=[], document=document, metrics=figures
         )
         work = commit.BatchWork(batch, 0, [result], [], {}, frozenset(), {}, None)
         entry = commit.commit_batch(counted.storage, ["op"], work, new_id=lambda: f"id-{len(bases)}", clock_ms=int)

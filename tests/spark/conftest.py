@@ -15,15 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from arrowstate.clock import new_id, now_ms
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
-from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
-from arrowstate.spark.sink.task import fold_micro_batch
 from arrowstate.spark.task import SubtaskResult
 from arrowstate_formats.documents import LogEntryDocument
+from sink_batches import commit, fold
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,6 +56,7 @@ class Sink:
     query_id: str = "query-a"
     run_id: str = "run-1"
     dropped: Sequence[str] = ()
+    retention: arrowstate.RetentionPolicy | None = None
 
     def but(self, **changes: Any) -> Sink:
         """The same sink after a start with other settings."""
@@ -76,7 +75,9 @@ class Sink:
             store=str(self.store),
             uid="counter",
             key=key_documents(schema),
+            names=[str(place) for place in range(number)],
             states=states,
+            retention=self.retention,
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
             dropped=list(self.dropped),
@@ -84,21 +85,14 @@ class Sink:
 
     def fold(self, batch_id: int, rows: pa.Table) -> list[SubtaskResult]:
         """Run the tasks of a micro-batch, each with the rows that Spark would send it."""
-        arrowstate.open_store(self.store, create=True)
-        groups = arrowstate.key_groups(rows["k"].combine_chunks(), self.max_parallelism).to_numpy()
-        subtasks = groups.astype(np.int64) * self.parallelism // self.max_parallelism
-        batch = MicroBatch(self.query_id, self.run_id, batch_id)
-        return [
-            fold_micro_batch(self.plan, batch, subtask, rows.filter(pa.array(subtasks == subtask)).to_batches(), new_id)
-            for subtask in range(self.parallelism)
-        ]
+        return fold(self.plan, MicroBatch(self.query_id, self.run_id, batch_id), rows)
 
-    def commit(self, results: Sequence[SubtaskResult]) -> LogEntryDocument | None:
-        return commit_micro_batch(self.plan, results, new_id=new_id, clock_ms=now_ms)
+    def commit(self, batch_id: int, results: Sequence[SubtaskResult]) -> LogEntryDocument | None:
+        return commit(self.plan, MicroBatch(self.query_id, self.run_id, batch_id), results)
 
     def run(self, batch_id: int, rows: pa.Table) -> LogEntryDocument | None:
         """Run and commit a micro-batch."""
-        return self.commit(self.fold(batch_id, rows))
+        return self.commit(batch_id, self.fold(batch_id, rows))
 
     def stored(self) -> dict[Any, tuple[int, int | None]]:
         """Count and sum by key, as the newest checkpoint has them."""

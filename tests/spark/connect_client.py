@@ -156,7 +156,6 @@ class Client:
         return {
             "read": sorted(map(list, read.where("k < 3").select("k", "v").collect())),
             "query": query.id,
-            "run": query.runId,
             "progress": [item.observedMetrics["arrowstate"].asDict() for item in query.recentProgress],
             "table": progress(store).drop_columns(["started_at", "committed_at"]).to_pylist(),
         }

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 import arrowstate
-from arrowstate.spark import keyed_sink, source
-from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
+from arrowstate.spark import keyed_sink
+from arrowstate.spark.sink import keyed_sink as sinks
+from arrowstate.spark.sink.task import fold_micro_batch
 
 
 def run(folder: Path, batch_id: int) -> None:
@@ -36,23 +35,15 @@ def run(folder: Path, batch_id: int) -> None:
     )
     processes = [spark.sparkContext._gateway.proc.pid, os.getpid()]
 
-    class KillingWriter(KeyedStateWriter):
-        def write(self, iterator: Any) -> Any:
-            message = super().write(iterator)
-            context = TaskContext.get()
-            assert context is not None
-            now = context.getLocalProperty("streaming.sql.batchId")
-            if context.partitionId() == 1 and now == str(batch_id):
-                for process in processes:
-                    os.kill(process, signal.SIGKILL)
-                os._exit(1)
-            return message
+    def killing(plan: Any, step: Any, subtask: int, rows: Any, new_id: Any) -> Any:
+        result = fold_micro_batch(plan, step, subtask, rows, new_id)
+        if subtask == 1 and step.batch.batch_id == batch_id:
+            for process in processes:
+                os.kill(process, signal.SIGKILL)
+            os._exit(1)
+        return result
 
-    class KillingSource(ArrowStateDataSource):
-        def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:
-            return KillingWriter(super().streamWriter(schema, overwrite).plan)
-
-    source.ArrowStateDataSource = KillingSource  # type: ignore[misc]
+    sinks.fold_micro_batch = killing  # type: ignore[attr-defined]
     reader = spark.readStream.schema("k long, n long, v long").option("maxFilesPerTrigger", 1)
     totals = arrowstate.ReducingStateDescriptor(
         "totals", pa.struct([("n", pa.int64()), ("v", pa.int64())]), reduce={"n": "count", "v": "sum"}

@@ -53,7 +53,7 @@ def test_a_compaction_between_the_tasks_and_the_commit_fences_nobody(filled: Any
     after = filled.fold(2, make_rows(2))
 
     # One task ran before the compaction, the other one after it.
-    entry = filled.commit([before[0], *after[1:]])
+    entry = filled.commit(2, [before[0], *after[1:]])
 
     assert (entry.number, entry.writer_epoch) == (5, 1)
     assert filled.stored() == filled.expected(make_rows(0), make_rows(1), make_rows(2))
@@ -71,7 +71,7 @@ def test_a_compaction_that_takes_the_number_of_a_commit_fences_nobody(
         return append(self, *arguments, **options)
 
     monkeypatch.setattr(CommitLog, "append", beaten)
-    entry = filled.commit(results)
+    entry = filled.commit(2, results)
 
     assert (entry.number, entry.properties["spark"]["batch_id"]) == (5, 2)
     assert filled.stored() == filled.expected(make_rows(0), make_rows(1), make_rows(2))
@@ -94,6 +94,6 @@ def test_a_compaction_under_the_fence_of_another_does_not_make_a_zombie_its_writ
     assert compact(filled).entry.writer_epoch == 2
 
     with pytest.raises(FencedError):
-        filled.commit(zombie)
+        filled.commit(2, zombie)
 
     assert filled.stored() == filled.expected(make_rows(0), make_rows(1))

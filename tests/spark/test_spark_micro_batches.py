@@ -21,10 +21,8 @@ from arrowstate.errors import (
     QueryConflictError,
 )
 from arrowstate.log.boundary import path_of
-from arrowstate.spark.commit import abort_micro_batch
 from arrowstate.spark.micro_batches import BatchRecord
 from arrowstate.spark.read.plans import plan_from_options
-from arrowstate.spark.sink.plan import SinkPlan
 
 
 def test_micro_batches_add_up_to_a_recomputation(sink: Any, make_rows: Any) -> None:
@@ -59,8 +57,7 @@ def test_a_repeated_micro_batch_is_passed_over(sink: Any, make_rows: Any) -> Non
     sink.run(0, make_rows(0))
     before = sink.files()
 
-    results = sink.but(run_id="run-2").fold(0, make_rows(0))
-    entry = sink.but(run_id="run-2").commit(results)
+    entry = sink.but(run_id="run-2").run(0, make_rows(0))
 
     assert entry is None
     # The new run has taken the fence, and that is all.
@@ -70,9 +67,9 @@ def test_a_repeated_micro_batch_is_passed_over(sink: Any, make_rows: Any) -> Non
 
 def test_a_commit_that_is_repeated_changes_nothing(sink: Any, make_rows: Any) -> None:
     results = sink.fold(0, make_rows(0))
-    first = sink.commit(results)
+    first = sink.commit(0, results)
 
-    second = sink.commit(results)
+    second = sink.commit(0, results)
 
     assert (first.number, second) == (2, None)
     assert sink.stored() == sink.expected(make_rows(0))
@@ -82,13 +79,13 @@ def test_any_attempt_of_a_task_will_do(sink: Any, make_rows: Any) -> None:
     sink.run(0, make_rows(0))
     first, second = sink.fold(1, make_rows(1)), sink.fold(1, make_rows(1))
 
-    sink.commit([first[0], second[1]])
+    sink.commit(1, [first[0], second[1]])
 
     assert set(first[0].paths).isdisjoint(second[0].paths)
     assert sink.stored() == sink.expected(make_rows(0), make_rows(1))
 
 
-def test_another_query_is_refused_by_its_tasks(sink: Any, make_rows: Any) -> None:
+def test_another_query_is_refused_before_its_tasks(sink: Any, make_rows: Any) -> None:
     sink.run(0, make_rows(0))
 
     with pytest.raises(QueryConflictError, match="belongs to query query-a; query query-b may not write"):
@@ -103,7 +100,7 @@ def test_another_query_is_refused_by_the_commit(sink: Any, make_rows: Any) -> No
     sink.run(0, make_rows(0))
 
     with pytest.raises(QueryConflictError):
-        late.commit(results)
+        late.commit(0, results)
 
     assert sink.stored() == sink.expected(make_rows(0))
 
@@ -126,7 +123,7 @@ def test_a_run_that_was_superseded_is_fenced(sink: Any, make_rows: Any) -> None:
     sink.but(run_id="run-2").run(1, make_rows(1))
 
     with pytest.raises(FencedError, match=r"epoch 1\) was fenced by a newer one \(epoch 2\)"):
-        sink.commit(zombie)
+        sink.commit(1, zombie)
     with pytest.raises(FencedError):
         sink.run(2, make_rows(2))
 
@@ -152,7 +149,7 @@ def test_a_fence_alone_stops_the_older_run(sink: Any, make_rows: Any) -> None:
     arrowstate.open_store(sink.store).writer()
 
     with pytest.raises(FencedError):
-        sink.commit(zombie)
+        sink.commit(1, zombie)
 
     assert sink.stored() == sink.expected(make_rows(0))
 
@@ -167,7 +164,7 @@ def test_state_that_changed_under_the_tasks_is_not_overwritten(sink: Any, make_r
         writer.checkpoint({"counter": backends})
 
     with pytest.raises(FencedError):
-        restarted.commit(results)
+        restarted.commit(1, results)
 
     assert store.latest().entry.properties == {}
 
@@ -305,35 +302,9 @@ def test_results_of_another_parallelism_are_refused(sink: Any, make_rows: Any) -
     results = sink.fold(0, make_rows(0))
 
     with pytest.raises(InvalidInputError, match="cover the key groups 0 to 63 of 128"):
-        sink.commit(results[:1])
+        sink.commit(0, results[:1])
     with pytest.raises(InvalidInputError, match="expected subtask 0 from key group 0"):
-        sink.commit(results[::-1])
-
-
-def test_abort_deletes_what_the_finished_tasks_wrote(sink: Any, make_rows: Any) -> None:
-    sink.run(0, make_rows(0))
-    before = sink.files()
-    finished, lost = sink.fold(1, make_rows(1, count=20_000, keys=20_000))
-
-    abort_micro_batch(sink.plan, [finished, None])
-
-    assert finished.paths
-    assert sink.files() == before | set(lost.paths)
-
-
-def test_abort_keeps_what_a_commit_may_have_named(sink: Any, make_rows: Any) -> None:
-    results = sink.fold(0, make_rows(0, count=20_000, keys=20_000))
-    sink.commit(results)
-
-    abort_micro_batch(sink.plan, results)
-
-    assert sink.stored() == sink.expected(make_rows(0, count=20_000, keys=20_000))
-
-
-def test_the_plan_survives_its_options(sink: Any) -> None:
-    assert SinkPlan.from_options(sink.plan.to_options()) == sink.plan
-    with pytest.raises(InvalidInputError, match="written to a store by arrowstate"):
-        SinkPlan.from_options({"store": "/data"})
+        sink.commit(0, results[::-1])
 
 
 def test_a_state_that_may_go_is_gone_from_every_subtask(sink: Any, make_rows: Any) -> None:

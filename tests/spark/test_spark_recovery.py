@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 
 import arrowstate
-from arrowstate.spark import source
-from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
+from arrowstate.spark.operators import query
+from arrowstate.spark.sink import keyed_sink
+from arrowstate.spark.sink.task import fold_micro_batch
 
 
 def _batch_ids(store: Path) -> list[int]:
     return [snapshot.entry.properties["spark"]["batch_id"] for snapshot in arrowstate.open_store(store).checkpoints()]
+
+
+def files(store: Path) -> set[str]:
+    return {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
@@ -28,10 +33,10 @@ def test_a_driver_killed_in_a_micro_batch_goes_on_without_loss_or_repetition(str
 
     killed = subprocess.run(driver, check=False, capture_output=True)
     before = _batch_ids(stream.store)
-    query = stream.run()
+    started = stream.run()
 
     assert (killed.returncode, before) == (-signal.SIGKILL, [0]), killed.stderr
-    assert [progress["batchId"] for progress in query.recentProgress] == [1, 2, 3]
+    assert [progress["batchId"] for progress in started.recentProgress] == [1, 2, 3]
     assert _batch_ids(stream.store) == [0, 1, 2, 3]
     assert stream.stored() == stream.expected()
 
@@ -44,25 +49,20 @@ def test_a_task_that_is_tried_again_counts_once(
     marks = stream.folder / "marks"
     marks.mkdir()
 
-    class FailingWriter(KeyedStateWriter):
-        def write(self, iterator: Any) -> Any:
-            from pyspark import TaskContext
+    def failing(plan: Any, step: Any, subtask: int, rows: Any, new_id: Any) -> Any:
+        from pyspark import TaskContext
 
-            message = super().write(iterator)
-            context = TaskContext.get()
-            assert context is not None
-            if context.partitionId() == 1 and context.attemptNumber() == 0:
-                (marks / str(context.getLocalProperty("streaming.sql.batchId"))).touch()
-                if how == "dies":
-                    os._exit(1)
-                raise RuntimeError("the first attempt fails after it has written its files")
-            return message
+        result = fold_micro_batch(plan, step, subtask, rows, new_id)
+        context = TaskContext.get()
+        assert context is not None
+        if subtask == 1 and context.attemptNumber() == 0:
+            (marks / str(step.batch.batch_id)).touch()
+            if how == "dies":
+                os._exit(1)
+            raise RuntimeError("the first attempt fails after it has written its files")
+        return result
 
-    class FailingSource(ArrowStateDataSource):
-        def streamWriter(self, schema: Any, overwrite: bool) -> KeyedStateWriter:
-            return FailingWriter(super().streamWriter(schema, overwrite).plan)
-
-    monkeypatch.setattr(source, "ArrowStateDataSource", FailingSource)
+    monkeypatch.setattr(keyed_sink, "fold_micro_batch", failing)
 
     stream.run()
 
@@ -77,18 +77,16 @@ def test_a_query_whose_commit_fails_goes_on_after_a_restart(
 
     stream.add(make_rows(0), make_rows(1))
 
-    class FailingWriter(KeyedStateWriter):
-        def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
-            super().commit(messages, batchId)
-            if batchId == 1:
-                raise OSError("the answer was lost")
+    commit = query.commit_batch
 
-    class FailingSource(ArrowStateDataSource):
-        def streamWriter(self, schema: Any, overwrite: bool) -> KeyedStateWriter:
-            return FailingWriter(super().streamWriter(schema, overwrite).plan)
+    def failing(storage: Any, uids: Any, work: Any, **arguments: Any) -> Any:
+        entry = commit(storage, uids, work, **arguments)
+        if work.batch.batch_id == 1:
+            raise OSError("the answer was lost")
+        return entry
 
     with monkeypatch.context() as patch:
-        patch.setattr(source, "ArrowStateDataSource", FailingSource)
+        patch.setattr(query, "commit_batch", failing)
         with pytest.raises(StreamingQueryException, match="the answer was lost"):
             stream.run()
     stream.add(make_rows(2))
@@ -96,3 +94,32 @@ def test_a_query_whose_commit_fails_goes_on_after_a_restart(
 
     assert _batch_ids(stream.store) == [0, 1, 2]
     assert stream.stored() == stream.expected()
+
+
+def test_a_job_that_fails_leaves_no_file_of_its_tasks(
+    stream: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.add(make_rows(0))
+    stream.run()
+    before = files(stream.store)
+    stream.add(make_rows(1, count=20_000, keys=20_000))
+    done = stream.folder / "done"
+
+    def failing(plan: Any, step: Any, subtask: int, rows: Any, new_id: Any) -> Any:
+        result = fold_micro_batch(plan, step, subtask, rows, new_id)
+        assert result.paths
+        if subtask == 0:
+            done.touch()
+            return result
+        # Fails when the other has written its files.
+        while not done.exists():
+            os.sched_yield()
+        raise RuntimeError("this task does not fit")
+
+    monkeypatch.setattr(keyed_sink, "fold_micro_batch", failing)
+    with pytest.raises(StreamingQueryException, match="this task does not fit"):
+        stream.run()
+
+    assert files(stream.store) == before

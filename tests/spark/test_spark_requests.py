@@ -85,18 +85,19 @@ def committed(newest: int) -> list[set[str]]:
     ]
 
 
-def test_a_micro_batch_of_a_sink_waits_for_eight_requests(
+def test_a_task_of_a_sink_waits_for_no_request_and_its_commit_for_five(
     sink: Any, rows: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sink.but(parallelism=1)
     sink.run(0, rows)
-    rounds = Rounds(open_storage(str(sink.store)), [*opened(2), *committed(2)])
-    monkeypatch.setattr("arrowstate.spark.places.open_storage", lambda *_, **__: rounds)
+    rounds = Rounds(open_storage(str(sink.store)), committed(2))
+    monkeypatch.setattr("arrowstate.spark.task.open_storage", lambda *_, **__: rounds)
 
-    sink.run(1, rows)
+    results = sink.fold(1, rows)
+    assert len(rounds.left) == 5
+    sink.commit(1, results)
 
     assert rounds.left == []
-    assert len([*opened(2), *committed(2)]) == 8
     assert sink.stored() == sink.expected(rows, rows)
 
 
@@ -123,7 +124,7 @@ def start(stream: Any) -> Any:
     return writer.trigger(availableNow=True).start()
 
 
-def test_the_driver_of_operators_waits_for_eight_requests(
+def test_the_driver_of_a_query_waits_for_eight_requests(
     stream: Any, rows: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.schema = "k long, v long"
@@ -152,7 +153,8 @@ def test_a_task_of_an_operator_is_handed_its_checkpoint(
 ) -> None:
     from arrowstate.spark import stateful
     from arrowstate.spark.operators.query import _only
-    from arrowstate.spark.operators.task import Step, run_subtask
+    from arrowstate.spark.operators.task import run_subtask
+    from arrowstate.spark.task import Step
 
     stream.schema = "k long, v long"
     stream.add(rows)
@@ -160,7 +162,7 @@ def test_a_task_of_an_operator_is_handed_its_checkpoint(
     store = arrowstate.open_store(stream.store)
     checkpoint = _only("totals", store.latest().entry)
     operator = stateful(stream.frame(), key=["k"], operator=Totals(), uid="totals", store=stream.store, parallelism=2)
-    monkeypatch.setattr("arrowstate.spark.operators.task.open_storage", lambda *_, **__: Rounds(store.storage, []))
+    monkeypatch.setattr("arrowstate.spark.task.open_storage", lambda *_, **__: Rounds(store.storage, []))
 
     result = run_subtask(
         operator.operators[-1].plan, Step(MicroBatch("q", "r", 1), store.store_id, checkpoint, None, 1), 0, [], new_id

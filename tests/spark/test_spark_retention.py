@@ -8,16 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, StorageError
 from arrowstate.spark import collecting
 from arrowstate.spark.collecting import new_collector
-from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.places import StorePlace
 from arrowstate.upkeep.beside import Collector
 
@@ -46,8 +43,7 @@ def collector(sink: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]
 
 def run(sink: Any, batch_id: int, rows: pa.Table) -> Any:
     """Run a micro-batch of the sink with the retention."""
-    plan = msgspec.structs.replace(sink.plan, retention=(POLICY.count, POLICY.age_ms, POLICY.hours))
-    entry = commit_micro_batch(plan, sink.fold(batch_id, rows), new_id=new_id, clock_ms=now_ms)
+    entry = sink.but(retention=POLICY).run(batch_id, rows)
     assert entry is not None
     return entry.properties["spark"]["metrics"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 
@@ -305,7 +305,7 @@ import arrowstate.spark
 
 def test_an_older_pyspark_is_named_by_its_version() -> None:
     script = _OLDER.format(hidden="pyspark.sql.datasource") + (
-        "try:\n    arrowstate.spark.keyed_sink\nexcept arrowstate.MissingDependencyError as error:\n    print(error)\n"
+        "try:\n    arrowstate.spark.register\nexcept arrowstate.MissingDependencyError as error:\n    print(error)\n"
     )
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -338,19 +338,25 @@ def test_importing_arrowstate_does_not_import_pyspark() -> None:
     assert Path(arrowstate.__file__).is_file()
 
 
-def test_storage_options_go_with_a_plan_and_stand_in_no_text_of_it(sink: Any) -> None:
-    from dataclasses import replace
-
+def test_storage_options_stand_in_no_text_of_a_plan(sink: Any) -> None:
     from arrowstate.spark.places import StorePlace, storage_options_of
-    from arrowstate.spark.sink.plan import SinkPlan
 
     secret = {"key": "a", "secret": "hush-hush", "client_kwargs": {"n": [1, None, True]}}
-    plan = msgspec.structs.replace(sink.plan, storage_options=secret)
+    plan = replace(sink.plan, storage_options=secret)
+    place = replace(StorePlace("memory://x"), options=storage_options_of({"storageOptions": json.dumps(secret)}))
 
-    options = plan.to_options()
-
-    assert SinkPlan.from_options(options).storage_options == secret
-    assert [name for name, text in options.items() if "hush" in text] == ["storageOptions"]
-    place = replace(StorePlace("memory://x"), options=storage_options_of(options))
+    assert place.options == plan.storage_options
     assert "hush" not in repr(plan) + str(plan) + repr(place)
-    assert SinkPlan.from_options(sink.plan.to_options()).storage_options is None
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_sink_is_refused_the_complete_mode(stream: Any, make_rows: Any, at_start: bool) -> None:
+    from arrowstate.spark import keyed_sink
+
+    stream.add(make_rows(0))
+    states = [arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")]
+    writer = keyed_sink(stream.frame(), store=stream.store, uid="counter", key=["k"], states=states, parallelism=2)
+    writer = writer.option("checkpointLocation", str(stream.checkpoint))
+
+    with pytest.raises(InvalidInputError, match="use outputMode append or update, not complete"):
+        writer.start(outputMode="complete") if at_start else writer.outputMode("complete").start()

@@ -13,13 +13,11 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.clock import new_id, now_ms
+import sink_batches
 from arrowstate.errors import InvalidInputError, NullKeyError
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
-from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
-from arrowstate.spark.sink.task import fold_micro_batch
 from arrowstate.table.key_batch import KeyBatch
 
 FLINK = {"insert": "+I", "before": "-U", "after": "+U", "delete": "-D"}
@@ -89,7 +87,9 @@ def plan(store: Path, rows: pa.Schema, key: str, states: Sequence[Any], **settin
         store=str(store),
         uid="counter",
         key=key_documents(schema),
+        names=["key", *rows.names],
         states=inputs,
+        retention=None,
         parallelism=parallelism,
         max_parallelism=128,
         sequence=sequence,
@@ -99,17 +99,7 @@ def plan(store: Path, rows: pa.Schema, key: str, states: Sequence[Any], **settin
 
 def run(plan: SinkPlan, batch_id: int, rows: pa.Table) -> None:
     """Run the tasks of a micro-batch, each with its rows, and commit it."""
-    arrowstate.open_store(plan.store, create=True)
-    name = plan.key[0].name
-    groups = arrowstate.key_groups(rows[name].combine_chunks(), plan.max_parallelism).to_numpy().astype(np.int64)
-    subtasks = groups * plan.parallelism // plan.max_parallelism
-    rows = rows.add_column(0, "key", rows[name])
-    batch = MicroBatch("query", "run", batch_id)
-    results = [
-        fold_micro_batch(plan, batch, subtask, rows.filter(pa.array(subtasks == subtask)).to_batches(), new_id)
-        for subtask in range(plan.parallelism)
-    ]
-    commit_micro_batch(plan, results, new_id=new_id, clock_ms=now_ms)
+    sink_batches.run(plan, MicroBatch("query", "run", batch_id), rows.add_column(0, "key", rows[plan.key[0].name]))
 
 
 def rows_of(store: Path, state: str) -> list[dict[str, Any]]:

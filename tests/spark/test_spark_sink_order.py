@@ -11,14 +11,12 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.clock import new_id, now_ms
+import sink_batches
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
-from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.micro_batches import MicroBatch
 from arrowstate.spark.sink.ordering import kept_order
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
-from arrowstate.spark.sink.task import fold_micro_batch
 
 NAMES = ("k", "id", "op", "v", "seq", "sub", "time")
 CITY = arrowstate.ValueStateDescriptor("city", pa.int64())
@@ -48,31 +46,19 @@ def plan(
         store=str(store),
         uid="counter",
         key=key_documents(KEY),
+        names=NAMES,
         states=inputs,
+        retention=None,
         parallelism=parallelism,
         max_parallelism=128,
         sequence=[4, 5][: len(kinds)],
         operation=2,
-        batch_time=6,
     )
 
 
 def run(plan: SinkPlan, batch_id: int, rows: pa.Table) -> None:
-    """Run the tasks of a micro-batch, each with its rows, and commit it."""
-    arrowstate.open_store(plan.store, create=True)
-    groups = arrowstate.key_groups(rows["k"].combine_chunks(), plan.max_parallelism).to_numpy().astype(np.int64)
-    subtasks = groups * plan.parallelism // plan.max_parallelism
-    results = [
-        fold_micro_batch(
-            plan,
-            MicroBatch("query", "run", batch_id),
-            subtask,
-            rows.filter(pa.array(subtasks == subtask)).to_batches(),
-            new_id,
-        )
-        for subtask in range(plan.parallelism)
-    ]
-    commit_micro_batch(plan, results, new_id=new_id, clock_ms=now_ms)
+    """Run the tasks of a micro-batch, each with its rows, and commit it; its time is that of its rows."""
+    sink_batches.run(plan, MicroBatch("query", "run", batch_id), rows, time=rows["time"][0].as_py())
 
 
 def rows_of(rows: Sequence[tuple[Any, ...]], kinds: Sequence[pa.DataType], time: int = 0) -> pa.Table:

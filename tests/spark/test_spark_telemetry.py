@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.errors import FencedError, InvalidInputError
-from arrowstate.spark import bootstrap, keyed_sink, stateful
+from arrowstate.errors import FencedError
+from arrowstate.spark import bootstrap, stateful
 from arrowstate.telemetry import OperationRecord, listen
 
 
@@ -52,9 +52,9 @@ def test_each_commit_of_a_sink_is_told_with_its_subtasks(sink: Any, make_rows: A
 
 def test_a_micro_batch_that_the_store_holds_is_not_told_again(sink: Any, make_rows: Any, told: Any) -> None:
     results = sink.fold(0, make_rows(0))
-    sink.commit(results)
+    sink.commit(0, results)
 
-    assert sink.commit(results) is None
+    assert sink.commit(0, results) is None
     assert len(told) == 1
 
 
@@ -64,7 +64,7 @@ def test_a_commit_that_fails_is_told(sink: Any, make_rows: Any, told: Any) -> No
     arrowstate.open_store(sink.store).writer()
 
     with pytest.raises(FencedError) as raised:
-        sink.commit(results)
+        sink.commit(1, results)
 
     assert [record.outcome for record in told] == ["completed", "failed"]
     assert told[1].error is raised.value
@@ -84,7 +84,7 @@ def note_in(file: Path) -> Any:
     return note
 
 
-def test_a_sink_calls_the_function_where_spark_commits(stream: Any, make_rows: Any, tmp_path: Path) -> None:
+def test_a_sink_calls_the_function_in_the_driver(stream: Any, make_rows: Any, tmp_path: Path) -> None:
     stream.add(make_rows(0), make_rows(1))
 
     stream.run(on_checkpoint=note_in(tmp_path / "told"))
@@ -93,20 +93,6 @@ def test_a_sink_calls_the_function_where_spark_commits(stream: Any, make_rows: A
     assert first == ["completed", len(set(stream.rows[0]["k"].to_pylist())), 2]
     assert second == ["completed", len(stream.expected()), 2]
     assert arrowstate.open_store(stream.store).latest().checkpoint_id == newest
-
-
-def test_a_function_that_cannot_be_pickled_is_refused_before_the_sink_starts(stream: Any, make_rows: Any) -> None:
-    stream.add(make_rows(0))
-    with (stream.folder / "open").open("w") as file, pytest.raises(InvalidInputError, match="on_checkpoint is pickled"):
-        keyed_sink(
-            stream.frame(),
-            store=stream.store,
-            uid="counter",
-            key=["k"],
-            states=[arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="count")],
-            parallelism=2,
-            on_checkpoint=lambda record: print(record, file=file),
-        )
 
 
 def test_operators_tell_of_each_micro_batch_in_the_driver(stream: Any, make_rows: Any, told: Any) -> None:

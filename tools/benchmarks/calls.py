@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -19,13 +20,15 @@ import numpy as np
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.clock import new_id, now_ms
+from arrowstate.clock import now_ms
 from arrowstate.runtime import GeneratorSource, Job
 from arrowstate.schema.layout import StateLayout, key_documents, state_document
-from arrowstate.spark.commit import commit_micro_batch
 from arrowstate.spark.micro_batches import MicroBatch
+from arrowstate.spark.operators.clocks import BatchTime
+from arrowstate.spark.operators.query import QueryOperator, StatefulQuery, ids_of, stream_of
 from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.spark.sink.task import fold_micro_batch
+from arrowstate.spark.task import Step, SubtaskResult
 from benchmarks.harness import Report, argument_parser
 
 _ROOT = Path(arrowstate.__file__).parents[1]
@@ -137,25 +140,34 @@ def _walks(folder: Path) -> dict[str, Callable[[], _Counted]]:
 
 
 def _micro_batch(place: Path, random: np.random.Generator) -> _Counted:
-    """A task of a sink and the commit of its micro-batch, as Spark's Python workers call them."""
+    """A micro-batch of a sink in its driver, whose task is called in the same process."""
     arrowstate.open_store(place, create=True)
     state = state_document(_TOTAL, StateLayout(_KEY, _TOTAL.name, _TOTAL.type), key_documents(_KEY))
     plan = SinkPlan(
         store=str(place),
         uid="op",
         key=key_documents(_KEY),
+        names=["key", "v"],
         states=[StateInput(state=state, columns=[1])],
         parallelism=1,
         max_parallelism=128,
+        retention=None,
     )
-    batches = iter(range(3))
+    operator = QueryOperator(plan, fold_micro_batch, stream_of, [("key", None), ("v", None)])
+
+    class Clock:
+        def at(self, frame: Any, batch_id: int) -> BatchTime:  # noqa: ARG002
+            return BatchTime(MicroBatch("query", "run", batch_id), None, now_ms())
+
+    def tasks(item: QueryOperator, frames: Any, step: Step, job: str) -> list[SubtaskResult]:
+        return [item.run(item.plan, step, 0, frames.stream, ids_of(job))]
+
+    batches, driver = count(), StatefulQuery(Clock(), [operator], {}, tasks=tasks)
 
     def run() -> None:
         keys, ones = pa.array(random.integers(0, 10_000, _ROWS)), pa.array(np.ones(_ROWS, np.int64))
-        rows = pa.record_batch([keys, ones], names=["key", "v"])
-        batch = MicroBatch("query", "run", next(batches))
-        result = fold_micro_batch(plan, batch, 0, [rows], new_id)
-        assert commit_micro_batch(plan, [result], new_id=new_id, clock_ms=now_ms) is not None
+        rows: Any = [pa.record_batch([keys, ones], names=["c0", "c1"])]
+        driver(rows, next(batches))
 
     return _third(run)()
 

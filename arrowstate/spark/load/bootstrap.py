@@ -20,10 +20,11 @@ from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import FrameColumns
-from arrowstate.spark.load.filling import delete_files_of, fill_subtask
+from arrowstate.spark.load.filling import fill_subtask
 from arrowstate.spark.load.planning import plan_fill
 from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.schemas import spark_type
+from arrowstate.spark.task import delete_files_named
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.names import check_savepoint_name
@@ -202,7 +203,7 @@ def run_fills(
 
     def abandon() -> None:
         for _, plan, _ in fills:
-            delete_files_of(storage, plan)
+            delete_files_named(storage, [plan.uid], plan.job)
 
     return commit_filled(storage, fill, properties, abandon=abandon, new_id=new_id, clock_ms=now_ms)
 

@@ -13,12 +13,10 @@ from arrowstate.bootstrap.plan import FillPlan
 from arrowstate.bootstrap.subtask import SubtaskFill, pieces_of
 from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import now_ms
-from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
-from arrowstate.storage.base import Storage
 
-__all__ = ["delete_files_of", "fill_subtask"]
+__all__ = ["fill_subtask"]
 
 
 def fill_subtask(
@@ -42,9 +40,3 @@ def fill_subtask(
     for piece in pieces_of(rows):
         filling.add(plan, piece)
     return filling.written(new_id, now_ms)
-
-
-def delete_files_of(storage: Storage, plan: FillPlan) -> None:
-    """Delete what the tasks of a fill have written so far, which nothing refers to."""
-    paths = [*storage.list(f"data/{plan.uid}/"), *storage.list("manifests/")]
-    delete_quietly(storage, [path for path in paths if path.rsplit("/", 1)[-1].startswith(plan.job)])

@@ -65,8 +65,8 @@ def clock_of(session: SparkSession, options: Mapping[str, str], run_id: str) -> 
     location = options.get("checkpointlocation")
     if location is None:
         raise InvalidInputError(
-            "on Spark Connect a stateful query needs .option('checkpointLocation', ...) on its writer: the id of the "
-            "query and its times are read from there, and Spark does not tell where the folder is that it chooses"
+            "on Spark Connect the query needs the option checkpointLocation, .option('checkpointLocation', ...) on its "
+            "writer: its id and its times are read from there, and Spark does not tell of a folder that it chooses"
         )
     return ConnectClock(location.rstrip("/"), run_id)
 

@@ -1,4 +1,4 @@
-"""The driver of stateful operators: for each micro-batch a job per operator, one log entry for all, then the outputs.
+"""The driver of a query: for each micro-batch a job per operator, one log entry for all, then the outputs.
 
 Spark calls it from `foreachBatch`. Between micro-batches it remembers nothing that the store does not say, so it goes
 on after a restart as it would have without one. The entry is committed before the functions of the user see the rows,
@@ -7,10 +7,10 @@ and they see the same rows again if Spark repeats the micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -25,14 +25,13 @@ from arrowstate.log.commit_log import CommitLog, History
 from arrowstate.log.entries import create_store
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.collecting import collector_of
-from arrowstate.spark.commit import BatchWork, OperatorWork, commit_batch
+from arrowstate.spark.commit import BatchWork, OperatorWork, commit_batch, take_over
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
-from arrowstate.spark.operators.task import OperatorPlan, Step, run_subtask
 from arrowstate.spark.outputs import frame_of
 from arrowstate.spark.places import StorePlace
 from arrowstate.spark.routing import quoted, run_tasks
-from arrowstate.spark.task import SubtaskResult
+from arrowstate.spark.task import Step, SubtaskResult, TaskPlan, delete_files_named
 from arrowstate.state.operator_list import BroadcastState
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
@@ -47,7 +46,7 @@ from arrowstate_formats.documents import (
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["BatchFrames", "QueryOperator", "StatefulQuery", "uids_of"]
+__all__ = ["BatchFrames", "QueryOperator", "StatefulQuery", "ids_of", "retention_of", "stream_of", "uids_of"]
 
 
 @dataclass
@@ -63,7 +62,9 @@ class BatchFrames:
 class QueryOperator:
     """An operator of a query, and where its rows come from."""
 
-    plan: OperatorPlan
+    plan: TaskPlan
+    run: Callable[[Any, Step, int, Iterable[pa.RecordBatch], Callable[[], str]], SubtaskResult]
+    """What its tasks do, given the plan, the micro-batch, the number of the subtask, its rows and what makes names."""
     rows: Callable[[BatchFrames], DataFrame]
     """Returns its rows in a micro-batch, of which it takes the columns `taken`."""
     taken: Sequence[tuple[str, str | None]]
@@ -91,6 +92,9 @@ class StatefulQuery:
         The uids of operators in the store that the query has no more, whose state may go.
     on_checkpoint
         Called with the record of each checkpoint.
+    tasks
+        Runs the tasks of an operator, given its frames, the micro-batch and what the names of files begin with, and
+        returns what they have done in the order of the subtasks.
     """
 
     def __init__(
@@ -100,8 +104,11 @@ class StatefulQuery:
         functions: Mapping[str, Callable[[DataFrame, int], object]],
         dropped: Sequence[str] = (),
         on_checkpoint: Listener | None = None,
+        *,
+        tasks: Callable[[QueryOperator, BatchFrames, Step, str], list[SubtaskResult]] | None = None,
     ) -> None:
         self._clock = clock
+        self._tasks = _run if tasks is None else tasks
         self._on_checkpoint = on_checkpoint
         # A DataFrame belongs to the session in which it was made, so it is read here.
         self._broadcast_states = {
@@ -126,6 +133,7 @@ class StatefulQuery:
         now = self._clock.at(frame, batch_id)
         batch, watermark = now.batch, now.watermark
         if is_committed(self._uids[0], batch, stored.record):
+            take_over(storage, batch, new_id=new_id, clock_ms=now_ms)
             # Spark learns the event times of a micro-batch by running it, and the next watermark depends on them.
             frame.count()
             self._hand_on(frame, batch_id, stored.recorded, stored.record)
@@ -134,19 +142,19 @@ class StatefulQuery:
         is_shared = sum(not item.after for item in self._operators) > 1
         frames = BatchFrames(frame.persist() if is_shared else frame)
         works: list[OperatorWork] = []
-        paths: list[str] = []
+        # Spark tells nothing of the tasks of a job that fails, so the names of their files say whose they are.
+        job = new_id()[:12]
         try:
             broadcasts = self._broadcast_documents(storage, stored)
-            paths += self._broadcast_paths
             for item in self._operators:
                 plan = item.plan
                 checkpoint = _only(plan.uid, stored.checkpoint)
                 known = broadcasts.get(plan.uid, ())
-                found = _run(item, frames, Step(batch, store_id, checkpoint, watermark, now.processing_time, known))
+                step = Step(batch, store_id, checkpoint, watermark, now.processing_time, known)
+                found = self._tasks(item, frames, step, job)
                 # A checkpoint has the same part of a broadcast state for every subtask.
                 same = [msgspec.structs.replace(state, parts=state.parts[:1] * plan.parallelism) for state in known]
                 works.append(OperatorWork(plan.uid, found, plan.stored_output, plan.dead_letters, same))
-                paths += [path for result in found for path in result.paths]
                 if plan.stored_output is not None:
                     parts = [result.output for result in found if result.output is not None]
                     frames.emitted[plan.uid] = cache(
@@ -157,15 +165,16 @@ class StatefulQuery:
                 works,
                 storage=storage,
                 before=[] if stored.checkpoint is None else stored.checkpoint.operators,
-                paths=paths,
-                new_id=new_id,
+                paths=[*self._broadcast_paths],
+                new_id=ids_of(job),
                 clock_ms=now_ms,
                 started_at_ms=started_at_ms,
                 watermark=watermark,
             )
         except BaseException:
             # The commit has not been tried.
-            delete_quietly(storage, [*paths, *self._broadcast_paths])
+            delete_files_named(storage, self._uids, job)
+            delete_quietly(storage, self._broadcast_paths)
             self._broadcasts = None
             raise
         finally:
@@ -235,13 +244,18 @@ class StatefulQuery:
         return found
 
 
-def uids_of(plans: Sequence[OperatorPlan]) -> list[str]:
+def stream_of(frames: BatchFrames) -> DataFrame:
+    """Return the rows of the stream."""
+    return frames.stream
+
+
+def uids_of(plans: Sequence[TaskPlan]) -> list[str]:
     """Return the uids that a query has in its store, those of its operators first."""
     tables = [table.uid for plan in plans for table in (plan.stored_output, plan.dead_letters) if table is not None]
     return [plan.uid for plan in plans] + tables
 
 
-def retention_of(plans: Sequence[OperatorPlan]) -> RetentionPolicy | None:
+def retention_of(plans: Sequence[TaskPlan]) -> RetentionPolicy | None:
     """Return the retention of the store of a query; one that an operator names counts before the default."""
     named = {plan.retention for plan in plans} - {DEFAULT_RETENTION}
     if len(named) > 1:
@@ -270,16 +284,21 @@ def _only(uid: str, checkpoint: LogEntryDocument | None) -> LogEntryDocument | N
     return msgspec.structs.replace(checkpoint, operators=operators, properties={}, statistics=[])
 
 
-def _run(item: QueryOperator, frames: BatchFrames, step: Step) -> list[SubtaskResult]:
+def ids_of(job: str) -> Callable[[], str]:
+    """Return what makes fresh names that begin with that of a job."""
+    return lambda: job + new_id()[len(job) :]
+
+
+def _run(item: QueryOperator, frames: BatchFrames, step: Step, job: str) -> list[SubtaskResult]:
     """Run the tasks of an operator, and return what they have done in the order of the subtasks."""
-    plan = item.plan
+    plan, run = item.plan, item.run
 
     def task(subtask: int, batches: Iterator[pa.RecordBatch]) -> SubtaskResult:
-        return run_subtask(plan, step, subtask, batches, new_id)
+        return run(plan, step, subtask, batches, ids_of(job))
 
     columns = {name: _column(name, wanted) for name, wanted in item.taken}
     results = run_tasks(item.rows(frames), columns, [document.name for document in plan.key], plan, task)
-    return sorted(results, key=lambda result: -1 if result.document is None else result.document.subtask)
+    return sorted(results, key=lambda result: result.document.subtask)
 
 
 def _column(name: str, wanted: str | None) -> Column:

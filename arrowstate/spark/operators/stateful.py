@@ -16,9 +16,9 @@ from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked
 from arrowstate.spark.operators.declaring import check_broadcasts, check_operator, check_uids, output_table
-from arrowstate.spark.operators.query import QueryOperator
+from arrowstate.spark.operators.query import QueryOperator, stream_of
 from arrowstate.spark.operators.stream import StatefulStream
-from arrowstate.spark.operators.task import Operator, OperatorPlan
+from arrowstate.spark.operators.task import Operator, OperatorPlan, run_subtask
 from arrowstate.spark.schemas import arrow_type, spark_schema, spark_type
 from arrowstate.upkeep.beside import check_retention
 from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
@@ -224,7 +224,8 @@ def stateful(
     )
     node = QueryOperator(
         plan,
-        (lambda frames: frames.stream) if before is None else before.frame,
+        run_subtask,
+        stream_of if before is None else before.frame,
         [(name, _cast(kind, spark_type(given.field(name).type))) for name, kind in types.items()],
         dict(broadcast or {}),
         frozenset(() if before is None else [item.plan.uid for item in before.operators]),

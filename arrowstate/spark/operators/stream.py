@@ -20,6 +20,7 @@ from arrowstate.spark.operators.declaring import (
     with_readers,
 )
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, retention_of, uids_of
+from arrowstate.spark.operators.task import OperatorPlan
 from arrowstate.spark.places import StorePlace
 from arrowstate.spark.source import ArrowStateDataSource
 from arrowstate.spark.stream_writer import QueryStart, writer_of
@@ -267,7 +268,8 @@ def write_stream(
 
     def function(options: Mapping[str, str]) -> StatefulQuery:
         for plan in plans:
-            check_picklable(plan.uid, plan.operator)
+            if isinstance(plan, OperatorPlan):
+                check_picklable(plan.uid, plan.operator)
         return StatefulQuery(clock_of(session, options, new_id()), operators, functions, dropped, on_checkpoint)
 
     source = first.source

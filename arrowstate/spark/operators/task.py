@@ -5,15 +5,14 @@ Time is part of the micro-batch, so a repetition gives the same state and the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.clock import now_ms
-from arrowstate.files.output_tables import OutputTable, write_output
+from arrowstate.files.output_tables import write_output
 from arrowstate.functions.batch_function import BatchFunction, BatchRunner
 from arrowstate.functions.dead_letters import DeadLetters
 from arrowstate.functions.failing import explained
@@ -21,82 +20,41 @@ from arrowstate.functions.keyed_process import KeyedProcessRunner
 from arrowstate.functions.process_function import KeyedProcessFunction
 from arrowstate.functions.runner import key_columns_of
 from arrowstate.functions.setting_aside import process_apart
-from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter
-from arrowstate.spark.micro_batches import MicroBatch
-from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
+from arrowstate.spark.task import Emitted, Step, Subtask, SubtaskResult, TaskPlan
 from arrowstate.state.backend.broadcast import restored_broadcast
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
-from arrowstate.storage.registry import open_storage
-from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
-from arrowstate_formats.documents import LogEntryDocument, OperatorStateDocument
-from arrowstate_formats.schema_documents import FieldDocument
 
-__all__ = ["Operator", "OperatorPlan", "Step", "run_subtask"]
+__all__ = ["Operator", "OperatorPlan", "run_subtask"]
 
 Operator = BatchFunction | KeyedProcessFunction
 
 
-@dataclass(frozen=True)
-class OperatorPlan:
+@dataclass(frozen=True, kw_only=True)
+class OperatorPlan(TaskPlan):
     """What one stateful operator does with each micro-batch."""
 
-    store: str
-    """Absolute path or URL of the store, the same for every process."""
-    uid: str
-    key: list[FieldDocument]
-    parallelism: int
-    max_parallelism: int
     operator: Operator
     columns: pa.Schema
     """The columns of its rows, the key columns among them."""
-    output: OutputTable | None
     order_by: tuple[str, ...] = ()
     timestamp: str | None = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    is_read: bool = True
-    """Whether anything takes what it emits: a table, a function or another operator."""
-    dead_letters: OutputTable | None = None
-    """Where rows go that it cannot take; None if they fail the query."""
-    retention: RetentionPolicy | None = DEFAULT_RETENTION
-    """How the store is collected beside the query."""
-    memory: TaskMemory = TaskMemory()
-
-    @property
-    def stored_output(self) -> OutputTable | None:
-        """The output, None where it need not be stored."""
-        return self.output if self.is_read else None
-
-
-@dataclass(frozen=True)
-class Step:
-    """A micro-batch as the tasks of an operator see it."""
-
-    batch: MicroBatch
-    store_id: str
-    checkpoint: LogEntryDocument | None
-    """The checkpoint to start from, with what it has of the operator; None for a store without one."""
-    watermark: int | None
-    """Spark's watermark in milliseconds, None while there is none."""
-    processing_time: int
-    """Spark's time of the micro-batch in milliseconds."""
-    broadcasts: Sequence[OperatorStateDocument] = field(default=())
 
 
 def run_subtask(
     plan: OperatorPlan, step: Step, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
 ) -> SubtaskResult:
-    """Process the rows of one subtask and write the result, which takes effect with the commit.
+    """Process the rows of a subtask and write the result, which takes effect with the commit.
 
     First the watermark of the micro-batch is set and what is due by it fires, then what is due by processing time,
     then the rows are processed. Nothing is left in the store if it fails.
     """
-    meter = TaskMeter(now_ms)
-    storage = open_storage(plan.store, storage_options=plan.storage_options)
-    task = Subtask(plan, subtask, step.batch, storage, step.store_id, step.checkpoint, meter)
+    meter = TaskMeter()
+    storage = plan.open()
+    task = Subtask(plan, subtask, storage, step, meter)
     backend = task.restored(lambda: step.processing_time)
     table = _rows(plan, rows)
     dead = None if plan.dead_letters is None else DeadLetters(plan.dead_letters, step.batch.batch_id)

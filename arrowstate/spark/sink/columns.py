@@ -38,9 +38,8 @@ from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import arrow_type, spark_type, widens
-from arrowstate.spark.sink.plan import DeadLettersInput, StateInput
+from arrowstate.spark.sink.plan import StateInput
 from arrowstate.state.folds.aggregates import aggregate_of
-from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 if TYPE_CHECKING:
@@ -155,20 +154,6 @@ class StreamColumns:
             )
         number = self.take(name, LongType() if isinstance(kind, _WHOLE) else kind)
         return number, int(field.metadata.get(_WATERMARK_DELAY, 0))
-
-    def take_batch_time(self) -> int:
-        """Take the time of the micro-batch in milliseconds, which Spark keeps and gives again if it is repeated."""
-        return self._take("", "batch time", sf.unix_millis(sf.current_timestamp()))
-
-    def take_row(self, uid: str) -> DeadLettersInput:
-        """Take all columns in their own types, for rows that are set aside in the output table of this name."""
-        names = self.found.schema.names
-        return DeadLettersInput(
-            uid=uid,
-            names=names,
-            types=[type_to_json(arrow_type(self.found.type_of(name))) for name in names],
-            columns=[self.take(name, self.found.type_of(name)) for name in names],
-        )
 
     def _take(self, name: str, form: str, column: Column) -> int:
         number = self._numbers.setdefault((name, form), len(self.taken))

@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from arrowstate.bootstrap.columns import check_states
 from arrowstate.errors import InvalidInputError
+from arrowstate.functions.dead_letters import dead_letter_table
 from arrowstate.schema.descriptors import MapStateDescriptor, StateDescriptor, TimeToLive, ValueStateDescriptor
+from arrowstate.schema.layout import key_schema_of
 from arrowstate.spark.columns import FrameColumns
-from arrowstate.spark.schemas import arrow_type
+from arrowstate.spark.schemas import arrow_type, spark_type
 from arrowstate.spark.sink.changelog import check_follows_changes
 from arrowstate.spark.sink.columns import KINDS, StreamColumns, state_input
 from arrowstate.spark.sink.ordering import KEPT, kept_order
@@ -107,9 +109,11 @@ class Inputs:
             found["operation"] = columns.take_operation(self.operation)
         if self.timestamp is not None:
             found["timestamp"], found["watermark_delay_ms"] = columns.take_timestamp(self.timestamp)
-        lives = [item.ttl for item in self.states] + [self.tombstone_ttl]
-        if any(ttl and ttl.clock == "processing_time" for ttl in lives):
-            found["batch_time"] = columns.take_batch_time()
         if self.dead_letters is not None:
-            found["dead_letters"] = columns.take_row(self.dead_letters)
+            names = columns.found.schema.names
+            row = pa.schema([(name, arrow_type(columns.found.type_of(name))) for name in names])
+            # As they arrive: a key that is no key of the store has a place there too.
+            arriving = pa.schema([(field.name, arrow_type(spark_type(field.type))) for field in key_schema_of(key)])
+            found["dead_letters"] = dead_letter_table(self.dead_letters, arriving, row)
+            found["row"] = [columns.take(name, columns.found.type_of(name)) for name in names]
         return found

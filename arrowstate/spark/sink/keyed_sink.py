@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pyspark.sql import functions as sf
-
+from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.dead_letters import dead_letters_name
 from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
@@ -15,16 +14,17 @@ from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.commit import check_alone, check_no_operator_state
-from arrowstate.spark.failures import pickled
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.opening import Asked
+from arrowstate.spark.operators.clocks import clock_of
+from arrowstate.spark.operators.query import QueryOperator, StatefulQuery, stream_of
 from arrowstate.spark.places import storage_options_text
-from arrowstate.spark.routing import subtask_expression
 from arrowstate.spark.schemas import spark_type
 from arrowstate.spark.sink.columns import StreamColumns
 from arrowstate.spark.sink.inputs import Inputs
 from arrowstate.spark.sink.plan import SinkPlan
-from arrowstate.spark.source import FORMAT, register
+from arrowstate.spark.sink.task import fold_micro_batch
+from arrowstate.spark.source import register
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.telemetry.records import Listener
 from arrowstate.upkeep.beside import check_retention
@@ -145,9 +145,8 @@ def keyed_sink(
         out would lack the rows of that run for good.
     on_checkpoint
         Called once for each micro-batch that was committed, or could not be, with an
-        `arrowstate.telemetry.OperationRecord`. Spark commits in a process beside the driver, so the function is
-        pickled, and what it does it does there. What it raises is logged, and changes nothing.
-
+        `arrowstate.telemetry.OperationRecord`; in the driver, which on Spark Connect is a process of the server. What
+        it raises is logged, and changes nothing.
     retention
         Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
         savepoints, and what tags and leases hold. None keeps all. The others are removed beside the query, as
@@ -156,7 +155,7 @@ def keyed_sink(
         `collections_failed` in the progress say what became of it.
     storage_options
         As for `arrowstate.open_store`, of values that JSON has; what is left out comes from the environment of each
-        process. They go to Spark's workers in options of the writer, which Spark's plans and logs do not print.
+        process. Spark's plans and logs do not print them.
     memory_budget_bytes, spill_dir
         As for `arrowstate.spark.stateful`.
 
@@ -170,7 +169,9 @@ def keyed_sink(
     ------
     InvalidInputError
         If an argument is out of range, a column is missing, `stream` is no stream, a state cannot follow a stream of
-        changes, or the store holds the state of other operators, or states that are left out.
+        changes, or the store holds the state of other operators, or states that are left out. When it is started: if
+        the output mode is complete, or on Spark Connect there is no option `checkpointLocation`, or `on_checkpoint`
+        cannot be pickled.
     KeyTypeError, ValueTypeError
         If a column has another type than the store's key or the state; a narrower number is widened.
     IncompatibleStateError
@@ -246,11 +247,11 @@ def keyed_sink(
     memory = TaskMemory.asked(stream.sparkSession, memory_budget_bytes, spill_dir)
     opened = asked.open(storage_options)
     check_alone([uid, *([] if aside is None else [aside])], opened.checkpoint, opened.url)
-    operator = opened.operator
-    check_no_operator_state(operator, opened.url)
+    before = opened.operator
+    check_no_operator_state(before, opened.url)
     orders = [item for kept in inputs.orders(FrameColumns.of(stream)).values() for item in kept]
-    stored = {} if operator is None else _stored_states(operator, [*states, *orders])
-    left_out = [] if operator is None else [state.name for state in operator.states if state.name not in stored]
+    stored = {} if before is None else _stored_states(before, [*states, *orders])
+    left_out = [] if before is None else [state.name for state in before.states if state.name not in stored]
     if left_out and not allow_non_restored_state:
         raise InvalidInputError(
             f"the store {opened.url} holds {', '.join(map(repr, left_out))} of operator {uid!r}, which would miss the "
@@ -259,27 +260,34 @@ def keyed_sink(
     taken = StreamColumns(stream)
     for field in opened.key_schema:
         taken.take(field.name, spark_type(field.type))
+    found = inputs.take(taken, opened.key, stored)
+    rows = stream.select(*taken.taken)
     plan = SinkPlan(
         store=opened.url,
         uid=uid,
         key=opened.key,
         parallelism=opened.parallelism,
         max_parallelism=opened.max_parallelism,
+        names=rows.columns,
         dropped=left_out,
-        on_checkpoint=None if on_checkpoint is None else pickled("on_checkpoint", on_checkpoint),
-        retention=None if retention is None else (retention.count, retention.age_ms, retention.hours),
-        storage_options=None if storage_options is None else dict(storage_options),
+        retention=retention,
+        storage_options=storage_options,
         memory=memory,
-        **inputs.take(taken, opened.key, stored),
+        **found,
     )
-    if plan.dead_letters_table is not None and opened.checkpoint is not None:
-        plan.dead_letters_table.parts_before(opened.storage, opened.checkpoint.operators)
-    subtask = sf.expr(subtask_expression(opened.key_schema.names, plan.parallelism, plan.max_parallelism))
-    rows = stream.select(*taken.taken).repartitionById(plan.parallelism, subtask)
+    if plan.dead_letters is not None and opened.checkpoint is not None:
+        plan.dead_letters.parts_before(opened.storage, opened.checkpoint.operators)
+    operator = QueryOperator(plan, fold_micro_batch, stream_of, [(name, None) for name in rows.columns])
+
+    def function(options: Mapping[str, str]) -> StatefulQuery:
+        if options.get("outputmode", "").lower() == "complete":
+            raise InvalidInputError("a keyed sink adds to its state; use outputMode append or update, not complete")
+        return StatefulQuery(
+            clock_of(stream.sparkSession, options, new_id()), [operator], {}, on_checkpoint=on_checkpoint
+        )
+
     register(stream.sparkSession)
-    return writer_of(
-        rows.writeStream.format(FORMAT).options(**plan.to_options()), QueryStart(opened.url, storage_options)
-    )
+    return writer_of(rows.writeStream, QueryStart(opened.url, storage_options, function))
 
 
 def _stored_states(operator: OperatorDocument, states: Sequence[StateDescriptor]) -> dict[str, StateDocument]:

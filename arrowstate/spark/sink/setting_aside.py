@@ -107,6 +107,5 @@ def _wrong_operations(plan: SinkPlan, table: pa.Table, number: int) -> Iterator[
 
 
 def _set_aside(plan: SinkPlan, dead: DeadLetters, rows: pa.Table, errors: list[str], reasons: list[str]) -> None:
-    assert plan.dead_letters is not None, "rows are set aside where there is a place for them"
     keys = rows.columns[: len(plan.key)]
-    dead.add(keys, [rows.column(number) for number in plan.dead_letters.columns], errors, reasons)
+    dead.add(keys, [rows.column(number) for number in plan.row], errors, reasons)

@@ -9,19 +9,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.clock import now_ms
 from arrowstate.files.output_tables import write_output
 from arrowstate.files.subtasks import subtasks_of
 from arrowstate.functions.dead_letters import DeadLetters
-from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.layout import descriptor_of
 from arrowstate.spark.metrics import TaskMeter
-from arrowstate.spark.micro_batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.sink.ordering import Order
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.setting_aside import fold_apart, rows_that_fit
 from arrowstate.spark.sink.state_rows import StateRows, ordered
-from arrowstate.spark.task import Emitted, Subtask, SubtaskResult
+from arrowstate.spark.task import Emitted, Step, Subtask, SubtaskResult
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.schema_documents import StateDocument
@@ -30,14 +27,12 @@ __all__ = ["fold_micro_batch"]
 
 
 def fold_micro_batch(
-    plan: SinkPlan, batch: MicroBatch, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
+    plan: SinkPlan, step: Step, subtask: int, rows: Iterable[pa.RecordBatch], new_id: Callable[[], str]
 ) -> SubtaskResult:
     """Fold the rows of one subtask into its state and write the result, which takes effect with the commit.
 
     Raises
     ------
-    QueryConflictError
-        If this micro-batch must not be written to the operator.
     NullKeyError, KeyOutOfRangeError, ValueOverflowError, ValueTypeError, InvalidInputError
         If a row does not fit and is not to be set aside; nothing is left in the store.
     IncompatibleStateError, KeyTypeError
@@ -45,31 +40,27 @@ def fold_micro_batch(
     StorageFullError, StorageError
         If a file cannot be written; nothing is left in the store.
     """
-    meter = TaskMeter(now_ms)
+    meter = TaskMeter()
     storage = plan.open()
-    store, history = CommitLog(storage).opened()
-    stored = stored_state(history)
-    task = Subtask(plan, subtask, batch, storage, store.store_id, stored.checkpoint, meter)
-    if is_committed(plan.uid, batch, stored.record):
-        return task.found()
-    table = pa.Table.from_batches(given) if (given := [item for item in rows if item.num_rows]) else None
+    task = Subtask(plan, subtask, storage, step, meter)
+    given = [item for item in rows if item.num_rows]
+    table = pa.Table.from_batches(given).rename_columns(plan.names) if given else None
     operator = task.operator
     if table is None and operator is not None and _has_states(operator, plan) and (previous := task.previous):
         return task.unchanged(operator, previous)
-    backend = task.restored(_clock(plan, table), dropped=plan.dropped)
+    backend = task.restored(lambda: step.processing_time, dropped=plan.dropped)
     if plan.timestamp is not None and operator is not None:
         # Each subtask has noted how far its own rows came, and event time is that of all of them.
         for known in subtasks_of(storage, operator):
             if known.watermark is not None:
                 backend.advance_watermark(known.watermark)
-    to = plan.dead_letters_table
-    dead = None if to is None else DeadLetters(to, batch.batch_id)
+    dead = None if plan.dead_letters is None else DeadLetters(plan.dead_letters, step.batch.batch_id)
     _fold(plan, backend, table, dead)
 
     def emit(paths: list[str]) -> Emitted:
-        if to is None or dead is None:
+        if plan.dead_letters is None or dead is None:
             return None, None
-        return None, write_output(storage, to, dead.take(), new_id=new_id, paths=paths)
+        return None, write_output(storage, plan.dead_letters, dead.take(), new_id=new_id, paths=paths)
 
     return task.written(backend.freeze, rows=0 if table is None else table.num_rows, new_id=new_id, emit=emit)
 
@@ -104,14 +95,6 @@ def _fold(plan: SinkPlan, backend: KeyedStateBackend, table: pa.Table | None, de
 def _declared(backend: KeyedStateBackend, document: StateDocument) -> Any:
     backend.migrate(document)
     return backend.state(descriptor_of(document))
-
-
-def _clock(plan: SinkPlan, table: pa.Table | None) -> Callable[[], int]:
-    """The processing time: that of the micro-batch, so that a repetition has the same."""
-    if table is None or plan.batch_time is None:
-        return now_ms
-    batch_time: int = table.column(plan.batch_time)[0].as_py()
-    return lambda: batch_time
 
 
 def _has_states(operator: OperatorDocument, plan: SinkPlan) -> bool:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from pyarrow import feather
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
 
 import arrowstate
-from arrowstate.spark import keyed_sink, source, stateful
-from arrowstate.spark.source import ArrowStateDataSource, KeyedStateWriter
+from arrowstate.spark import keyed_sink, stateful
+from arrowstate.spark.sink import keyed_sink as sinks
+from arrowstate.spark.sink.task import fold_micro_batch
 from spark_audit import WINDOW_MS
 
 TOTALS = arrowstate.ReducingStateDescriptor(
@@ -90,7 +90,7 @@ def sink(
     troubles: Sequence[tuple[str, int, int]] = (),
 ) -> list[int]:
     """Run `keyed_sink` over the files that are there, or for ever; the ids of the micro-batches."""
-    source.ArrowStateDataSource = _troubled(Trouble.all(folder, troubles)) if troubles else ArrowStateDataSource
+    sinks.fold_micro_batch = _troubled(Trouble.all(folder, troubles)) if troubles else fold_micro_batch
     schema = "id long, k long, v long, n long, seq long, op string"
     rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(f"{folder}/in")
     # A deleted row has no value; sums and counts take all rows.
@@ -207,19 +207,14 @@ def hosts(spark: SparkSession) -> list[str]:
         time.sleep(0.05)
 
 
-def _troubled(troubles: list[Trouble]) -> type[ArrowStateDataSource]:
-    class TroubledWriter(KeyedStateWriter):
-        def write(self, iterator: Any) -> Any:
-            message = super().write(iterator)
-            for trouble in troubles:
-                trouble.strike()
-            return message
+def _troubled(troubles: list[Trouble]) -> Callable[..., Any]:
+    def fold(plan: Any, step: Any, subtask: int, rows: Any, new_id: Any) -> Any:
+        result = fold_micro_batch(plan, step, subtask, rows, new_id)
+        for trouble in troubles:
+            trouble.strike()
+        return result
 
-    class TroubledSource(ArrowStateDataSource):
-        def streamWriter(self, schema: StructType, overwrite: bool) -> KeyedStateWriter:
-            return TroubledWriter(super().streamWriter(schema, overwrite).plan)
-
-    return TroubledSource
+    return fold
 
 
 def session_of(settings: dict[str, str]) -> SparkSession:
