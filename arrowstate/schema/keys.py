@@ -47,7 +47,7 @@ def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
     out = []
     for field, column in zip(key, columns, strict=True):
         try:
-            column = to_type(column, field.type, ("string", "binary"))
+            column = _converted(column, field.type, ("string", "binary"))
         except CONVERSION_ERRORS as error:
             given = _misfit(column, partial(to_type, kind=field.type, families=("string", "binary")), error, field.type)
             raise KeyTypeError(f"{field.name}: {field.type}", given) from None
@@ -110,7 +110,10 @@ def to_type(values: Any, kind: pa.DataType, families: Sequence[str] | None = Non
 
     Only floats may lose digits. `families` names those that may be converted; all by default.
     """
-    values = as_arrow(values)
+    return _converted(as_arrow(values), kind, families)
+
+
+def _converted(values: Any, kind: pa.DataType, families: Sequence[str] | None = None) -> pa.Array:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not isinstance(values, pa.Array):
@@ -157,7 +160,7 @@ def value_array(values: Any, kind: pa.DataType, rows: int, name: str) -> pa.Arra
     if isinstance(values, (pa.RecordBatch, pa.Table)):
         values = values.to_struct_array()
     try:
-        values = to_type(values, kind)
+        values = _converted(values, kind)
     except CONVERSION_ERRORS as error:
         raise ValueTypeError(name, str(kind), _misfit(values, partial(to_type, kind=kind), error, kind)) from None
     if len(values) != rows:

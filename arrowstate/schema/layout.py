@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ from arrowstate_formats.document_base import Int64
 from arrowstate_formats.schema_documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StateLayout:
     """The columns of one state, in this order.
 
@@ -68,20 +69,20 @@ class StateLayout:
             isinstance(descriptor, TimerStateDescriptor),
         )
 
-    @property
+    @cached_property
     def second(self) -> str | None:
         """The column by which rows of one key are sorted."""
         if self.is_list:
             return "_seq"
         return "_entry_hash" if self.namespace is not None or self.user_key_type is not None else None
 
-    @property
+    @cached_property
     def namespace_fields(self) -> list[pa.Field]:
         """The namespace columns."""
         taken = {name.lower() for name in self.key.names}
         return [self._named(item.name, item.type, taken, nullable=False) for item in self.namespace or ()]
 
-    @property
+    @cached_property
     def entry_fields(self) -> list[pa.Field]:
         """What tells the rows of one key apart: namespaces, the user key of a map, the timestamp of a timer."""
         fields = self.namespace_fields
@@ -89,10 +90,10 @@ class StateLayout:
             taken = {field.name.lower() for field in [*self.key, *fields]}
             return [*fields, self._named("timestamp", pa.int64(), taken, nullable=False)]
         if self.user_key_type is not None:
-            fields.append(pa.field(f"{self.name}_key", self.user_key_type, nullable=False))
+            return [*fields, pa.field(f"{self.name}_key", self.user_key_type, nullable=False)]
         return fields
 
-    @property
+    @cached_property
     def value_fields(self) -> list[pa.Field]:
         """The value columns; each may hold nulls only where the state is a struct or a map. A timer has none."""
         if self.is_timer:
@@ -108,12 +109,12 @@ class StateLayout:
             raise InvalidInputError(f"the columns of state {self.name!r} clash with each other or the key: {names}")
         return fields
 
-    @property
+    @cached_property
     def first_value(self) -> int:
         """The number of the first value column."""
         return 1 + (self.second is not None) + len(self.key) + len(self.entry_fields)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The schema of the state's runs."""
         sort_columns = ["_key_hash", *([self.second] if self.second else [])]

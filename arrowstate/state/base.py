@@ -62,6 +62,8 @@ class KeyedState(Shown, Generic[D]):
         self.layout = layout
         self._table = table
         self._context = context
+        self.transactions: Transactions = context.transactions
+        "Those of the backend, for what looks after the state."
         self._expiry = Expiry(descriptor, layout, table, context)
         self._namespace: tuple[Any, list[pa.Array]] | None = None
         self._pending: Pending[Any, Any] = Pending()
@@ -76,7 +78,7 @@ class KeyedState(Shown, Generic[D]):
 
     def __len__(self) -> int:
         """The number of rows: one per key, entry of a map, or element of a list; expired ones count until removed."""
-        self.flush()
+        self._flush()
         return self._table.live_rows
 
     def begin(self) -> Any:
@@ -93,11 +95,6 @@ class KeyedState(Shown, Generic[D]):
         table, pending, self._namespace = mark
         self._table.go_back(table)
         self._pending.go_back(pending)
-
-    @property
-    def transactions(self) -> Transactions:
-        """Those of the backend, for what looks after the state."""
-        return self._context.transactions
 
     @property
     def table(self) -> Table:
@@ -124,7 +121,7 @@ class KeyedState(Shown, Generic[D]):
 
     @current_namespace.setter
     def current_namespace(self, value: Any) -> None:
-        self._namespace = (value, self.namespace_columns(value, 1))
+        self._namespace = (value, self._namespace_columns(value, 1))
 
     @contextmanager
     def kept_namespace(self) -> Iterator[None]:
@@ -141,14 +138,18 @@ class KeyedState(Shown, Generic[D]):
 
     def clear_keys(self, keys: KeyBatch) -> None:
         """Remove all rows of keys that the backend has grouped, in all namespaces."""
-        self.flush()
+        self._flush()
         if self.layout.second is None:
             self._table.remove(self._table.find(keys))
             return
         for run, _, rows in self._table.find_all(keys):
             self._table.kill(run, rows)
 
-    def flush(self, *, settle: bool = True) -> None:
+    def flush(self) -> None:
+        """Move what scalar verbs have written so far into the table."""
+        self._flush()
+
+    def _flush(self, *, settle: bool = True) -> None:
         """Move what scalar verbs have written so far into the table, and merge before if `settle`."""
         if self._pending:
             if settle:
@@ -178,7 +179,7 @@ class KeyedState(Shown, Generic[D]):
     def _note(self, identity: Any, write: Any) -> None:
         """Keep what a scalar verb writes until the next batch verb or snapshot, or until there is much of it."""
         if self._pending.is_full:
-            self.flush()
+            self._flush()
         self._pending[identity] = write
 
     def _write_one(self, scalar: pa.Scalar | None, user_key: pa.Array | None = None, *, removed: bool) -> None:
@@ -191,13 +192,13 @@ class KeyedState(Shown, Generic[D]):
         """Return what a scalar verb has written last and the table does not have yet."""
         if self.descriptor.ttl is not None:
             # A read may renew or remove the row.
-            self.flush()
+            self._flush()
         return self._pending.get(identity)
 
     def freeze(self) -> FrozenTable:
         """Return the state as it is now; later writes do not change it."""
         # Merging and spilling can wait: freezing must not grow with the state.
-        self.flush(settle=False)
+        self._flush(settle=False)
         return self._table.freeze()
 
     def _current_namespace(self) -> tuple[Any, list[pa.Array]]:
@@ -231,7 +232,7 @@ class KeyedState(Shown, Generic[D]):
                     )
             return keys
         columns = self._context.columns(keys)
-        entry = self.namespace_columns(namespace, len(columns[0]))
+        entry = self._namespace_columns(namespace, len(columns[0]))
         if user_keys is not None:
             if len(user_keys) != len(columns[0]):
                 raise InvalidInputError(
@@ -258,7 +259,7 @@ class KeyedState(Shown, Generic[D]):
 
     def namespaces_of(self, keys: KeyBatch) -> tuple[KeyBatch, Ints]:
         """Return keys with each namespace in which they have a row, and the number of each among the keys given."""
-        self.flush()
+        self._flush()
         found = self._table.find_all(keys)
         numbers = np.concatenate([part for _, part, _ in found]) if found else np.empty(0, dtype=np.int64)
         first = 2 + len(self.layout.key)
@@ -277,6 +278,9 @@ class KeyedState(Shown, Generic[D]):
 
     def namespace_columns(self, namespace: Any, rows: int) -> list[pa.Array]:
         """Return one namespace per row, given as columns or as one plain value for all rows."""
+        return self._namespace_columns(namespace, rows)
+
+    def _namespace_columns(self, namespace: Any, rows: int) -> list[pa.Array]:
         schema = self.descriptor.namespace
         if schema is None:
             if namespace is not None:

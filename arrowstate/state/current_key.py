@@ -22,7 +22,7 @@ from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
-from arrowstate_formats.key_hash import hash_columns
+from arrowstate_formats.key_hash import hash_columns, hash_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class KeyContext:
         # XXH64 of one value of up to 8 bytes is a chain of invertible steps (multiplication by odd numbers,
         # rotation, xor with a shift of itself), so two such keys never share a hash.
         self._one_to_one = len(self.key) == 1 and _up_to_8_bytes(self.key.field(0).type)
+        self._plan = hash_plan(self.key.types)
         self._current: CurrentKey | None = None
         self._grouped: tuple[CurrentKey, KeyBatch] | None = None
         "The current key, and the batch of it alone, once a verb has asked for it."
@@ -105,7 +106,7 @@ class KeyContext:
 
     def hashes(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
         """Hash keys after checking that they belong to this subtask."""
-        hashes = hash_columns(columns)
+        hashes = hash_columns(columns, self._plan)
         self._check_range(hashes)
         return hashes
 

@@ -38,38 +38,51 @@ class Participant(Protocol):
         """Give up the latest mark and be what it was when it was taken."""
 
 
-S = TypeVar("S", bound=Participant)
+class State(Participant, Protocol):
+    """A participant with verbs, which two threads cannot be in at once."""
+
+    transactions: Transactions
+
+
+S = TypeVar("S", bound=State)
 
 
 def atomic(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make a verb of a participant do all it does or, where it raises, nothing."""
+    """Make a verb of a state do all it does or, where it raises, nothing; two threads cannot be in it at once."""
 
     @wraps(verb)
     def run(self: S, /, *arguments: P.args, **named: P.kwargs) -> R:
-        mark = self.begin()
+        owner = self.transactions.own()
         try:
-            result = verb(self, *arguments, **named)
-        except BaseException:
-            self.go_back(mark)
-            raise
-        self.keep()
-        return result
-
-    return run
-
-
-def one_owner(verb: Callable[P, R]) -> Callable[P, R]:
-    """Make a verb of a state one that two threads cannot be in at once."""
-
-    @wraps(verb)
-    def run(*arguments: P.args, **named: P.kwargs) -> R:
-        state: Any = arguments[0]
-        owner = state.transactions.own()
-        try:
-            return verb(*arguments, **named)
+            mark = self.begin()
+            try:
+                result = verb(self, *arguments, **named)
+            except BaseException:
+                self.go_back(mark)
+                raise
+            self.keep()
+            return result
         finally:
             owner.release()
 
+    owned: Any = run
+    owned.has_one_owner = True
+    return run
+
+
+def one_owner(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Make a verb of a state one that two threads cannot be in at once."""
+
+    @wraps(verb)
+    def run(self: S, /, *arguments: P.args, **named: P.kwargs) -> R:
+        owner = self.transactions.own()
+        try:
+            return verb(self, *arguments, **named)
+        finally:
+            owner.release()
+
+    owned: Any = run
+    owned.has_one_owner = True
     return run
 
 
@@ -79,9 +92,7 @@ def own_verbs(kind: type) -> None:
         verb = getattr(kind, name)
         is_verb = isfunction(verb) and (not name.startswith("_") or name == "__len__") and name not in _NO_VERBS
         if is_verb and not hasattr(verb, "has_one_owner"):
-            owned: Any = one_owner(verb)
-            owned.has_one_owner = True
-            setattr(kind, name, owned)
+            setattr(kind, name, one_owner(verb))
 
 
 class Transactions:

@@ -63,7 +63,8 @@ class MergePolicy:
         for run in runs:
             tier = self.tier(run.live_rows)
             counts[tier] = counts.get(tier, 0) + 1
-            if run.dead_rows > self.max_dead_share * run.rows:
+            rows = run.rows
+            if rows - run.live_rows > self.max_dead_share * rows:
                 largest = max(largest, run.live_rows)
         full = [tier for tier, count in counts.items() if count >= self.fan_in]
         if full:

@@ -52,17 +52,17 @@ class Directory:
     @classmethod
     def build(cls, segments: Sequence[Segment]) -> Directory:
         """Build the directory of a run's segments in one pass over their hashes."""
-        first_row = segments[0].first_row
+        hashes = [segment.hashes for segment in segments]
+        first_row = end_row = segments[0].first_row
         rows = segments[-1].end_row - first_row
-        directory = cls.empty(int(segments[0].hashes[0]), int(segments[-1].hashes[-1]), rows, first_row)
-        end_row = first_row
-        last_bucket = 0
-        for segment in segments:
-            # A reader may open some batches of a file only: the rows between them are counted to the bucket before.
-            directory.offsets[last_bucket + 1] += np.uint32(segment.first_row - end_row)
-            directory.count_rows(segment.hashes)
-            end_row = segment.end_row
-            last_bucket = directory.bucket(int(segment.hashes[-1]))
+        directory = cls.empty(int(hashes[0][0]), int(hashes[-1][-1]), rows, first_row)
+        for number, segment in enumerate(segments):
+            if segment.first_row > end_row:
+                # A reader may open some batches of a file only: the rows between them are counted to the bucket before.
+                before = directory.bucket(int(hashes[number - 1][-1]))
+                directory.offsets[before + 1] += np.uint32(segment.first_row - end_row)
+            directory.count_rows(hashes[number])
+            end_row = segment.first_row + segment.rows
         np.cumsum(directory.offsets, out=directory.offsets)
         return directory
 
@@ -175,11 +175,12 @@ class Run:
         for segment, low, high in self._parts(keys.hashes, pending):
             found = out[low:high]
             asked = pending[low:high]
-            if keys.seconds is None or segment.seconds is None:
-                kernels.probe(keys.hashes, asked, segment.hashes, *(*self._where(segment), found))
+            rows = segment.look()
+            if keys.seconds is None or rows.seconds is None:
+                kernels.probe(keys.hashes, asked, rows.hashes, *(*self._where(segment), found))
             else:
                 pair_kernels.probe_pair(
-                    keys.hashes, keys.seconds, asked, segment.hashes, segment.seconds, *(*self._where(segment), found)
+                    keys.hashes, keys.seconds, asked, rows.hashes, rows.seconds, *(*self._where(segment), found)
                 )
             hits = np.empty(0, dtype=np.int64) if keys.one_to_one else np.flatnonzero(found >= 0)
             while hits.size:
@@ -189,10 +190,10 @@ class Run:
                     break
                 # Another key with the same hash: go on to the next live row with that hash.
                 where = (segment.first_row, self.live, self.first_row)
-                if segment.seconds is None:
-                    kernels.next_candidates(found, hits, segment.hashes, *where)
+                if rows.seconds is None:
+                    kernels.next_candidates(found, hits, rows.hashes, *where)
                 else:
-                    pair_kernels.next_pair_candidates(found, hits, segment.hashes, segment.seconds, *where)
+                    pair_kernels.next_pair_candidates(found, hits, rows.hashes, rows.seconds, *where)
                 hits = hits[found[hits] >= 0]
         return out
 
@@ -264,17 +265,15 @@ class Run:
             self.first_row,
         )
 
-    def _parts(self, hashes: Ints, pending: Ints) -> Iterator[tuple[Segment, int, int]]:
+    def _parts(self, hashes: Ints, pending: Ints) -> list[tuple[Segment, int, int]]:
+        """Return the segments that may have pending keys, with where those keys begin and end."""
         if len(self.segments) == 1:
-            if pending.size:
-                yield self.segments[0], 0, pending.size
-            return
+            return [(self.segments[0], 0, pending.size)] if pending.size else []
         starts = np.searchsorted(hashes, self.segments.lowest, side="left")
         ends = np.searchsorted(hashes, self.segments.highest, side="right")
         lows, highs = np.searchsorted(pending, starts), np.searchsorted(pending, ends)
-        for segment, low, high in zip(self.segments, lows, highs, strict=True):
-            if low < high:
-                yield segment, int(low), int(high)
+        parts = zip(self.segments, lows, highs, strict=True)
+        return [(segment, int(low), int(high)) for segment, low, high in parts if low < high]
 
     def kill(self, rows: Ints) -> Ints:
         """Mark rows dead; return those that were live before."""

@@ -79,8 +79,8 @@ class Segment:
         bounds = (int(rows.hashes[0]), int(rows.hashes[-1])) if size else (0, -1)
         return cls(first_row, size, *bounds, batch.nbytes, None, convert, loaded=rows)
 
-    @property
-    def _rows(self) -> _Rows:
+    def look(self) -> _Rows:
+        """Return the rows; they are read, and checked, when they are first looked at."""
         load = self.load
         if load is not None:
             # In this order: another thread that finds no `load` finds the rows.
@@ -89,23 +89,19 @@ class Segment:
         assert self.loaded is not None, "there is either one"
         return self.loaded
 
-    def look(self) -> None:
-        """Read, and check, the rows now."""
-        _ = self._rows
-
     @property
     def stored(self) -> pa.RecordBatch:
         """The rows, in the columns they were stored with."""
-        return self._rows.batch
+        return self.look().batch
 
     @property
     def hashes(self) -> Ints:
-        return self._rows.hashes
+        return self.look().hashes
 
     @property
     def seconds(self) -> Ints | None:
         """The column by which rows of one hash are sorted, where there is one."""
-        return self._rows.seconds
+        return self.look().seconds
 
     @property
     def batch(self) -> pa.RecordBatch:

@@ -8,10 +8,10 @@ number. Every one that rows are asked of is read, and checked, before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,68 +28,59 @@ _UNKNOWN, _NONE = np.uint64(0), np.uint64(1)
 _HASHES, _SECONDS = -1, -2
 
 
-class Segments(Sequence[Segment]):
+class Segments(tuple[Segment, ...]):
     """Segments in hash order, the rows of which follow one another."""
 
-    def __init__(self, segments: Iterable[Segment] = (), read: Callable[[Sequence[int]], object] | None = None) -> None:
-        self._all = tuple(segments)
-        self._read = read
-        self._shared: dict[Any, Any] = {}
-        self._addresses: dict[int, Addresses] = {}
-        self._shapes: dict[int, tuple[Any, int]] = {}
+    _read: Callable[[Sequence[int]], object] | None
+    _shared: dict[Any, Any]
+    _addresses: dict[int, Addresses]
+    _shapes: dict[int, tuple[Any, int]]
 
-    @overload
-    def __getitem__(self, number: int) -> Segment: ...
-    @overload
-    def __getitem__(self, number: slice) -> tuple[Segment, ...]: ...
-    def __getitem__(self, number: int | slice) -> Segment | tuple[Segment, ...]:
-        return self._all[number]
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(self._all)
+    def __new__(cls, segments: Iterable[Segment] = (), read: Callable[[Sequence[int]], object] | None = None) -> Self:
+        made = super().__new__(cls, segments)
+        made._read = read
+        made._shared, made._addresses, made._shapes = {}, {}, {}
+        return made
 
     @cached_property
     def first_rows(self) -> Ints:
         """The row of the run's file that each begins with."""
-        return np.array([segment.first_row for segment in self._all], dtype=np.int64)
+        return np.array([segment.first_row for segment in self], dtype=np.int64)
 
     @cached_property
     def rows(self) -> Ints:
         """How many rows each has."""
-        return np.array([segment.rows for segment in self._all], dtype=np.int64)
+        return np.array([segment.rows for segment in self], dtype=np.int64)
 
     @cached_property
     def lowest(self) -> Ints:
         """The lowest hash of each."""
-        return np.array([segment.lowest_hash for segment in self._all], dtype=np.int64)
+        return np.array([segment.lowest_hash for segment in self], dtype=np.int64)
 
     @cached_property
     def highest(self) -> Ints:
         """The highest hash of each."""
-        return np.array([segment.highest_hash for segment in self._all], dtype=np.int64)
+        return np.array([segment.highest_hash for segment in self], dtype=np.int64)
 
     @cached_property
     def highest_seq(self) -> int:
         """At least the highest `_seq`, -1 where there is no row."""
-        return max((segment.highest_seq for segment in self._all), default=-1)
+        return max((segment.highest_seq for segment in self), default=-1)
 
     @cached_property
     def has_seconds(self) -> bool:
         """Whether there is a second sort column."""
-        return bool(self._all) and self._all[0].seconds is not None
+        return bool(self) and self[0].seconds is not None
 
     @cached_property
     def converts(self) -> bool:
         """Whether some have another schema on storage."""
-        return any(segment.convert is not None for segment in self._all)
+        return any(segment.convert is not None for segment in self)
 
     @cached_property
     def stored_bytes(self) -> int:
         """About how many bytes the rows take, before they are converted."""
-        return sum(segment.stored_bytes for segment in self._all)
+        return sum(segment.stored_bytes for segment in self)
 
     def shared(self, name: Any, make: Callable[[], Any]) -> Any:
         """Return what was made of the rows under a name, for all who have them; it is made now if it was not."""
@@ -103,7 +94,7 @@ class Segments(Sequence[Segment]):
     def of_hashes(self, hashes: Ints) -> Ints:
         """Return the number of the segment that may hold each hash, -1 where none can; equal hashes share one."""
         numbers = np.searchsorted(self.highest, hashes)
-        found = numbers < len(self._all)
+        found = numbers < len(self)
         found[found] = self.lowest[numbers[found]] <= hashes[found]
         return np.where(found, numbers, -1)
 
@@ -158,10 +149,10 @@ class Segments(Sequence[Segment]):
         if not rows.size:
             return pa.array([], kind)
         order = np.argsort(numbers, kind="stable")
-        borders = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=len(self._all)))
+        borders = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=len(self)))
         parts = []
         for low, high in pairwise(borders):
-            segment = self._all[numbers[order[low]]]
+            segment = self[numbers[order[low]]]
             parts.append(take(segment.batch.column(column), rows[order[low:high]] - segment.first_row))
         back = np.empty(rows.size, dtype=np.int64)
         back[order] = np.arange(rows.size)
@@ -170,14 +161,14 @@ class Segments(Sequence[Segment]):
     def _of(self, name: int, numbers: Ints, view: Callable[[Segment], npt.NDArray[Any] | None]) -> Addresses:
         known = self._addresses.get(name)
         if known is None:
-            known = self._addresses.setdefault(name, np.zeros(len(self._all), dtype=np.uint64))
+            known = self._addresses.setdefault(name, np.zeros(len(self), dtype=np.uint64))
         found = known[numbers]
         if not found.all():
             unknown = np.unique(numbers[found == _UNKNOWN]).tolist()
             if self._read is not None:
-                self._read([number for number in unknown if self._all[number].load is not None])
+                self._read([number for number in unknown if self[number].load is not None])
             for number in unknown:
-                array = view(self._all[number])
+                array = view(self[number])
                 known[number] = _NONE if array is None else np.uint64(array.ctypes.data)
             found = known[numbers]
         return found

@@ -8,10 +8,9 @@ else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,14 +106,13 @@ class Found:
         return pa.Array.from_buffers(kind, self.key_count, [validity, pa.py_buffer(out)], self.absent.size)
 
 
-def _by_segment(run: Run, rows: Ints) -> Iterator[tuple[Any, int, int]]:
+def _by_segment(run: Run, rows: Ints) -> list[tuple[Segment, int, int]]:
+    """Return the segments that have some of the rows, with where those begin and end."""
     if len(run.segments) == 1:
-        yield run.segments[0], 0, rows.size
-        return
+        return [(run.segments[0], 0, rows.size)]
     borders = np.searchsorted(rows, [*run.segments.first_rows, run.last_row])
-    for segment, low, high in zip(run.segments, borders[:-1], borders[1:], strict=True):
-        if low < high:
-            yield segment, int(low), int(high)
+    parts = zip(run.segments, borders[:-1], borders[1:], strict=True)
+    return [(segment, int(low), int(high)) for segment, low, high in parts if low < high]
 
 
 def gather(found: Sequence[tuple[Run, Ints, Ints]], number: int, kind: pa.DataType) -> pa.Array:
@@ -133,7 +131,8 @@ def gather(found: Sequence[tuple[Run, Ints, Ints]], number: int, kind: pa.DataTy
 def find_keys(runs: Sequence[Run], keys: KeyBatch) -> Found:
     """Find the live row of each key in the runs."""
     hits = []
-    pending = np.arange(len(keys), dtype=np.int64)
+    count = keys.hashes.size
+    pending = np.arange(count, dtype=np.int64)
     # A key is live in one run at most, so the order is free: the largest first settles most keys at once.
     for run in sorted(runs, key=lambda run: run.live_rows, reverse=True):
         if not pending.size:
@@ -144,7 +143,7 @@ def find_keys(runs: Sequence[Run], keys: KeyBatch) -> Found:
         found, found_rows, pending = kernels.split_found(pending, rows)
         if found.size:
             hits.append((run, found, found_rows))
-    return Found(len(keys), tuple(hits), pending)
+    return Found(count, tuple(hits), pending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +321,12 @@ class Table:
         """
         written = max(self._written, self._dropped)
         self._written = self._dropped = 0
-        held = {id(run) for run in self._runs}
-        self._give_up([each for each in self._merging if any(id(run) not in held for run in each.runs)])
+        if self._merging:
+            held = {id(run) for run in self._runs}
+            self._give_up([each for each in self._merging if any(id(run) not in held for run in each.runs)])
         work = self._policy.work(written, len(self._merging))
-        self._let_go(work)
+        if self._replaced:
+            self._let_go(work)
         # What the last call looked at beyond its share, for pieces are not cut, is taken off this one.
         left = work - self._owed
         # The smallest first: so there are the fewest runs to read beside them.
@@ -359,7 +360,7 @@ class Table:
             for merging in tuple(self._merging):
                 self._step(merging)
             self._replaced.clear()
-        self._budget.hold(self)
+            self._budget.hold(self)
 
     def _step(self, merging: Merging, rows: int | None = None) -> int:
         """Go on with a merge for so many rows, or to its end; when it is done, its result replaces its runs.

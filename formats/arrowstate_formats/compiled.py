@@ -108,21 +108,21 @@ class _Instruction(_Part):
 
 
 class Kernel(_Part):
-    """A compiled function: call it, or `compile` it before."""
+    """A compiled function: call it, or `compile` it before. The first call compiles or loads it."""
+
+    # What a call runs stands in a slot, so that no function of Python is between a caller and the compiled one.
+    __slots__ = ("__call__",)
+    __call__: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
         super().__init__(function)
         self.signature = signature
-        self._call: Callable[..., Any] = self._first_call
+        self.__call__ = self._first_call
 
     @property
     def name(self) -> str:
         """Module and function, and the signature where a function is compiled for several."""
         return f"{self.function.__module__}.{self.function.__qualname__}({self.signature})"
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Run the kernel; it is compiled or loaded first where that was not done."""
-        return self._call(*arguments)
 
     def compile(self) -> None:
         """Compile the kernel or load it from where it is kept, so that the first call need not."""
@@ -136,7 +136,7 @@ class Kernel(_Part):
 
     def _first_call(self, *arguments: Any) -> Any:
         self.compile()
-        return self._call(*arguments)
+        return self(*arguments)
 
     def _build(self) -> Any:
         import numba
@@ -153,7 +153,7 @@ class Kernel(_Part):
             if collects:
                 gc.enable()
         dispatcher.disable_compile()
-        self._call = dispatcher
+        self.__call__ = dispatcher
         return dispatcher
 
     def _cache(self) -> KernelCache:

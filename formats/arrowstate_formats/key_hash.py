@@ -8,7 +8,8 @@ type that it has. Specification: formats/spec/key-hash.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,9 @@ Keys: TypeAlias = pa.RecordBatch | pa.Array | pa.ChunkedArray
 _Hashes: TypeAlias = npt.NDArray[np.uint64]
 _Slots: TypeAlias = npt.NDArray[np.int64]
 _Values: TypeAlias = npt.NDArray[Any]
+_Step: TypeAlias = Callable[[Any, _Slots, _Hashes], None]
+HashPlan: TypeAlias = tuple[_Step, ...]
+"""How columns of some types are hashed, one step a column."""
 
 _EVERY_ROW: _Slots = np.empty(0, np.int64)
 _EVERY_ROW.flags.writeable = False
@@ -62,8 +66,15 @@ def key_hash(keys: Keys) -> pa.Int64Array:
     return pa.array(_hash_keys(keys))
 
 
-def hash_columns(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+def hash_columns(columns: Sequence[pa.Array], plan: HashPlan | None = None) -> npt.NDArray[np.int64]:
     """Return the key hash of each row of key columns of equal length, as a new array.
+
+    Parameters
+    ----------
+    columns
+        One array per key column.
+    plan
+        What `hash_plan` returns for their types, where they are hashed again and again.
 
     Raises
     ------
@@ -79,12 +90,26 @@ def hash_columns(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
         raise InvalidInputError("a key needs at least one column")
     if len({len(column) for column in columns}) != 1:
         raise InvalidInputError(f"key columns must have one length, got {[len(column) for column in columns]}")
-    for column in columns:
-        check_key_type(column.type)
     hashes = np.full(len(columns[0]), SEED, np.uint64)
-    for column in columns:
-        _chain(column, _EVERY_ROW, hashes)
+    for step, column in zip(plan or hash_plan(column.type for column in columns), columns, strict=True):
+        if column.null_count < len(column):
+            step(column, _EVERY_ROW, hashes)
     return hashes.view(np.int64)
+
+
+def hash_plan(types: Iterable[pa.DataType]) -> HashPlan:
+    """Return how `hash_columns` hashes columns of some types, to be made once for all batches of a key.
+
+    Raises
+    ------
+    InvalidInputError
+        If a type has no hash.
+    """
+    steps = []
+    for kind in types:
+        check_key_type(kind)
+        steps.append(_step(kind))
+    return tuple(steps)
 
 
 def check_key_type(key_type: pa.DataType) -> None:
@@ -117,33 +142,42 @@ def _type_name(value: object) -> str:
 
 def _chain(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
     """Chain the values of an array; value i belongs to hash slots[i], or to hash i where `slots` is empty."""
-    types, key_type = pa.types, array.type
-    if isinstance(array, pa.ExtensionArray):
-        _chain(array.storage, slots, hashes)
-    elif types.is_dictionary(key_type):
-        _chain(array.dictionary_decode(), slots, hashes)
-    elif types.is_run_end_encoded(key_type):
-        _chain(pc.run_end_decode(array), slots, hashes)
-    elif array.null_count == len(array):
-        return
-    elif types.is_struct(key_type):
-        # flatten() makes the fields of a null struct null, and a null leaves the hash alone.
-        for field in array.flatten():
-            _chain(field, slots, hashes)
-    elif _is_list(key_type):
-        _chain_list(array, slots, hashes)
-    elif types.is_string_view(key_type):
-        _chain_variable_bytes(array.cast(pa.large_string()), slots, hashes)
-    elif types.is_binary_view(key_type):
-        _chain_variable_bytes(array.cast(pa.large_binary()), slots, hashes)
-    elif types.is_fixed_size_binary(key_type):
-        _chain_fixed_bytes(array, slots, hashes)
-    elif types.is_decimal(key_type):
-        _chain_decimal(array, slots, hashes)
-    elif _is_variable_bytes(key_type):
-        _chain_variable_bytes(array, slots, hashes)
-    else:
-        _chain_flat(array, slots, hashes)
+    if array.null_count < len(array):
+        _step(array.type)(array, slots, hashes)
+
+
+def _step(kind: pa.DataType) -> _Step:
+    """Return what chains the values of arrays of a type, not all of which are null."""
+    types = pa.types
+    if types.is_null(kind):
+        return lambda *_: None
+    if isinstance(kind, pa.BaseExtensionType):
+        return lambda array, slots, hashes: _chain(array.storage, slots, hashes)
+    if types.is_dictionary(kind):
+        return lambda array, slots, hashes: _chain(array.dictionary_decode(), slots, hashes)
+    if types.is_run_end_encoded(kind):
+        return lambda array, slots, hashes: _chain(pc.run_end_decode(array), slots, hashes)
+    if types.is_struct(kind):
+        return _chain_struct
+    if _is_list(kind):
+        return _chain_list
+    if types.is_string_view(kind):
+        return lambda array, slots, hashes: _chain_variable_bytes(array.cast(pa.large_string()), slots, hashes)
+    if types.is_binary_view(kind):
+        return lambda array, slots, hashes: _chain_variable_bytes(array.cast(pa.large_binary()), slots, hashes)
+    if types.is_fixed_size_binary(kind):
+        return _chain_fixed_bytes
+    if types.is_decimal(kind):
+        return _chain_decimal
+    if _is_variable_bytes(kind):
+        return _chain_variable_bytes
+    return partial(_chain_words, _words(kind))
+
+
+def _chain_struct(array: pa.StructArray, slots: _Slots, hashes: _Hashes) -> None:
+    # flatten() makes the fields of a null struct null, and a null leaves the hash alone.
+    for field in array.flatten():
+        _chain(field, slots, hashes)
 
 
 def _chain_list(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
@@ -163,30 +197,41 @@ def _chain_list(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
         lists = lists[lengths[lists] > rank]
 
 
-def _chain_flat(array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
-    types, key_type = pa.types, array.type
-    if types.is_boolean(key_type):
-        array = array.cast(pa.int32())
-    elif types.is_date64(key_type):
-        array = _days(array)
-    elif types.is_timestamp(key_type) and key_type.unit in ("s", "ms"):
-        array = _convert(array, pa.timestamp("us", key_type.tz))
-    elif types.is_duration(key_type) and key_type.unit in ("s", "ms"):
-        array = _convert(array, pa.duration("us"))
-    elif types.is_time(key_type):
-        array = _convert(array, pa.time64("ns"))
-    values = _values(array, fixed_dtype(array.type))
-    if types.is_floating(key_type):
-        with np.errstate(invalid="ignore"):
-            # A signalling NaN becomes a quiet one, -0.0 the other zero.
-            wide: Any = np.float64 if types.is_float64(key_type) else np.float32
-            values = values.astype(wide) + wide(0)
-        values[np.isnan(values)] = np.nan
-    elif types.is_uint32(key_type):
+def _words(kind: pa.DataType) -> Callable[[pa.Array], _Values]:
+    """Return what makes of an array of a flat type the words of 4 or 8 bytes that are hashed."""
+    types = pa.types
+    if types.is_boolean(kind):
+        return lambda array: _values(array.cast(pa.int32()), np.dtype(np.int32))
+    if types.is_date64(kind):
+        return lambda array: _values(_days(array), np.dtype(np.int32))
+    if types.is_timestamp(kind) and kind.unit in ("s", "ms"):
+        return lambda array: _values(_convert(array, pa.timestamp("us", kind.tz)), np.dtype(np.int64))
+    if types.is_duration(kind) and kind.unit in ("s", "ms"):
+        return lambda array: _values(_convert(array, pa.duration("us")), np.dtype(np.int64))
+    if types.is_time(kind):
+        return lambda array: _values(_convert(array, pa.time64("ns")), np.dtype(np.int64))
+    dtype = fixed_dtype(kind)
+    if types.is_floating(kind):
+        return partial(_canonical, dtype, np.dtype(np.float64 if types.is_float64(kind) else np.float32))
+    if types.is_uint32(kind):
         # A uint32 does not fit an int, so it is hashed as the long that holds it.
-        values = values.astype(np.uint64)
-    elif values.itemsize < 4:
-        values = values.astype(np.int32)
+        return lambda array: _values(array, dtype).astype(np.uint64)
+    if dtype.itemsize < 4:
+        return lambda array: _values(array, dtype).astype(np.int32)
+    return lambda array: _values(array, dtype)
+
+
+def _canonical(dtype: np.dtype[Any], wide: np.dtype[Any], array: pa.Array) -> _Values:
+    """Return floats of which equal ones have equal bits."""
+    with np.errstate(invalid="ignore"):
+        # A signalling NaN becomes a quiet one, -0.0 the other zero.
+        values = _values(array, dtype).astype(wide) + wide.type(0)
+    values[np.isnan(values)] = np.nan
+    return values
+
+
+def _chain_words(words: Callable[[pa.Array], _Values], array: pa.Array, slots: _Slots, hashes: _Hashes) -> None:
+    values = words(array)
     if values.itemsize == 8:
         _xxh64.hash_int64(values.view(np.uint64), *_chosen(array, slots), hashes)
     else:

@@ -178,10 +178,11 @@ def reduce_column(
         return pa.array(pc.fill_null(old, 0).to_numpy(zero_copy_only=False) + _counts(valid, order, starts))
     if pa.types.is_decimal(kind) and reduce in ("sum", "product"):
         return fold_decimals(reduce, values, valid, order, starts, old, where)
-    if _as_numbers(values) is None or reduce in ("first", "last"):
+    numbers = None if reduce in ("first", "last") else _as_numbers(values)
+    if numbers is None:
         return _reduce_by_rank(reduce, values, valid, order, starts, old)
-    numbers, before = _as_numbers(values), _as_numbers(old)
-    assert numbers is not None and before is not None
+    before = _as_numbers(old)
+    assert before is not None, "it is of the type of the values"
     result = before.copy()
     filled = _filled(old)
     if reduce in ("bit_and", "bit_or"):

@@ -77,7 +77,7 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
         StorageFullError
             If the disk has no room for spilled runs; the state is unchanged then.
         """
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
         flags = None

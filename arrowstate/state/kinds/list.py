@@ -79,10 +79,10 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
             If a key or element does not fit, or an element is null; the state is unchanged then.
         """
-        self.flush()
+        self._flush()
         columns = self._context.columns(keys)
         rows = len(columns[0])
-        entry = self.namespace_columns(namespace, rows)
+        entry = self._namespace_columns(namespace, rows)
         given = value_array(values, self.descriptor.type, rows, self.descriptor.name)
         self._refuse_nulls(given)
         updated = self._expiry.times(rows, timestamps)
@@ -109,9 +109,9 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
             If a key or element does not fit, or a list or element is null; the state is unchanged then.
         """
-        self.flush()
+        self._flush()
         columns = self._context.columns(keys)
-        entry = self.namespace_columns(namespace, len(columns[0]))
+        entry = self._namespace_columns(namespace, len(columns[0]))
         self._context.hashes(columns)
         rows, given = self._elements(lists, len(columns[0]))
         updated = [take(column, rows) for column in self._expiry.times(len(columns[0]), timestamps)]
@@ -124,7 +124,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
 
         Parameters and errors are those of `add_all_batch`.
         """
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
         rows, given = self._elements(lists, batch.row_count)
         last = batch.last_rows()
@@ -148,7 +148,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
         pa.ListArray
             One list a row of `keys`, not null, of elements of the state's type, not null.
         """
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
         rows = self._rows(batch)
         order = np.lexsort((rows.seconds, rows.numbers))
@@ -171,7 +171,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
     @atomic
     def get(self) -> list[Any]:
         """Return the list of the current key as plain Python values; empty if it has none."""
-        self.flush()
+        self._flush()
         _, keys = self._current()
         rows = self._rows(keys)
         order = np.argsort(rows.seconds, kind="stable")
@@ -189,7 +189,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
         rows = np.zeros(len(scalars), dtype=np.int64)
         updated = self._expiry.times(len(scalars), None)
         if replace:
-            self.flush()
+            self._flush()
             self._remove_all(keys)
         if scalars:
             self._note(object(), Write([take(column, rows) for column in keys.columns], scalars, updated))

@@ -43,7 +43,7 @@ class ManyRowsState(KeyedState[D]):
     @atomic
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
         """Remove all rows of each key; a key without any is passed over."""
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
         self._expiry.settle()
         self._remove_all(batch)
@@ -51,7 +51,7 @@ class ManyRowsState(KeyedState[D]):
     @atomic
     def clear(self) -> None:
         """Remove all rows of the current key."""
-        self.flush()
+        self._flush()
         _, keys = self._current()
         self._remove_all(keys)
 

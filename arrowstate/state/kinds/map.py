@@ -81,7 +81,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
             If a key, user key or value does not fit; the state is unchanged then.
         """
-        self.flush()
+        self._flush()
         batch = self._entries(keys, user_keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
         last = pa.array(batch.last_rows())
@@ -96,21 +96,21 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     @atomic
     def get_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.Array:
         """Return the value of one entry per row; null where there is no such entry, or its value is null."""
-        self.flush()
+        self._flush()
         batch = self._entries(keys, user_keys, namespace)
         return self._read_entries(batch)[0].take(pa.array(batch.groups()))
 
     @atomic
     def contains_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.BooleanArray:
         """Return for each row whether there is such an entry."""
-        self.flush()
+        self._flush()
         batch = self._entries(keys, user_keys, namespace)
         return pa.array(self._read_entries(batch)[1][batch.groups()])
 
     @atomic
     def remove_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> None:
         """Remove one entry per row; one that does not exist is passed over."""
-        self.flush()
+        self._flush()
         batch = self._entries(keys, user_keys, namespace)
         self._expiry.settle()
         self._table.remove(self._table.find(batch))
@@ -118,7 +118,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     @atomic
     def entries_batch(self, keys: Any, *, namespace: Any = None) -> pa.MapArray:
         """Return all entries of each key, in no particular order; an empty map where it has none."""
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
         rows = self._rows(batch)
         order = pa.array(np.argsort(rows.numbers, kind="stable"))
@@ -155,7 +155,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     @atomic
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Iterate over the entries of the current key as they are now; entries may be set and removed meanwhile."""
-        self.flush()
+        self._flush()
         _, keys = self._current()
         rows = self._rows(keys)
         assert rows.user_keys is not None
@@ -172,7 +172,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     @atomic
     def is_empty(self) -> bool:
         """Whether the current key has no entry."""
-        self.flush()
+        self._flush()
         _, keys = self._current()
         return not any(rows.size for _, _, rows in self._live(keys))
 

@@ -47,8 +47,8 @@ class MergingState(KeyedState[D]):
         current = self._context.current.columns
         rows = pa.array(np.zeros(len(given), dtype=np.int64))
         keys = pa.RecordBatch.from_arrays([column.take(rows) for column in current], schema=self.layout.key)
-        parts = [self.namespace_columns(source, 1) for source in given]
-        into = self.namespace_columns(target, 1)
+        parts = [self._namespace_columns(source, 1) for source in given]
+        into = self._namespace_columns(target, 1)
         if not given:
             return
         schema = self.descriptor.namespace
@@ -82,7 +82,7 @@ class MergingState(KeyedState[D]):
         ValueOverflowError
             If a sum does not fit its type; the state is unchanged then.
         """
-        self.flush()
+        self._flush()
         plan = self._merge_plan(keys, targets, sources)
         if len(plan.sources):
             self._expiry.settle()
@@ -119,4 +119,4 @@ class MergingState(KeyedState[D]):
     def _merged_namespaces(self, namespaces: Any, rows: int) -> list[pa.Array]:
         if self.descriptor.namespace is None:
             raise InvalidInputError(f"state {self.descriptor.name!r} has no namespaces to merge")
-        return self.namespace_columns(namespaces, rows)
+        return self._namespace_columns(namespaces, rows)

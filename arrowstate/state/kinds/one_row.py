@@ -60,7 +60,7 @@ class OneRowState(KeyedState[D]):
 
     def _stored(self, keys: Any, namespace: Any) -> tuple[KeyBatch, pa.Array]:
         """Return the distinct keys, and what is stored for each of them."""
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
         return batch, self._read_found(batch)
 
@@ -70,7 +70,7 @@ class OneRowState(KeyedState[D]):
 
     def read_keys(self, keys: KeyBatch) -> pa.Array:
         """Return one value per distinct key of a batch that is grouped already; null where there is none."""
-        self.flush()
+        self._flush()
         return self._read_found(self._keys(keys, None))
 
     def values_of(self, columns: Sequence[pa.Array]) -> pa.Array:
@@ -85,7 +85,7 @@ class OneRowState(KeyedState[D]):
         `anew` are the numbers of the keys whose old row has no part in the new one.
         The function must be called before anything else is written to this state.
         """
-        self.flush()
+        self._flush()
         updated = self._expiry.times(len(keys), timestamps)
         self._expiry.settle()
         found = self._table.find(keys)
@@ -95,7 +95,7 @@ class OneRowState(KeyedState[D]):
     @atomic
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
         """Remove the value of each key; a key without one is passed over."""
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
         self._expiry.settle()
         self._table.remove(self._table.find(batch))

@@ -83,14 +83,15 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         StorageFullError
             If the disk has no room for spilled runs; the state is unchanged then.
         """
-        self.flush()
+        self._flush()
         batch = self._keys(keys, namespace)
-        given = self._given(values, batch.row_count)
+        rows = batch.row_count
+        given = self._given(values, rows)
         if retracted is not None:
             check_retractable(self.descriptor)
-            flags = row_flags(retracted, batch.row_count, self.descriptor.name, "retracted")
+            flags = row_flags(retracted, rows, self.descriptor.name, "retracted")
             given = amounts(self.descriptor, given, flags)
-        updated = self._expiry.times(batch.row_count, timestamps)
+        updated = self._expiry.times(rows, timestamps)
         self._expiry.settle()
         found = self._expiry.find(batch)
         if given.null_count:
@@ -101,9 +102,10 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         values, anew = self._reduce(found, given, order, starts, cleared, merging=retracted is not None)
         if retracted is not None:
             values = without_empty(self.descriptor, values)
-        left = found if cleared is None else found.without(cleared)
-        times = self._latest(_without(left, anew), self._youngest(updated, order, starts, anew))
-        self._replace(found, batch, values, times)
+        if updated:
+            left = found if cleared is None else found.without(cleared)
+            updated = self._latest(_without(left, anew), self._youngest(updated, order, starts, anew))
+        self._replace(found, batch, values, updated)
 
     def _merge(self, plan: MergePlan) -> None:
         away, old = self._table.find(plan.sources), self._table.find(plan.targets)
@@ -134,7 +136,9 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         return self._expiry.youngest(found, updated)
 
     def _given(self, values: Any, rows: int) -> pa.Array:
-        descriptor, values = self.descriptor, as_arrow(values)
+        descriptor = self.descriptor
+        if descriptor.reduce == "count" or isinstance(descriptor.reduce, Mapping):
+            values = as_arrow(values)
         if descriptor.reduce == "count" and isinstance(values, (pa.Array, pa.ChunkedArray)):
             return value_array(values, values.type, rows, descriptor.name)
         if isinstance(descriptor.reduce, Mapping) and isinstance(values, (pa.RecordBatch, pa.StructArray)):

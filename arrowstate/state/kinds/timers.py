@@ -149,7 +149,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
     @atomic
     def pop_due(self, time: int) -> pa.RecordBatch:
         """Remove and return the timers with a timestamp up to `time`, in the order of time."""
-        self.flush()
+        self._flush()
         return self._pop(time)
 
     def fire(self, time: int, on_timer: Callable[[Timer], object], other: TimerState) -> int:
@@ -157,7 +157,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
 
         `other` are the timers of the other clock, whose current namespace goes along.
         """
-        self.flush()
+        self._flush()
         fired = 0
         with self._context.kept(), self.kept_namespace(), other.kept_namespace(), self._marked():
             while (cut := self._times.cut(time, _CHUNK_TIMERS)) is not None:
@@ -170,7 +170,7 @@ class TimerState(KeyedState[TimerStateDescriptor]):
                         fired += 1
                 finally:
                     self._put_back()
-                self.flush()
+                self._flush()
         return fired
 
     def check_not_firing(self) -> None:
@@ -189,26 +189,26 @@ class TimerState(KeyedState[TimerStateDescriptor]):
     @atomic
     def next_timestamp(self) -> int | None:
         """Return the timestamp of the earliest timer, None if there is none."""
-        self.flush()
+        self._flush()
         return self._times.earliest()
 
     def none_after(self, time: int) -> bool:
         """Whether it is certain, without looking at every timer, that none has a later timestamp."""
-        self.flush()
+        self._flush()
         return self._times.none_after(time)
 
-    def flush(self, *, settle: bool = True) -> None:
-        super().flush(settle=settle)
+    def _flush(self, *, settle: bool = True) -> None:
+        super()._flush(settle=settle)
         # What a callback reads, writes in batches or freezes holds the timers that have not fired yet.
         self._put_back()
 
     def _batch(self, keys: Any, timestamps: Any, namespace: Any) -> KeyBatch:
-        self.flush()
+        self._flush()
         times = timestamp_array(self.descriptor.name, timestamps)
         columns = self._context.columns(keys)
         if len(times) != len(columns[0]):
             raise InvalidInputError(f"{len(columns[0])} keys need {len(columns[0])} timestamps, got {len(times)}")
-        return self._context.group(columns, [*self.namespace_columns(namespace, len(times)), times])
+        return self._context.group(columns, [*self._namespace_columns(namespace, len(times)), times])
 
     def _apply(self, writes: Sequence[_Entry]) -> None:
         for registered in (False, True):
