@@ -16,6 +16,7 @@ from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoun
 from arrowstate.files.operator import read_part, write_part
 from arrowstate.files.streams import CheckpointStreamFactory
 from arrowstate.files.subtasks import whole_state
+from arrowstate.schema.keys import described
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorPartDocument, OperatorStateDocument
@@ -73,8 +74,8 @@ class OutputTable:
         if state.value_type != type_to_json(self.row_type):
             raise IncompatibleStateError(
                 f"{self.uid}.{STATE}",
-                f"an output table of {state.value_type}",
-                f"{type_to_json(self.row_type)}",
+                f"an output table of {described(pa.schema(list(type_from_json(state.value_type))))}",
+                described(self.columns),
                 "name another output, or emit the columns that it has",
             )
         return [part for part in state.parts if part.rows]

@@ -5,33 +5,39 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa
+
 from arrowstate.checkpoints.committing import Committer
-from arrowstate.errors import InvalidInputError, JobFailedError
+from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError
 from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.beside import select_beside
+from arrowstate.runtime.connectors import PreparingSink, Sink
 from arrowstate.runtime.core.assembling import Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.timed import TimedDriver
-from arrowstate.runtime.graph import Declared, Graph, Mode, SourceNode, StatefulNode
+from arrowstate.runtime.graph import Declared, Graph, Mode, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.runtime.status import JobStatus, status_of
 from arrowstate.runtime.tables import status_tables
+from arrowstate.schema.keys import described
+from arrowstate.schema.layout import key_schema_of
 from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
 from arrowstate.ui.serving import Page, open_page
 from arrowstate.upkeep.beside import collector_of_writer
-from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 from arrowstate_formats.key_groups import check_max_parallelism, default_max_parallelism
 
 if TYPE_CHECKING:
@@ -476,7 +482,49 @@ def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storag
             )
         if have is not None and have != kind:
             raise InvalidInputError(f"{operator.uid!r} is {kind} in the store and {have} in the job; name it otherwise")
+    _check_columns(graph, operators, storage)
+    check_splits(graph, storage, newest)
+
+
+def _check_columns(graph: Graph, operators: Sequence[OperatorDocument], storage: Storage) -> None:
+    """Refuse a store whose keys, output tables, or rows that a sink is still to get, have other columns than the job's."""
+    by_uid = {operator.uid: operator for operator in operators}
+    for task in graph.tasks:
+        if isinstance(task, StatefulNode) and task.uid in by_uid:
+            had, key = key_schema_of(by_uid[task.uid].key), task.key
+            if _columns(had) != _columns(key):
+                raise IncompatibleStateError(
+                    task.uid,
+                    f"keyed by {described(had)}",
+                    f"keyed by {described(key)}",
+                    "declare the key that it has, or give the operator another uid",
+                )
     for sink in graph.sinks:
         if isinstance(sink.sink, OutputTable):
             stored_table(sink).parts_before(storage, operators)
-    check_splits(graph, storage, newest)
+        elif sink.uid in by_uid:
+            _check_pending(sink, by_uid[sink.uid])
+
+
+def _columns(schema: Iterable[pa.Field]) -> list[tuple[str, pa.DataType]]:
+    """Return names and types: a store keeps no word of what may be null."""
+    return [(field.name, field.type) for field in schema]
+
+
+def _check_pending(node: SinkNode, stored: OperatorDocument) -> None:
+    """Refuse rows that a sink of before has not had, if the one of now takes others or cannot take any again."""
+    kind = type_from_json(stored.operator_states[0].value_type)
+    remedy = "start the job once as it was, so that the sink gets these rows, or give the new sink another uid and let them go with allow_non_restored_state=True"
+    if isinstance(node.sink, PreparingSink):
+        takes, what = node.sink.committable_schema, "what names files or rows that were prepared"
+    elif isinstance(node.sink, Sink):
+        takes, what = node.schema, "rows that the sink has not had"
+    else:
+        raise IncompatibleStateError(
+            f"{node.uid}.pending", f"rows that the sink has not had, of {described(pa.schema(list(kind)))}",
+            f"{type(node.sink).__name__}, which takes rows as they come", remedy,
+        )
+    if _columns(kind) != _columns(takes):
+        raise IncompatibleStateError(
+            f"{node.uid}.pending", f"{what}, of {described(pa.schema(list(kind)))}", described(takes), remedy
+        )

@@ -365,6 +365,14 @@ def stored_slots(storage: Storage, entry: LogEntryDocument | None, uid: str) -> 
     return 0 if whole is None else len(whole.parts) - _recorded_parts(entry, uid)
 
 
+def stored_position_type(storage: Storage, entry: LogEntryDocument | None, uid: str) -> pa.DataType:
+    """Return of which type a checkpoint has the positions of a source that it has splits of."""
+    whole = _splits(storage, entry, uid)
+    assert whole is not None
+    position: pa.DataType = type_from_json(whole.value_type).field("position").type
+    return position
+
+
 def recorded_splits(
     storage: Storage, entry: LogEntryDocument | None, node: SourceNode, splits: Sequence[SplitState]
 ) -> tuple[list[SplitState], Recorded]:

@@ -6,8 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+
+from arrowstate.errors import SourceError
 from arrowstate.runtime.connectors import Split
-from arrowstate.runtime.core.assembling import Entries, recorded_splits, stored_slots, stored_splits
+from arrowstate.runtime.core.assembling import (
+    Entries,
+    recorded_splits,
+    stored_position_type,
+    stored_slots,
+    stored_splits,
+)
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SourceTime, SplitState
 from arrowstate.runtime.core.reading import MAX_WATERMARK
@@ -147,4 +156,19 @@ def check_splits(graph: Graph, storage: Storage, entry: LogEntryDocument | None)
         of = {ended: [Split(it.id, it.position) for it in known if it.finished is ended] for ended in (False, True)}
         if known:
             with explained(node.uid, "checking the splits of the checkpoint"):
+                had, has = stored_position_type(storage, entry, node.uid), node.source.position_type
+                if _shape(had) != _shape(has):
+                    raise SourceError(
+                        known[0].id,
+                        known[0].position,
+                        f"the checkpoint has positions of type {had}, and this source has {has}, so it is not the "
+                        "source that was read; give it another uid, under which it is read from its beginning",
+                    )
                 node.source.check_splits(of[False], of[True])
+
+
+def _shape(kind: pa.DataType) -> object:
+    """Return what two types of positions must share: a source may make its integers wider."""
+    if pa.types.is_struct(kind):
+        return {field.name for field in kind}
+    return "integer" if pa.types.is_integer(kind) else kind

@@ -1,0 +1,118 @@
+"""A job that starts again with other columns, or another kind of source or sink, than its store has."""
+
+import re
+
+import arrowstate
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from arrowstate.errors import IncompatibleStateError, JobFailedError, SourceError
+from arrowstate.runtime import FileSource, FunctionSink, GeneratorSource, Job, OutputTable, Restart, Sink, TableSource
+
+ROWS = pa.table({"user": ["ann", "bob", "ann"], "amount": [1, 2, 3]})
+
+
+class Totals(arrowstate.BatchFunction):
+    def open(self, context):
+        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+
+    def process_batch(self, batch, context):
+        self.total.add_batch(context.group_keys(batch), batch["amount"])
+
+
+def numbered(first, count):
+    return ROWS.slice(first, count).combine_chunks().to_batches()[0]
+
+
+def keyed(store, key):
+    job = Job(store)
+    source = GeneratorSource(numbered, ROWS.schema, rows=3, batch_rows=1)
+    job.source(source, uid="rows").stateful(Totals(), key=key, uid="totals")
+    return job
+
+
+def test_another_key_is_refused_before_a_row_is_read():
+    with keyed("memory://second-key", ["user"]).start(mode="inline") as running:
+        running.go_on(8)
+        stopped = running.stop()
+
+    with pytest.raises(
+        IncompatibleStateError,
+        match=re.escape("'totals' is keyed by user: string but is declared as keyed by user: string, amount: int64"),
+    ):
+        keyed("memory://second-key", ["user", "amount"]).start(mode="inline")
+
+    finished = keyed("memory://second-key", ["user"]).run(mode="inline")
+    assert stopped.sql("select finished from rows.splits").fetchall() == [(False,)]
+    assert sorted(finished.sql("select user, total from totals.total").fetchall()) == [("ann", 4), ("bob", 2)]
+
+
+def test_another_kind_of_source_under_the_uid_is_refused(tmp_path):
+    pq.write_table(ROWS, tmp_path / "rows.parquet")
+    sources = [TableSource(ROWS), FileSource(tmp_path, "parquet", schema=ROWS.schema)]
+    for number, (before, after) in enumerate([sources, sources[::-1]]):
+        job, again = Job(f"memory://second-source-{number}"), Job(f"memory://second-source-{number}")
+        job.source(before, uid="rows").sink(OutputTable("copy"))
+        again.source(after, uid="rows").sink(OutputTable("copy"))
+        job.run(mode="inline")
+
+        with pytest.raises(SourceError, match="positions of type .* so it is not the source that was read"):
+            again.start(mode="inline")
+
+
+def test_an_output_table_with_other_columns_is_told_in_types():
+    job, again = Job("memory://second-table"), Job("memory://second-table")
+    job.source(TableSource(ROWS), uid="rows").sink(OutputTable("copy"))
+    again.source(TableSource(ROWS.select(["user"])), uid="rows").sink(OutputTable("copy"))
+    job.run(mode="inline")
+
+    with pytest.raises(
+        IncompatibleStateError,
+        match="an output table of user: string, amount: int64 but is declared as user: string; name another",
+    ):
+        again.start(mode="inline")
+
+
+class Shop(Sink):
+    """Takes rows when it is open."""
+
+    is_open = False
+
+    def commit(self, rows, token):
+        if not Shop.is_open:
+            raise OSError("it is shut")
+        self.taken.extend(rows.to_pylist())
+
+    taken: list = []  # noqa: RUF012 (one for all, as a shop outside would be)
+
+
+def sold(store, rows, sink):
+    job = Job(store, restart=Restart.none())
+    job.source(TableSource(rows), uid="rows").sink(sink, uid="shop")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("rows", "sink", "declared"),
+    [
+        (ROWS.select(["user"]), Shop(), "user: string"),
+        (ROWS.rename_columns(["user", "paid"]), Shop(), "user: string, paid: int64"),
+        (ROWS, FunctionSink(print), "FunctionSink, which takes rows as they come"),
+    ],
+    ids=["fewer columns", "other names", "another kind"],
+)
+def test_rows_that_a_sink_has_not_had_are_not_lost_by_another_declaration(rows, sink, declared):
+    store = f"memory://second-sink-{declared}"
+    Shop.is_open, Shop.taken = False, []
+    with pytest.raises(JobFailedError, match="it is shut"):
+        sold(store, ROWS, Shop()).run(mode="inline")
+
+    Shop.is_open = True
+    with pytest.raises(
+        IncompatibleStateError,
+        match=f"rows that the sink has not had, of user: string, amount: int64 but is declared as {declared}; start",
+    ):
+        sold(store, rows, sink).start(mode="inline")
+    sold(store, ROWS, Shop()).run(mode="inline")
+
+    assert Shop.taken == ROWS.to_pylist()
