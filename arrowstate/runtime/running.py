@@ -39,6 +39,7 @@ from arrowstate.upkeep.beside import collector_of_writer
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 from arrowstate_formats.key_groups import check_max_parallelism, default_max_parallelism
+from arrowstate_formats.integers import check_integer
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
@@ -272,6 +273,7 @@ class RunningJob:
         """
         with self._rescales:
             maximum = self._max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
+            parallelism = check_integer("parallelism", parallelism)
             if not 1 <= parallelism <= maximum:
                 raise InvalidInputError(f"parallelism must be 1 to {maximum}, the max parallelism, got {parallelism}")
             self.checkpoint()
@@ -487,7 +489,7 @@ def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storag
 
 
 def _check_columns(graph: Graph, operators: Sequence[OperatorDocument], storage: Storage) -> None:
-    """Refuse a store whose keys, output tables, or rows that a sink is still to get, have other columns than the job's."""
+    """Refuse other columns of keys and output tables, or of rows that a sink is still to get, than the job declares."""
     by_uid = {operator.uid: operator for operator in operators}
     for task in graph.tasks:
         if isinstance(task, StatefulNode) and task.uid in by_uid:
@@ -514,15 +516,20 @@ def _columns(schema: Iterable[pa.Field]) -> list[tuple[str, pa.DataType]]:
 def _check_pending(node: SinkNode, stored: OperatorDocument) -> None:
     """Refuse rows that a sink of before has not had, if the one of now takes others or cannot take any again."""
     kind = type_from_json(stored.operator_states[0].value_type)
-    remedy = "start the job once as it was, so that the sink gets these rows, or give the new sink another uid and let them go with allow_non_restored_state=True"
+    remedy = (
+        "start the job once as it was, so that the sink gets these rows, or give the new sink another uid and let them "
+        "go with allow_non_restored_state=True"
+    )
     if isinstance(node.sink, PreparingSink):
         takes, what = node.sink.committable_schema, "what names files or rows that were prepared"
     elif isinstance(node.sink, Sink):
         takes, what = node.schema, "rows that the sink has not had"
     else:
         raise IncompatibleStateError(
-            f"{node.uid}.pending", f"rows that the sink has not had, of {described(pa.schema(list(kind)))}",
-            f"{type(node.sink).__name__}, which takes rows as they come", remedy,
+            f"{node.uid}.pending",
+            f"rows that the sink has not had, of {described(pa.schema(list(kind)))}",
+            f"{type(node.sink).__name__}, which takes rows as they come",
+            remedy,
         )
     if _columns(kind) != _columns(takes):
         raise IncompatibleStateError(

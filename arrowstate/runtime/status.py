@@ -113,7 +113,7 @@ def status_of(job: Coordinator, graph: Graph) -> JobStatus:
     """Return how a job is; to be called between two events of its coordinator."""
     told = tuple(f"{type(error).__name__}: {error}" for _, error in job.failures)
     # Of an attempt that is over it is told what it did, and not how fast.
-    ended = job.state not in ("running", "finished")
+    ended = job.state != "running"
     slots = {slot: _Span(known[-1], known[-1] if ended else known[0]) for slot, known in job.figures.items()}
     tasks = [status for span in slots.values() for status in _tasks(span, graph)]
     channels = [status for span in slots.values() for status in _channels(span, slots, graph)]

@@ -293,10 +293,11 @@ def test_a_job_goes_on_with_another_number_of_slots(tmp_path):
     assert (len(operator.subtasks), operator.max_parallelism) == (2, 60)
 
 
-def test_a_job_is_not_rescaled_beyond_its_key_groups(tmp_path):
+def test_a_job_is_not_rescaled_to_a_number_that_is_none_or_beyond_its_key_groups_and_goes_on(tmp_path):
     with declared(tmp_path, source=Endless(ROWS), max_parallelism=4).start(mode="threads") as running:
-        with pytest.raises(InvalidInputError, match="parallelism must be 1 to 4, the max parallelism, got 5"):
-            running.rescale(parallelism=5)
+        for given, message in [(5, "must be 1 to 4, the max parallelism, got 5"), (1.5, "got 1.5"), (True, "got True")]:
+            with pytest.raises(InvalidInputError, match=f"parallelism .*{message}"):
+                running.rescale(parallelism=given)
 
         assert running.checkpoint().checkpoint_id
 

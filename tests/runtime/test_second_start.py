@@ -2,10 +2,11 @@
 
 import re
 
-import arrowstate
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import arrowstate
 from arrowstate.errors import IncompatibleStateError, JobFailedError, SourceError
 from arrowstate.runtime import FileSource, FunctionSink, GeneratorSource, Job, OutputTable, Restart, Sink, TableSource
 

@@ -111,6 +111,20 @@ def test_rows_are_counted_in_and_out_of_each_task_and_through_each_channel():
     assert channels == [("first", "second", "0", 9, 100, 0, 0), ("numbers", "first", "0", 9, 100, 0, 0)]
 
 
+def test_a_job_that_has_ended_shows_what_it_did_and_no_rates():
+    job = Job("memory://status-ended")
+    rows = job.source(TableSource(NUMBERS), uid="numbers")
+    rows.stateful(Counts(), key=["k"], uid="counts", output_schema=NUMBERS.schema)
+    with job.start(mode="inline") as running:
+        running.wait()
+        status = running.status()
+
+    assert (status.state, {task.rows for task in status.tasks}) == ("finished", {100})
+    assert {task.rows_per_second for task in status.tasks} == {0.0}
+    assert {(task.busy, task.blocked) for task in status.tasks} == {(0.0, 0.0)}
+    assert {channel.rows_per_second for channel in status.channels} == {0.0}
+
+
 def test_bytes_of_a_task_are_those_of_its_channels():
     job = chain_of_two("memory://status-bytes", TableSource(NUMBERS), Counts(), Counts(), parallelism=2)
 
