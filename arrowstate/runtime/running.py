@@ -38,8 +38,8 @@ from arrowstate.ui.serving import Page, open_page
 from arrowstate.upkeep.beside import collector_of_writer
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
-from arrowstate_formats.key_groups import check_max_parallelism, default_max_parallelism
 from arrowstate_formats.integers import check_integer
+from arrowstate_formats.key_groups import check_max_parallelism, default_max_parallelism
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation

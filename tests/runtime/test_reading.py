@@ -113,6 +113,14 @@ def test_a_row_that_comes_late_does_not_turn_event_time_back():
     assert splits.states[0].watermark == 99
 
 
+def test_event_time_begins_at_the_earliest_that_there_is_where_rows_are_earlier_still():
+    source = Scripted(batch("a", 1, -(1 << 63) + 5), batch("a", 2, 7))
+
+    splits = reading(source, "a", watermarks=Watermarks("at", out_of_order_ms=10))
+
+    assert all_of(splits) == [-(1 << 63), -4]
+
+
 def test_a_restored_split_holds_event_time_where_it_was():
     rule = Watermarks("at")
     restored = {"a": SplitState("a", 5, False, 99), "b": SplitState("b", 5, False, 40)}

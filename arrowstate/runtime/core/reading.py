@@ -17,6 +17,7 @@ from arrowstate.runtime.core.messages import SplitState
 from arrowstate.runtime.core.valve import WatermarkValve
 from arrowstate.runtime.graph import SourceNode
 from arrowstate.schema.times import timestamp_array
+from arrowstate_formats.integers import INT64_MIN
 
 MAX_WATERMARK = (1 << 63) - 1
 """Event time at the end of the input."""
@@ -147,7 +148,7 @@ class SourceSplits:
         rows = self._timed(got, state.position)
         latest = self._latest(rows)
         if latest is not None and self._node.watermarks is not None:
-            known = latest - self._node.watermarks.out_of_order_ms - 1
+            known = max(latest - self._node.watermarks.out_of_order_ms - 1, INT64_MIN)
             highest = known if state.watermark is None else max(known, state.watermark)
             state = replace(state, watermark=highest)
             grown = self._valve.advance(got.split, known) or grown
