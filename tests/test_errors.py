@@ -1,7 +1,5 @@
 """The error tree: what every error promises to a caller that catches, prints or pickles it."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

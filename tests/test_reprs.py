@@ -1,7 +1,5 @@
 """Every public object shows itself in a line, and functions say what they return."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

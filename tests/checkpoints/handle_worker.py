@@ -1,7 +1,5 @@
 """A process with one subtask: restores it, adds what is its own, writes it, and hands on a handle."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 

@@ -1,7 +1,5 @@
 """When checkpoints begin and how they end."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Checkpoints in the background: what is frozen, what is committed, what is left of those given up."""
 
-from __future__ import annotations
-
 import random
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A job that starts again without restoring is told that its first checkpoint leaves the state of before out."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

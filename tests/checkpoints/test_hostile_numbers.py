@@ -1,7 +1,5 @@
 """Numbers that a document cannot hold: refused where they come in, and never committed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints of many subtasks: the log entry stays small, and everything that reads a checkpoint reads it."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -5,8 +5,6 @@ Arguments: the folder of a store, a role, and where to stop, once at each place:
 got.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

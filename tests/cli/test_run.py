@@ -1,7 +1,5 @@
 """`arrowstate run`: which job of a file is run, how it ends, and what signals do."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The examples of docs/spark and of the README, which need a session: run as they are printed, page by page."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Any

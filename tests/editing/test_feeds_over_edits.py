@@ -1,7 +1,5 @@
 """Whoever follows a store reads an edit as the changes of its checkpoint, and rows of output tables once each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path

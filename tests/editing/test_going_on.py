@@ -1,7 +1,5 @@
 """A job goes on from an edited checkpoint as if its state had always been so: plain jobs, rollbacks and savepoints."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

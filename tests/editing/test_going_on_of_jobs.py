@@ -1,7 +1,5 @@
 """A job of the runtime goes on from an edited checkpoint: values, windows, timers, how far its sources were read."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

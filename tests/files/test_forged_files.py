@@ -3,8 +3,6 @@
 Every read here would end the process, or read memory that is not its own, if it went where the bytes point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

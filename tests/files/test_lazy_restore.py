@@ -1,7 +1,5 @@
 """A restore reads no row: record batches are read, and compared with their checksums, when one of them is looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Every writer of runs says it: checkpoints, savepoints, imports and compactions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schema evolution through a store on disk: files stay as they are, and every reader sees the current schema."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

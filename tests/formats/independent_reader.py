@@ -5,8 +5,6 @@ It is made to be read beside the text and to find fault: whatever MUST be so and
 slow, and holds everything in memory. Lance files need their own library, `lance`, beside it.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import decimal

@@ -1,7 +1,5 @@
 """Arrow types as JSON: readable, exact, and refused where a run file could not hold them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics of a run are exact or absent."""
 
-from __future__ import annotations
-
 import datetime
 import io
 

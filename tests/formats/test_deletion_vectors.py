@@ -1,7 +1,5 @@
 """Deletion vectors: byte for byte those of the reference implementation, and safe to read whatever they are."""
 
-from __future__ import annotations
-
 import array
 
 import numpy as np

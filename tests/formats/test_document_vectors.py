@@ -1,7 +1,5 @@
 """The vectors of documents, checksums and the redistribution of operator state, as others would use them."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

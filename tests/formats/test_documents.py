@@ -1,7 +1,5 @@
 """Documents: stable text, strict reading, and newer versions told apart from damage."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import runpy

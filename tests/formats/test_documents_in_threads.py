@@ -1,7 +1,5 @@
 """The first documents of a process may be read and written by several threads at once."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

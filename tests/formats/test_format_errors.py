@@ -1,7 +1,5 @@
 """The errors of the format package travel between processes and keep what they say."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """The examples in the docstrings and in the texts of the format run, and its links lead somewhere."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import re

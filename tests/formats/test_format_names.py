@@ -1,7 +1,5 @@
 """Names that a store may contain, and paths that stay inside it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

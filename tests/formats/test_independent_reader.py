@@ -1,7 +1,5 @@
 """Stores of every kind of state, in every format, read by a program that knows the specification alone."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

@@ -1,7 +1,5 @@
 """Key groups against vectors: the definition in whole numbers, and Flink's assignment to subtasks."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The key hash against the vectors that Spark made, and for the types and layouts that Spark does not have."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lance run files: every type and name, temporary files, a library that fails or is not there."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

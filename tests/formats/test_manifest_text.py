@@ -1,7 +1,5 @@
 """Manifests whose lists of batches were decoded before: as strict as any other, and the same documents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

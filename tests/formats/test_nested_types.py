@@ -4,8 +4,6 @@ Many columns share a file, so that a case costs about a millisecond. Where a fil
 one and the first that fails alone is named.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import random

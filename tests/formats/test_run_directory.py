@@ -1,7 +1,5 @@
 """The directory beside a run file."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run files: what is written comes back, plain readers open it, and damage never passes for data."""
 
-from __future__ import annotations
-
 import datetime
 import errno
 import io

@@ -1,7 +1,5 @@
 """Where a run is cut into batches: along key groups, of even size, never between rows of equal hash."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

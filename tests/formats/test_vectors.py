@@ -1,7 +1,5 @@
 """The vectors of keys, deletion vectors and schema evolution: by this project, and by the reader of the text alone."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Whatever a store of a job, an edit, a rollback and an import contains is named in the specification."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Process functions: one element at a time with the states of its key, applied batch by batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import decimal

@@ -1,7 +1,5 @@
 """The golden stores of version 1 stay readable in every row: by this library, and by the specification alone."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """How many requests the log costs, and what a log that remembers its newest entry returns all the same."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from dataclasses import dataclass, field

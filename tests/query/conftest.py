@@ -1,7 +1,5 @@
 """States that several tests of queries read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What changed between two checkpoints: compared with the difference of the tables that they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a task takes its snapshot: each line of the protocol's table, for aligned barriers and for the tracker."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The suites for connectors find what is wrong with one: each fault here fails at least one of their tests."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any

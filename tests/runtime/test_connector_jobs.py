@@ -1,7 +1,5 @@
 """Connectors in jobs whose slots and coordinators are killed: what comes out is what went in, once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path

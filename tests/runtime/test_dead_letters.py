@@ -1,7 +1,5 @@
 """Dead letters of a job: a row that nothing can take is set aside once, and all else is as if it had never come."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest

@@ -1,7 +1,5 @@
 """Columns that cannot be stored or exchanged, and what cannot be pickled: refused when declared, with the name."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 

@@ -1,7 +1,5 @@
 """Which subtask gets a row, in what order, and how much a channel may hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Splits that were read to their end: never read again, and no burden of the checkpoints that follow."""
 
-from __future__ import annotations
-
 import statistics
 
 import pyarrow as pa

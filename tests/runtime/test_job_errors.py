@@ -1,7 +1,5 @@
 """What goes wrong in a job is told with the operator, the source, the position and the row, as far as there are any."""
 
-from __future__ import annotations
-
 import re
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A sink that stands still: what was read waits in channels of a fixed size, and no more is read."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

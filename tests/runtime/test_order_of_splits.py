@@ -1,7 +1,5 @@
 """Splits after a restart: dealt so that nothing comes late, each stored once, and those of other arguments refused."""
 
-from __future__ import annotations
-
 import os
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Slots in processes of their own: killed, hanging, and without the process that started them."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """A source in one subtask: positions, event time by split, idleness, and readers that do what they must not."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """When a job that failed starts again: each strategy."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What a user does with a job: real parts, real time, threads, and processes once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import suppress
 

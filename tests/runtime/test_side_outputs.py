@@ -1,7 +1,5 @@
 """Side outputs: what functions hand to another stream, and what comes too late for its windows, is there once."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest

@@ -1,7 +1,5 @@
 """The sinks that come with the package: the contract, their names and texts, and what they do where another was."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import os

@@ -1,7 +1,5 @@
 """The sources that come with the package: the contract, and what they say of input that cannot be read."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

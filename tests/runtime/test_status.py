@@ -1,7 +1,5 @@
 """How a running job says that it is: counts of rows and bytes, parts of the time, restarts, and all of it in SQL."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """Sources of other stores: the contract, what the store is, and a store that goes back or has collected too much."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """What becomes of failures wherever they happen in a job: they are told, and the job starts again or ends."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

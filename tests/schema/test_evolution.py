@@ -1,7 +1,5 @@
 """Random types and random changes of them, against plain Python: one conversion, and many through a store."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import uuid

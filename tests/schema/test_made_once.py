@@ -1,7 +1,5 @@
 """What is made of documents is made once, told apart by what they say, and errors are raised each time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What does not fit is refused by every kind of state, with the row where there is one, and changes nothing."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Taking values back from sums and counts, and removing entries of a map in the batch that sets others."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 

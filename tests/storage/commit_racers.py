@@ -7,8 +7,6 @@
 is there, and everyone else has lost. Also run by tests, in a shorter form.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

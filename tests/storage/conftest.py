@@ -1,7 +1,5 @@
 """One empty storage of every kind, so that each claim about storages is checked on all of them."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path

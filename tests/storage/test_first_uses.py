@@ -1,7 +1,5 @@
 """What is made at its first use is made rightly where eight threads use it first."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

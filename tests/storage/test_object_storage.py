@@ -3,8 +3,6 @@
 Every request goes through a proxy that fails the ones it is told to, from the services' own clients.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import pickle

@@ -1,7 +1,5 @@
 """The storage contract, on every storage."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -4,8 +4,6 @@ Each statement is made for both, as a verb or a script for an edit and as SQL fo
 has no `_seq` in a plain table, so lists are compared by the order of their elements.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from decimal import Decimal
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Every type that a state may have, with a value, and the places where it may stand in another type."""
 
-from __future__ import annotations
-
 import datetime
 from decimal import Decimal
 from typing import Any

@@ -1,7 +1,5 @@
 """A proxy between a client and a server of object storage that makes requests fail, each in a way that is asked for."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import threading

@@ -5,8 +5,6 @@ is a fork of a process that has imported arrowstate and has done nothing: first 
 another round, each does something else. It exits with 1 after a round that did not end with 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import os

@@ -6,8 +6,6 @@ A damaged savepoint gives rows, or an error of ours that names a place; nothing 
 times its bytes. A file whose every byte is under a checksum gives an error or the rows it held.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import resource

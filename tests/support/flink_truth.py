@@ -1,7 +1,5 @@
 """What Flink's own job said of its state, compared with what is read; plain values of both, as JSON has them."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from datetime import date

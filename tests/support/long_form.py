@@ -7,8 +7,6 @@ The summary of a run says its turn; ARROWSTATE_TEST_TURN=N takes that turn again
 the short form, and ARROWSTATE_LONG_TESTS=1 the long form.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -5,8 +5,6 @@ conditions of a write as the services do, in one step with the write. They are r
 HTTP, with the real clients.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import itertools

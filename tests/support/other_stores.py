@@ -1,7 +1,5 @@
 """Stores that jobs read: one with an output table, and one whose state changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path

@@ -6,8 +6,6 @@ such lines is not run. `...` stands for any text, and white space counts as one 
 `/data`; times and random names are those of the day the page was written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

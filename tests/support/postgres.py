@@ -1,7 +1,5 @@
 """A server of PostgreSQL on this machine, of a folder of its own, over a socket in it: nothing outside can reach it."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

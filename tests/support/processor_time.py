@@ -4,8 +4,6 @@
 alone.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Jobs that tests of the runtime run, and what each must come to."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 import pyarrow as pa

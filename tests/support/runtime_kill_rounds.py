@@ -9,8 +9,6 @@ that it has not; every eighth lets the job come to its end, and begins with anot
 script's own. It exits with 1 after a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

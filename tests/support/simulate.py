@@ -6,8 +6,6 @@ tools/python tests/support/simulate.py --seed 4711          # repeats one seed c
 ```
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

@@ -8,8 +8,6 @@ With `--without`, a rule of the runtime is broken, and some seed must notice. It
 where a broken rule was not noticed.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

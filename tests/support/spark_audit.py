@@ -4,8 +4,6 @@
 counted twice can be told: the output has the totals of a key after each of its rows, and when each window ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

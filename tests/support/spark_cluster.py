@@ -4,8 +4,6 @@ The workers have addresses of their own, 127.0.0.1, 127.0.0.2 and so on, so that
 a speculative attempt never runs on the host of the first one. Executors share the file system and nothing else.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

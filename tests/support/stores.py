@@ -1,7 +1,5 @@
 """Stores, backends and descriptors that many tests begin with, and what they ask of a store on a disk."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence

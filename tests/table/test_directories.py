@@ -1,7 +1,5 @@
 """A directory leads to every row of a run, also where a reader has opened some batches of a file only."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

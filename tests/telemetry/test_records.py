@@ -1,7 +1,5 @@
 """What a callback is told of operations on a store, and that none of them can change how one ends."""
 
-from __future__ import annotations
-
 import contextvars
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The frame of the benchmarks and the peer they are measured against."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

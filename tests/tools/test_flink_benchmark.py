@@ -1,7 +1,5 @@
 """The savepoints of `tools/bench flink`, made without Flink: what is read of each form is what was written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

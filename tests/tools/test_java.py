@@ -1,7 +1,5 @@
 """A Java for Spark on a machine without one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

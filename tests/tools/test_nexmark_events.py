@@ -1,7 +1,5 @@
 """The generator of Nexmark's events: proportions, that an event depends on its number alone, and who may name whom."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The scripts of tools/ and .ci/: what they promise to a person and to a build server."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

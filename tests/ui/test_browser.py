@@ -3,8 +3,6 @@
 Without chromium, or the package playwright, they are skipped with a reason.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

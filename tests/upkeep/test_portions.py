@@ -1,7 +1,5 @@
 """Collections in portions: what they have in memory, which requests overlap, and what nobody may do beside them."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import tracemalloc

@@ -1,7 +1,5 @@
 """Savepoints that Flink wrote, with what its jobs said of their state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small files that say they become large: an error that names the file, before the memory is taken."""
 
-from __future__ import annotations
-
 import bz2
 import tracemalloc
 import zlib

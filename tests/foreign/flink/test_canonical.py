@@ -1,7 +1,5 @@
 """The canonical format: batches stay small, and every length and place is checked."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The heap's own format: values that Arrow does not have, and those that nobody knows, among those that can be read."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

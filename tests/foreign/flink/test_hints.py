@@ -1,7 +1,5 @@
 """What a savepoint does not say of its state, and a user does: SQL, PyFlink, classes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from decimal import Decimal

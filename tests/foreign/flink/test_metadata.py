@@ -1,7 +1,5 @@
 """The file `_metadata`: what is damaged, too new or too old is named."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

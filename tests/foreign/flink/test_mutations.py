@@ -1,7 +1,5 @@
 """Savepoints with damaged bytes give an error of ours or rows, and those under checksums no others than they held."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

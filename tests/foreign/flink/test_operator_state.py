@@ -1,7 +1,5 @@
 """State without keys: the splits of sources, elements that are compressed together, and what is damaged."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

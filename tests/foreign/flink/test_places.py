@@ -1,7 +1,5 @@
 """Files of a savepoint are found where it was moved to, and none outside it is opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A checkpoint in a bucket is read as one in a folder, and its tables are read by ranges, once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

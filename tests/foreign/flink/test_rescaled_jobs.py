@@ -5,8 +5,6 @@ instances that were clipped, or taken into others; files that belong to the job 
 changelogs in files; key groups of two bytes. How many records the job has taken says what is in them, by a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

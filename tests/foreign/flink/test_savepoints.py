@@ -1,7 +1,5 @@
 """Every state of savepoints that Flink wrote is, value by value, what its job said it was."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values as Flink writes them become columns, and what is no such value is an error that says where."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from decimal import Decimal

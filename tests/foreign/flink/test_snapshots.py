@@ -1,7 +1,5 @@
 """Snapshots of serializers: what is known is described, and what is not stops as little as can be."""
 
-from __future__ import annotations
-
 import struct
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Values that are nothing but numbers are read part by part, with what the machine would have read or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

@@ -4,8 +4,6 @@ Those of unaligned checkpoints, no capture of what is under way and capture of w
 here: there are no such checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -4,8 +4,6 @@ The model knows no time: given the rows that were read, it says which rows every
 sink was given. It is right at each checkpoint, for a checkpoint is a cut through all of the job.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping

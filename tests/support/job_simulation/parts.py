@@ -4,8 +4,6 @@ Every row is (id, key, at): the id says of which source, split and position it i
 is judged. A function adds the weight of each row to a sum of its key, so that the sum says which rows are in the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

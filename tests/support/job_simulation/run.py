@@ -1,7 +1,5 @@
 """One run of a job that a seed makes, and the judgement of it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ allows, and goes on as a careful program would; an error that nothing explains i
 script of its own: it is a writer that the scheduler leaves alone for a while. Two writers are two drivers.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import arrowstate

@@ -4,8 +4,6 @@ Values are texts that do not compress, so that some batches are large enough for
 are kept inline: both ways of storing them are in every run.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Sequence

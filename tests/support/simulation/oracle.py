@@ -6,8 +6,6 @@ checkpoint what state the checkpoint must hold. It never raises into an actor, w
 notes the first violation, and the run ends there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a simulated process has at hand, and which errors it may get."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A storage that tells the oracle of each change, below everything that goes wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO

@@ -5,8 +5,6 @@ names, which then raises. Whatever fails, the step has done nothing, and done ag
 failure: in the live state, in the next checkpoint, and in what the job does afterwards.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress

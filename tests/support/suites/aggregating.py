@@ -1,7 +1,5 @@
 """What aggregating state means: the accumulator is stored, the result is read."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Changes of a type: those that stored values follow, with values before and after, and those that are refused."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What becomes of expired rows: who removes them, and what snapshots and restores do with a time to live."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

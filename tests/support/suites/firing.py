@@ -1,7 +1,5 @@
 """What the firing of timers means: when, in which order, with which key, and what callbacks may do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What going through a whole state means."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What a change of an operator's key means: rows follow their keys, and those of equal keys are merged by a rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What key groups mean: which subtask owns a key, at any parallelism and any max parallelism."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every kind of keyed state has in common: keys, names, and what becomes of a state in snapshots."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What list state means."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyOutOfRangeError, NullKeyError, ValueTypeError

@@ -1,7 +1,5 @@
 """What map state means."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """What namespaces mean: a second dimension of the key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

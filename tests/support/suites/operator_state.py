@@ -1,7 +1,5 @@
 """What operator state means: lists and maps of a subtask, and who gets them at another parallelism."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The scenes of runners and windows that the adversary disturbs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

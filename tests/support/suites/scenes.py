@@ -1,7 +1,5 @@
 """The scenes of states and timers that the adversary disturbs: every verb of every kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

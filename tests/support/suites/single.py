@@ -1,7 +1,5 @@
 """What value and reducing state mean."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import reduce

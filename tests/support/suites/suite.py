@@ -1,7 +1,5 @@
 """What all suites share: a job of the deployment under test, with plain keys and with keys that collide; its time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

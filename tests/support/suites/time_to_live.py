@@ -1,7 +1,5 @@
 """What a time to live means: which rows have expired, what renews them, and who still sees them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

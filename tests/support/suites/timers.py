@@ -1,7 +1,5 @@
 """What timers mean: a set of timestamps per key and namespace, in snapshots and at any scale."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

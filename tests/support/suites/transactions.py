@@ -1,7 +1,5 @@
 """What an error leaves behind: nothing, wherever it comes from, and the same step again gives what it should."""
 
-from __future__ import annotations
-
 import pytest
 
 from suites.adversary import LONG, survives

@@ -1,7 +1,5 @@
 """Tables that RocksDB wrote, read without it: what is read is what the database itself gives."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator

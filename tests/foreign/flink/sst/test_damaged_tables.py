@@ -1,7 +1,5 @@
 """Damaged and forged tables: an error that names file and place, or the very same rows; never a crash, never memory."""
 
-from __future__ import annotations
-
 import random
 import re
 import zlib

@@ -4,8 +4,6 @@ Lists are written by merges, as Flink does. There are all kinds of indexes, of c
 deletions of ranges that were cut in two, and tables that were written apart and taken in.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
