@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.savepoint import write_frozen_savepoint
 from arrowstate.log.entries import create_store, path_of
 from arrowstate.storage import open_storage
 from arrowstate.storage.base import Outcome
-from stores import KEY, TOTAL
+from stores import KEY, TOTAL, sum_of_totals
 
 ROWS = 4000
 """Enough for a run file of its own."""
@@ -87,11 +86,6 @@ def add(backend, amount=1, rows=ROWS):
     backend.state(TOTAL).add_batch(pa.array(range(rows)), pa.array([amount] * rows))
 
 
-def total(snapshot):
-    forget_open_files()
-    return sum(snapshot.to_arrow("op.total").column("total").to_pylist())
-
-
 def data_files(store):
     return {path for path in store.storage.list("") if path.startswith(("data/", "manifests/"))}
 
@@ -118,9 +112,9 @@ def test_a_trigger_freezes_and_returns_and_what_comes_later_is_not_in_it(store, 
         assert not pending.done
         assert checkpoints.in_flight == (pending.checkpoint_id,)
         gate.open.set()
-        assert total(pending.result()) == ROWS
+        assert sum_of_totals(pending.result()) == ROWS
         assert pending.result().properties == {"offset": 1}
-        assert total(checkpoints.trigger().result()) == 11 * ROWS
+        assert sum_of_totals(checkpoints.trigger().result()) == 11 * ROWS
 
 
 def test_only_what_is_new_is_written_and_the_figures_are_in_the_log(store):
@@ -166,7 +160,7 @@ def test_checkpoints_in_flight_hold_each_its_own_moment(store, gate):
         done = {}
         for each in pending:
             try:
-                done[each.checkpoint_id] = total(each.result())
+                done[each.checkpoint_id] = sum_of_totals(each.result())
             except arrowstate.CheckpointAbortedError as error:
                 assert error.status == "subsumed"
                 assert not isinstance(error, arrowstate.FencedError)
@@ -190,7 +184,7 @@ def test_cancelling_deletes_what_was_written_and_the_next_one_has_it_all(store, 
             pending.result()
         assert caught.value.status == "cancelled"
         gate.open.set()
-        assert total(checkpoints.trigger().result()) == ROWS
+        assert sum_of_totals(checkpoints.trigger().result()) == ROWS
     assert data_files(store) == referenced_files(store) != set()
     assert unfinished(store) == []
 
@@ -270,7 +264,7 @@ def test_more_failures_than_tolerated_stop_the_checkpoints_and_nothing_is_left(s
 
     gate.failure = None
     with writer.coordinator({"op": [backend]}) as checkpoints:
-        assert total(checkpoints.trigger().result()) == ROWS
+        assert sum_of_totals(checkpoints.trigger().result()) == ROWS
 
 
 def test_a_fenced_coordinator_says_so_and_deletes_its_files(store):
@@ -298,7 +292,7 @@ def test_a_commit_of_unknown_outcome_keeps_its_files_and_stops(store, gate):
         with pytest.raises(arrowstate.CommitUnknownError):
             checkpoints.trigger().result()
 
-    assert total(store.latest()) == ROWS
+    assert sum_of_totals(store.latest()) == ROWS
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])
@@ -320,7 +314,7 @@ def test_after_a_commit_of_unknown_outcome_a_new_coordinator_of_the_writer_goes_
     # Nobody knows which of the two has the id 2, so it is not given again.
     assert snapshot.checkpoint_id == 3
     assert [other.checkpoint_id for other in store.checkpoints()] == ([1, 2, 3] if committed else [1, 3])
-    assert total(store.latest()) == 2 * ROWS
+    assert sum_of_totals(store.latest()) == 2 * ROWS
     assert store.verify(deep=True).problems == []
 
 
@@ -471,13 +465,13 @@ def test_a_savepoint_stands_beside_the_checkpoints_and_holds_its_own_moment(stor
         saved = savepoint.result()
 
         assert not before.done
-        assert (saved.entry.kind, saved.properties, total(saved)) == ("savepoint", {"offset": 2}, 2 * ROWS)
+        assert (saved.entry.kind, saved.properties, sum_of_totals(saved)) == ("savepoint", {"offset": 2}, 2 * ROWS)
         assert saved.checkpoint_id == savepoint.checkpoint_id == before.checkpoint_id + 1
         gate.open.set()
-        assert total(before.result()) == ROWS
+        assert sum_of_totals(before.result()) == ROWS
         assert checkpoints.trigger().result().checkpoint_id > savepoint.checkpoint_id
     assert [snapshot.entry.kind for snapshot in store.checkpoints()] == ["checkpoint", "checkpoint"]
-    assert total(arrowstate.open_store(tmp_path / "saved").latest()) == 2 * ROWS
+    assert sum_of_totals(arrowstate.open_store(tmp_path / "saved").latest()) == 2 * ROWS
 
 
 def test_a_savepoint_where_files_are_fails_alone_and_leaves_them(store, tmp_path):
@@ -489,7 +483,7 @@ def test_a_savepoint_where_files_are_fails_alone_and_leaves_them(store, tmp_path
         with pytest.raises(arrowstate.CheckpointAbortedError, match="holds files") as caught:
             checkpoints.trigger_savepoint(tmp_path / "full").result()
         assert isinstance(caught.value.__cause__, arrowstate.InvalidInputError)
-        assert total(checkpoints.trigger().result()) == ROWS
+        assert sum_of_totals(checkpoints.trigger().result()) == ROWS
     assert [path.name for path in (tmp_path / "full").rglob("*")] == ["letter.txt"]
 
 
@@ -506,7 +500,7 @@ def test_a_savepoint_that_cannot_be_read_back_fails_at_once_and_is_disposed_of(s
             savepoint = checkpoints.trigger_savepoint(tmp_path / "saved")
             with pytest.raises(arrowstate.CheckpointAbortedError, match="Input/output error"):
                 savepoint.result(timeout_ms=20_000)
-        assert total(checkpoints.trigger().result()) == ROWS
+        assert sum_of_totals(checkpoints.trigger().result()) == ROWS
 
     assert [path for path in (tmp_path / "saved").rglob("*") if path.is_file()] == []
 
@@ -551,8 +545,8 @@ def test_runs_with_dead_rows_are_merged_beside_the_job(store, gate, policy):
 
     assert before.storage_use().space_amplification > 1.2
     assert (after.storage_use().space_amplification < 1.2) is (policy is not None)
-    assert total(before) == 28_000
-    assert total(after) == 28_010
+    assert sum_of_totals(before) == 28_000
+    assert sum_of_totals(after) == 28_010
     assert after.verify(deep=True).ok
 
 

@@ -308,20 +308,27 @@ FEW_CALLS = 8
 """So many calls get every kind of fault in the short form too, in memory."""
 
 
-def calls_of(operation, world):
-    """Return how many calls an operation makes when nothing goes wrong."""
-    process = Process(world, None, None)
-    act = OPERATIONS[operation](world, process)
-    process.armed = True
-    act()
-    check(world)
-    return process.calls
+CALLS = {}
+"""How many calls an operation makes when nothing goes wrong, at each kind of place."""
+
+
+def calls_of(operation, copies):
+    place = operation, copies.in_memory
+    if place not in CALLS:
+        world = copies(0)
+        process = Process(world, None, None)
+        act = OPERATIONS[operation](world, process)
+        process.armed = True
+        act()
+        check(world)
+        CALLS[place] = process.calls
+    return CALLS[place]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value.replace(" ", "-"))
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_fault_at_any_call_of(operation, fault, copies):
-    calls = calls_of(operation, copies(0))
+    calls = calls_of(operation, copies)
     # Each call has its fault of this turn: by another n-th for each kind of fault.
     n = (1 if calls <= FEW_CALLS else 8) if copies.in_memory else 16
     for at in range(1, calls + 1):

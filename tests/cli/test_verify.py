@@ -15,6 +15,7 @@ from arrowstate.store import StateStore
 from arrowstate.upkeep.recovery import proposals
 from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import LogEntryDocument, decode, encode
+from storages import refusing
 from stores import OFFSETS, TOTAL, commit, copied, cut, files, flip, run, totals_from
 
 
@@ -315,27 +316,9 @@ def test_neighbours_whose_hashes_are_further_apart_than_int64_reaches_are_in_ord
     assert store.verify(deep=True).problems == []
 
 
-class Unreachable:
-    """A storage that does not answer when files of some prefix are read."""
-
-    def __init__(self, storage, *prefixes):
-        self._storage = storage
-        self._prefixes = prefixes
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def _answer(self, path):
-        if path.startswith(self._prefixes):
-            raise StorageError(path, "no answer")
-
-    def read(self, path, start=0, length=None):
-        self._answer(path)
-        return self._storage.read(path, start, length)
-
-    def open_buffer(self, path):
-        self._answer(path)
-        return self._storage.open_buffer(path)
+def unreachable(store, prefix):
+    """A store of which the files of a prefix cannot be read for now."""
+    return StateStore(refusing(store.storage, "read", "open_buffer", prefix=prefix), store.store_id)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -345,14 +328,14 @@ class Unreachable:
 def test_a_storage_that_does_not_answer_is_an_error_and_never_taken_for_damage(folder, prefix, deep):
     store = arrowstate.open_store(folder)
     store.tag("gold", 1)
-    unreachable = StateStore(Unreachable(store.storage, prefix), store.store_id)
+    silent = unreachable(store, prefix)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(StorageError, match="no answer"):
-            unreachable.latest_whole(deep=deep)
+        with pytest.raises(StorageError, match="the request was lost"):
+            silent.latest_whole(deep=deep)
 
-    found = unreachable.verify(deep=deep)
+    found = silent.verify(deep=deep)
     assert found.problems
     assert all(isinstance(failure, StorageError) for failure in found.failures)
     (proposal,) = proposals(found, store.url)
@@ -365,7 +348,7 @@ def test_damage_is_passed_over_although_the_storage_fails_for_what_is_older(fold
     older = str(data_file(folder, 1).relative_to(folder))
 
     with pytest.warns(RuntimeWarning, match="checkpoint 3: data/op/total/"):
-        snapshot = StateStore(Unreachable(store.storage, older), store.store_id).latest_whole()
+        snapshot = unreachable(store, older).latest_whole()
 
     assert snapshot.checkpoint_id == 2
 

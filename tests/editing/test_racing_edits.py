@@ -12,6 +12,7 @@ import arrowstate
 from arrowstate.errors import EditConflictError, InvalidInputError
 from arrowstate.store import StateStore
 from long_form import short_or_long
+from storages import Hooked
 
 _names = itertools.count()
 VALUE = arrowstate.ValueStateDescriptor("v", pa.int64())
@@ -36,32 +37,10 @@ def values(store):
     return store.latest().to_arrow("op.v").sort_by("k")["v"].to_pylist()
 
 
-class Interrupted:
-    """A storage in which something else happens right before one of the calls."""
-
-    def __init__(self, storage):
-        self._storage = storage
-        self.left = -1
-        self.happens = None
-
-    def __getattr__(self, name):
-        found = getattr(self._storage, name)
-        if not callable(found):
-            return found
-
-        def call(*arguments, **options):
-            self.left -= 1
-            if self.left == 0:
-                self.happens()
-            return found(*arguments, **options)
-
-        return call
-
-
 def raced(place, retries=0):
     """Let one edit commit before a call of the other's commit; return the store, and what each was told."""
     store = fill()
-    storage = Interrupted(store.storage)
+    storage = Hooked(store.storage)
     told = {}
 
     def commit(name, edit, **options):
@@ -74,10 +53,10 @@ def raced(place, retries=0):
     with StateStore(storage, store.store_id).edit() as slow, store.edit() as quick:
         add(slow, 1)
         add(quick, 10)
-        storage.happens, storage.left = lambda: commit("quick", quick), place
+        began = len(storage.calls)
+        storage.act_at(began + place, lambda: commit("quick", quick))
         commit("slow", slow, retries=retries)
-        reached = storage.left <= 0
-        storage.left = -1
+        reached = len(storage.calls) >= began + place
     return store, told, reached
 
 

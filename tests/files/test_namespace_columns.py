@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from stores import backend_of
 
 KEY = pa.schema([("user", pa.string())])
 INT = pa.int64()
@@ -12,10 +13,6 @@ USERS = ["ann", "bob", "eve"]
 
 def spaces(*names):
     return pa.schema([(name, INT) for name in names])
-
-
-def backend_of():
-    return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
 
 
 PAIR = pa.struct([("user", INT), ("page", INT)])
@@ -63,7 +60,7 @@ def held(state, namespace):
 @pytest.mark.parametrize(("descriptor", "columns"), STATES.values(), ids=STATES)
 def test_a_namespace_keeps_apart_from_what_has_its_name(descriptor, columns, tmp_path):
     here, there = ((1, 2), (2, 1)) if len(descriptor.namespace) == 2 else (1, 2)
-    backend = backend_of()
+    backend = backend_of(KEY)
     state = backend.state(descriptor)
     for namespace in (here, there):
         fill(state, namespace)
@@ -101,7 +98,7 @@ def test_a_namespace_keeps_apart_from_what_has_its_name(descriptor, columns, tmp
     ids=["state and key", "field and key", "user key", "each other"],
 )
 def test_names_that_clash_even_with_the_name_of_the_state_before_them_are_refused_at_once(descriptor):
-    backend = backend_of()
+    backend = backend_of(KEY)
 
     with pytest.raises(arrowstate.InvalidInputError, match=f"the columns of state '{descriptor.name}' clash"):
         backend.state(descriptor)

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
@@ -18,6 +17,8 @@ from arrowstate.clock import new_id
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.savepoint import write_frozen_savepoint, write_savepoint
 from arrowstate.storage import open_storage
+from arrowstate.testing.faults import Fault
+from storages import Failing, refusing
 from stores import TOTAL, commit
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int32())])
@@ -225,31 +226,9 @@ def test_a_checkpoint_or_a_storage_that_does_not_exist_makes_no_savepoint(store,
     assert not (tmp_path / "new").exists()
 
 
-class Failing:
-    """A storage whose n-th new file cannot be written."""
-
-    def __init__(self, storage, number, error):
-        self._storage = storage
-        self._left = number
-        self._error = error
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def _count(self):
-        self._left -= 1
-        if self._left == 0:
-            raise self._error
-
-    @contextmanager
-    def write_file(self, path):
-        with self._storage.write_file(path) as file:
-            yield file
-            self._count()
-
-    def put_if_absent(self, path, data, commit_id):
-        self._count()
-        return self._storage.put_if_absent(path, data, commit_id)
+def written(store, snapshot, target, progress=None):
+    arguments = {"new_id": new_id, "clock_ms": lambda: 0, "progress": progress}
+    write_savepoint(store.storage, store.store_id, snapshot.entry, target, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -263,14 +242,7 @@ def test_a_savepoint_that_fails_at_any_file_leaves_nothing_and_can_be_written_ag
         number += 1
         target = Failing(open_storage(place, create=True), number, error)
         try:
-            write_savepoint(
-                store.storage,
-                store.store_id,
-                store.latest().entry,
-                target,
-                new_id=new_id,
-                clock_ms=lambda: 0,
-            )
+            written(store, store.latest(), target)
             break
         except type(error):
             assert files_in(place) == []
@@ -298,15 +270,7 @@ def test_of_two_savepoints_to_one_place_the_later_one_leaves_the_first_alone(sto
     target = Blind(open_storage(place, create=True))
 
     def write(progress=None):
-        write_savepoint(
-            store.storage,
-            store.store_id,
-            store.latest().entry,
-            target,
-            new_id=new_id,
-            clock_ms=lambda: 0,
-            progress=progress,
-        )
+        written(store, store.latest(), target, progress)
 
     with pytest.raises(arrowstate.InvalidInputError, match="another savepoint"):
         write(lambda done, total: write() if done == 3 else None)
@@ -572,30 +536,14 @@ def test_a_savepoint_that_is_cancelled_before_any_of_its_files_leaves_nothing(tm
     assert totals(savepoint) == job.total
 
 
-class LostAnswer:
-    """A storage that creates a file and cannot tell whether it did."""
-
-    def __init__(self, storage, path):
-        self._storage = storage
-        self._path = path
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def put_if_absent(self, path, data, commit_id):
-        outcome = self._storage.put_if_absent(path, data, commit_id)
-        if path.startswith(self._path):
-            raise arrowstate.CommitUnknownError(path, commit_id, "the answer was lost")
-        return outcome
-
-
 @pytest.mark.parametrize("path", ["log/", "arrowstate.json"])
 def test_a_savepoint_whose_end_nobody_can_tell_is_taken_away(tmp_path, path):
     job = Job()
     job.step()
+    copy = open_storage(tmp_path / "copy", create=True)
 
     with pytest.raises(arrowstate.CommitUnknownError):
-        save(LostAnswer(open_storage(tmp_path / "copy", create=True), path), job.frozen())
+        save(refusing(copy, "put_if_absent", prefix=path, fault=Fault.FAIL_AFTER), job.frozen())
 
     assert files_in(tmp_path / "copy") == []
 
@@ -605,9 +553,7 @@ def test_savepoints_of_two_checkpoints_to_one_place_do_not_mix(store, model, tmp
     target = Blind(open_storage(place, create=True))
 
     def write(checkpoint, progress=None):
-        entry = store.snapshot(checkpoint).entry
-        arguments = {"new_id": new_id, "clock_ms": lambda: 0, "progress": progress}
-        write_savepoint(store.storage, store.store_id, entry, target, **arguments)
+        written(store, store.snapshot(checkpoint), target, progress)
 
     with pytest.raises(arrowstate.InvalidInputError, match="another savepoint"):
         write(2, lambda done, total: write(1) if done == 3 else None)

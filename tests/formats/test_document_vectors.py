@@ -107,5 +107,6 @@ def test_the_committed_vectors_are_the_generated_ones(name: str, tmp_path: Path)
 
     runpy.run_path(str(script), run_name="__main__")
 
-    for path in tmp_path.rglob("*.json"):
-        assert path.read_bytes() == (VECTORS / path.relative_to(tmp_path)).read_bytes()
+    made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.json")}
+    assert made
+    assert made == {path: (VECTORS / path).read_bytes() for path in made}

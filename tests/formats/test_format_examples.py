@@ -57,18 +57,17 @@ def test_the_python_of_a_text_runs(path: Path) -> None:
     assert results.attempted == source.count(">>> ") > 0
 
 
-def test_the_documents_of_the_specification_are_documents_as_they_are_written() -> None:
-    texts = blocks(FORMATS / "spec/manifests-and-log.md", "json")
-    kinds: list[type[Document]] = [StoreDocument, LogEntryDocument, ManifestDocument]
-
-    found = [encode(decode(text.encode(), kind)).decode() for text, kind in zip(texts, kinds, strict=True)]
-
-    assert found == texts
-
-
-def test_the_documents_of_collection_are_documents_as_they_are_written() -> None:
-    texts = blocks(FORMATS / "spec/collection.md", "json")
-    kinds: list[type[Document]] = [TagDocument, LeaseDocument, BoundaryDocument]
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("spec/manifests-and-log.md", [StoreDocument, LogEntryDocument, ManifestDocument]),
+        ("spec/collection.md", [TagDocument, LeaseDocument, BoundaryDocument]),
+    ],
+)
+def test_the_documents_of_the_specification_are_documents_as_they_are_written(
+    path: str, kinds: list[type[Document]]
+) -> None:
+    texts = blocks(FORMATS / path, "json")
 
     found = [encode(decode(text.encode(), kind)).decode() for text, kind in zip(texts, kinds, strict=True)]
 

@@ -11,7 +11,7 @@ import pytest
 
 import arrowstate
 from arrowstate.functions import keyed_process
-from stores import TOTAL, USER
+from stores import TOTAL, USER, backend_of
 
 COUNT = arrowstate.ValueStateDescriptor("count", pa.int64(), default=0)
 PAGES = arrowstate.ListStateDescriptor("pages", pa.string())
@@ -31,10 +31,6 @@ def spaced(space):
 
 
 SPACED = spaced(pa.schema([("window", pa.int64())]))
-
-
-def backend_of(key=USER, **options):
-    return arrowstate.KeyedStateBackend(key=key, max_parallelism=128, **options)
 
 
 def batch(users, **columns):
@@ -108,7 +104,7 @@ def test_states_are_those_of_a_dict_that_sees_one_element_after_the_other(seed):
         if value.number % 2:
             assert (count.value(), total.get(), pages.get()) == (mine["count"], mine["total"], mine["pages"])
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function([COUNT, TOTAL, PAGES, CART], body))
     verbs = ["count", "forget", "total", "append", "replace", "put", "remove", "look"]
 
@@ -215,7 +211,7 @@ def test_namespaces_are_those_of_a_dict_that_sees_one_element_after_the_other(ki
             seen = (count.value(), total.get(), means.get(), pages.get())
             assert seen == (mine["count"], mine["total"], pytest.approx(mean(mine["mean"])), mine["pages"])
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function(descriptors, body))
     verbs = ["count", "forget", "add", "replace", "put", "remove", "merge", "look"]
 
@@ -246,7 +242,7 @@ def test_namespaces_are_those_of_a_dict_that_sees_one_element_after_the_other(ki
 )
 def test_a_namespace_holds_until_another_is_set_and_there_is_none_at_first(schema, first, second):
     total = spaced(schema)[1]
-    backend = backend_of()
+    backend = backend_of(USER)
 
     def body(states, value, context, out):
         if value.space:
@@ -292,7 +288,7 @@ def test_what_is_no_namespace_is_refused_and_names_the_row(schema, bad, number):
         states[descriptor.name].current_namespace = bad
 
     seen = arrowstate.ListStateDescriptor("seen", pa.string())
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function([seen, descriptor], body))
 
     with pytest.raises(arrowstate.ProcessElementError, match="row 0: ") as caught:
@@ -304,7 +300,7 @@ def test_what_is_no_namespace_is_refused_and_names_the_row(schema, bad, number):
 
 def test_a_text_that_is_no_unicode_is_refused_as_a_namespace_and_names_the_row():
     descriptor = spaced(TEXT)[1]
-    backend = backend_of()
+    backend = backend_of(USER)
 
     def body(states, value, context, out):
         states["window_total"].current_namespace = "a" if value.number else "\ud800"
@@ -327,7 +323,9 @@ def test_a_state_without_namespaces_has_none_to_set_or_merge():
             with pytest.raises(arrowstate.InvalidInputError, match=f"state '{name}' has no namespaces"):
                 states[name].merge_namespaces(1, [2])
 
-    arrowstate.KeyedProcessRunner(backend_of(), function([COUNT, TOTAL, MEAN, PAGES, CART], body)).process(batch(["a"]))
+    arrowstate.KeyedProcessRunner(backend_of(USER), function([COUNT, TOTAL, MEAN, PAGES, CART], body)).process(
+        batch(["a"])
+    )
 
 
 def test_a_mean_is_read_between_values_that_are_added():
@@ -338,7 +336,7 @@ def test_a_mean_is_read_between_values_that_are_added():
         if value.number is None or value.number > 1:
             seen.append((value.user, states["mean"].get()))
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function([MEAN], body))
     process.process(batch(list("aabaab"), number=pa.array([1, 2, 3, None, 6, 1])))
     process.process(batch(list("ac"), number=pa.array([8, 9])))
@@ -384,7 +382,7 @@ def test_an_aggregate_that_raises_at_the_end_of_a_batch_leaves_every_state():
         states["fussy"].add(value.number)
         states["pages"].add("/")
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function(descriptors, body))
     process.process(batch(list("ab"), number=[1, 2]))
     before = rows_of(backend, descriptors)
@@ -406,7 +404,7 @@ def test_an_exception_of_get_can_be_caught_and_the_values_added_stay():
             states["fussy"].clear()
             out.collect(-1)
 
-    process = arrowstate.KeyedProcessRunner(backend_of(), function([FUSSY], body), output=pa.int64())
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), function([FUSSY], body), output=pa.int64())
 
     assert process.process(batch(list("aaba"), number=[1, 13, 5, 2])).to_pylist() == [1, -1, 5, 2]
 
@@ -416,7 +414,7 @@ def test_an_exception_of_get_can_be_caught_and_the_values_added_stay():
 def test_what_is_folded_lives_as_long_as_the_youngest_since_the_last_clear(descriptor, namespace):
     ttl = arrowstate.TimeToLive(100, clock="event_time")
     timed = dataclasses.replace(descriptor, ttl=ttl, namespace=namespace)
-    backend = backend_of()
+    backend = backend_of(USER)
 
     def body(states, value, context, out):
         if namespace is not None:
@@ -441,7 +439,7 @@ def test_what_is_folded_lives_as_long_as_the_youngest_since_the_last_clear(descr
 @pytest.mark.parametrize("clears", [False, True])
 def test_without_a_known_event_time_nothing_is_written(number, clears):
     timed = dataclasses.replace(SPACED[number], ttl=arrowstate.TimeToLive(100, clock="event_time"))
-    backend = backend_of()
+    backend = backend_of(USER)
 
     def body(states, value, context, out):
         states["count"].update(1)
@@ -470,7 +468,7 @@ def test_without_a_known_event_time_nothing_is_written(number, clears):
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["reducing", "aggregating", "list"])
 def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
     timed = dataclasses.replace(SPACED[number], ttl=arrowstate.TimeToLive(100, clock="event_time"))
-    backend = backend_of()
+    backend = backend_of(USER)
 
     def body(states, value, context, out):
         state = states[timed.name]
@@ -499,7 +497,7 @@ def test_a_namespace_that_is_merged_into_itself_is_not_renewed(number):
 )
 def test_a_value_that_does_not_fit_is_refused_also_where_it_would_be_passed_over(kind, reduce, good, bad):
     folded = arrowstate.ReducingStateDescriptor("folded", kind, reduce=reduce)
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(
         backend,
         function([folded], lambda states, value, context, out: states["folded"].add(bad if value.number else good)),
@@ -516,7 +514,7 @@ def test_a_value_that_does_not_fit_is_refused_also_where_it_would_be_passed_over
 def test_a_field_that_does_not_fit_is_refused_and_a_counted_one_may_be_anything():
     kind = pa.struct([("n", pa.int64()), ("high", pa.int64())])
     folded = arrowstate.ReducingStateDescriptor("folded", kind, reduce={"n": "count", "high": "max"})
-    backend = backend_of()
+    backend = backend_of(USER)
 
     def body(states, value, context, out):
         states["folded"].add({"n": "x", "high": True if value.number else 5})
@@ -542,7 +540,7 @@ def test_a_field_that_does_not_fit_is_refused_and_a_counted_one_may_be_anything(
 )
 def test_what_is_folded_must_fit_after_each_value(kind, reduce, values):
     folded = arrowstate.ReducingStateDescriptor("folded", kind, reduce=reduce)
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(
         backend, function([folded], lambda states, value, context, out: states["folded"].add(value.value))
     )
@@ -561,7 +559,7 @@ def test_an_element_is_a_named_tuple_and_the_context_knows_key_and_time():
     def body(states, value, context, out):
         seen.append((value.user, value[1], context.current_key, context.timestamp, context.watermark))
 
-    backend = backend_of()
+    backend = backend_of(USER)
     backend.advance_watermark(5)
     columns = {"user": ["b", "a", "b"], "a b": [1, None, 3], "at": pa.array([7, 8, 9], pa.timestamp("ms"))}
     arrowstate.KeyedProcessRunner(backend, function([], body), timestamp="at").process(pa.record_batch(columns))
@@ -601,7 +599,7 @@ def test_an_exception_names_the_row_and_leaves_every_state_as_before_the_batch(p
         states["cart"].put("x", value.number)
         1 / value.number
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function(descriptors, body))
     process.process(batch(list("abc"), number=pa.array([1, 2, 3])))
     before = rows_of(backend, descriptors)
@@ -634,7 +632,7 @@ def test_a_value_that_does_not_fit_names_the_row_that_wrote_it_and_nothing_is_wr
         write(states[descriptor.name], bad if value.number else 1)
 
     seen = arrowstate.ListStateDescriptor("seen", pa.string())
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function([seen, descriptor], body))
 
     with pytest.raises(arrowstate.ProcessElementError, match=f"row 2: values of state '{descriptor.name}' must be"):
@@ -649,7 +647,7 @@ def test_an_emitted_value_that_does_not_fit_names_its_row_and_nothing_is_written
         for _ in range(value.number):
             out.collect(value.user if value.number == 3 else value.number)
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, function([COUNT], body), output=pa.int64())
 
     with pytest.raises(arrowstate.ProcessElementError, match="row 3: emitted 'd', which is no int64"):
@@ -660,7 +658,7 @@ def test_an_emitted_value_that_does_not_fit_names_its_row_and_nothing_is_written
 
 
 def test_a_null_element_of_a_list_is_refused_and_the_list_stays():
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(
         backend, function([PAGES], lambda states, value, context, out: states["pages"].add(value.page))
     )
@@ -683,7 +681,7 @@ def test_what_a_caller_does_to_a_nested_value_does_not_change_the_state():
         mine.append(99)
         out.collect(states["nested"].value())
 
-    process = arrowstate.KeyedProcessRunner(backend_of(), function([nested], body), output=pa.list_(pa.int64()))
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), function([nested], body), output=pa.list_(pa.int64()))
 
     assert process.process(batch(["a"] * 3, number=pa.array([1, 2, 3]))).to_pylist() == [[], [2], [2, 3]]
 
@@ -709,9 +707,9 @@ def test_what_a_caller_does_to_a_nested_value_does_not_change_the_state():
 )
 def test_a_reducing_state_folds_as_its_batch_verb_does(kind, reduce, values):
     descriptor = arrowstate.ReducingStateDescriptor("folded", kind, reduce=reduce)
-    expected = backend_of().state(descriptor)
+    expected = backend_of(USER).state(descriptor)
     expected.add_batch(["a"] * len(values), pa.array(values, kind))
-    backend = backend_of()
+    backend = backend_of(USER)
 
     process = arrowstate.KeyedProcessRunner(
         backend, function([descriptor], lambda states, value, context, out: states["folded"].add(value.value))
@@ -725,7 +723,7 @@ def test_a_reducing_state_folds_as_its_batch_verb_does(kind, reduce, values):
 def test_a_struct_folds_field_by_field():
     kind = pa.struct([("flights", pa.int64()), ("longest", pa.float64())])
     delays = arrowstate.ReducingStateDescriptor("delays", kind, reduce={"flights": "count", "longest": "max"})
-    backend = backend_of()
+    backend = backend_of(USER)
 
     def body(states, value, context, out):
         states["delays"].add({"flights": 1, "longest": value.delay})
@@ -737,7 +735,7 @@ def test_a_struct_folds_field_by_field():
 
 def test_rows_expire_by_the_event_time_of_the_element_that_wrote_them():
     last = arrowstate.ValueStateDescriptor("last", pa.int64(), ttl=arrowstate.TimeToLive(100, clock="event_time"))
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(
         backend,
         function([last], lambda states, value, context, out: states["last"].update(value.at)),
@@ -765,7 +763,7 @@ def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
                 if name.startswith("window"):
                     state.current_namespace = 1
 
-    process = arrowstate.KeyedProcessRunner(backend_of(), Function())
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), Function())
     process.process(batch(["a"]))
 
     verbs = [("count", "value"), ("total", "get"), ("pages", "get"), ("cart", "items"), ("pages", "clear")]
@@ -777,7 +775,7 @@ def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
 
 
 def test_bad_batches_are_refused_by_what_they_lack():
-    process = arrowstate.KeyedProcessRunner(backend_of(), function([], lambda *_: None), timestamp="at")
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), function([], lambda *_: None), timestamp="at")
 
     with pytest.raises(arrowstate.InvalidInputError, match="must have the key columns user; it has usr"):
         process.process(pa.record_batch({"usr": ["a"]}))
@@ -799,7 +797,7 @@ def test_close_is_called_once_and_nothing_is_processed_after_it():
             closed.append(True)
 
     with (
-        arrowstate.KeyedProcessRunner(backend_of(), Function()) as process,
+        arrowstate.KeyedProcessRunner(backend_of(USER), Function()) as process,
         pytest.raises(arrowstate.ProcessElementError, match="define it"),
     ):
         process.process(batch(["a"]))
@@ -835,7 +833,7 @@ def at(context, value):
 
 
 def test_timers_fire_in_the_order_of_time_with_the_states_of_their_key():
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, Alarm(start=at), output=pa.string())
     process.process(batch(list("abca"), at=pa.array([30, 10, 20, 30])))
 
@@ -855,7 +853,7 @@ def test_what_a_timer_registers_up_to_the_watermark_fires_in_the_same_call_and_w
             context.timers.delete_event_time_timer(20)
             context.timers.register_processing_time_timer(7)
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
     process.process(batch(list("aaab"), at=pa.array([10, 20, 30, 12])))
 
@@ -877,7 +875,7 @@ def test_an_exception_of_a_timer_leaves_states_and_timers_and_the_next_call_fire
         if timestamp == 20 and broken:
             raise ZeroDivisionError("in the middle")
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, Alarm(body, at), output=pa.string())
     process.process(batch(list("ab"), at=pa.array([10, 20])))
 
@@ -895,7 +893,7 @@ def test_an_exception_in_a_batch_registers_no_timer():
         context.timers.register_event_time_timer(value.at)
         1 / value.at
 
-    backend = backend_of()
+    backend = backend_of(USER)
     process = arrowstate.KeyedProcessRunner(backend, Alarm(start=start), output=pa.string())
 
     with pytest.raises(arrowstate.ProcessElementError, match="row 1"):
@@ -906,7 +904,7 @@ def test_an_exception_in_a_batch_registers_no_timer():
 
 def test_timers_are_in_snapshots_and_fire_after_a_rescale():
     store = arrowstate.open_store("memory://process-timers", create=True)
-    backend = backend_of()
+    backend = backend_of(USER)
     users = [f"u{n}" for n in range(40)]
     arrowstate.KeyedProcessRunner(backend, Alarm(start=at)).process(batch(users, at=pa.array(range(40))))
     checkpoint = store.writer().checkpoint({"op": [backend]})
@@ -923,7 +921,7 @@ def test_timers_are_in_snapshots_and_fire_after_a_rescale():
 @pytest.mark.parametrize(("given", "fires"), [(1 << 80, False), (-(1 << 80), True)])
 def test_a_timestamp_beyond_64_bits_is_the_furthest_there_is(given, fires):
     process = arrowstate.KeyedProcessRunner(
-        backend_of(),
+        backend_of(USER),
         Alarm(start=lambda context, value: context.timers.register_event_time_timer(given)),
         output=pa.string(),
     )
@@ -943,8 +941,8 @@ def test_timers_are_refused_where_there_is_no_key_or_no_on_timer():
         def on_timer(self, timestamp, context, out):
             pass
 
-    process = arrowstate.KeyedProcessRunner(backend_of(), Bare())
-    arrowstate.KeyedProcessRunner(backend_of(), Timed())
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), Bare())
+    arrowstate.KeyedProcessRunner(backend_of(USER), Timed())
 
     with pytest.raises(arrowstate.InvalidInputError, match="without on_timer has no timers"):
         context_of[0].timers  # noqa: B018

@@ -12,6 +12,7 @@ from arrowstate.testing.faults import Fault, FaultyStorage
 from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import BoundaryDocument, LogEntryDocument, ParentDocument, encode
 from arrowstate_formats.run_files import checksum
+from storages import refusing
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -215,20 +216,8 @@ def test_foreign_files_in_the_log_are_passed_over(storage):
     assert log.latest().document.number == 2
 
 
-class NoHints:
-    def __init__(self, storage, error):
-        self._storage = storage
-        self._error = error
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def put_hint(self, path, data):
-        raise self._error
-
-
 def test_an_entry_is_committed_even_where_its_hint_cannot_be_written(storage):
-    log = CommitLog(NoHints(storage, arrowstate.StorageFullError("_latest", "full")))
+    log = CommitLog(refusing(storage, "put_hint"))
 
     assert fill(log, [FENCE, CHECKPOINT]).latest().document.number == 2
     assert not storage.exists(HINT_PATH)

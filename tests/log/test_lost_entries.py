@@ -10,6 +10,8 @@ from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.files.verification import verify_log
 from arrowstate.log.boundary import boundaries, number_of, path_of
 from arrowstate.log.commit_log import CommitLog
+from storages import Hooked
+from stores import ids
 
 COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")
 
@@ -191,7 +193,7 @@ def test_a_file_of_a_strange_name_is_passed_over(store, name):
     assert name in collection.plan.foreign
     collection.apply()
     assert store.storage.exists(name)
-    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [4]
+    assert ids(store) == [4]
     store.writer()
 
 
@@ -201,7 +203,7 @@ def test_a_file_of_a_strange_name_where_roots_are_stops_collections_alone(store,
     store.storage.put_hint(name, b"")
 
     assert store.latest().properties == {"start": 3}
-    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [2, 4]
+    assert ids(store) == [2, 4]
     assert store.tags() == {"kept": 2}
     assert any(name in problem for problem in store.verify().problems)
     assert any("move the files" in proposal for proposal in store.diagnose())
@@ -235,23 +237,6 @@ def test_only_the_digits_0_to_9_are_a_number():
         assert number_of(name) is None
 
 
-class Meanwhile:
-    """A storage where another process does something once, before a listing of some prefix."""
-
-    def __init__(self, storage, prefix, act):
-        self._storage = storage
-        self._prefix = prefix
-        self._acts = [act]
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def list(self, prefix):
-        if prefix == self._prefix and self._acts:
-            self._acts.pop()()
-        return self._storage.list(prefix)
-
-
 def go_on_and_collect(store):
     with store.writer() as writer:
         writer.checkpoint({"op": [backend_of(50)]}, properties={"start": 50})
@@ -259,7 +244,7 @@ def go_on_and_collect(store):
 
 
 def test_a_look_at_the_log_beside_a_collection_finds_no_damage(store):
-    beside = Meanwhile(store.storage, "log/", lambda: go_on_and_collect(store))
+    beside = Hooked(store.storage).act_before("list", "log/", lambda: go_on_and_collect(store))
 
     check = verify_log(beside)
 
@@ -277,7 +262,9 @@ def test_two_processes_that_make_a_store_at_once_get_the_same_store(request):
         store.writer()
         other.append(store.store_id)
 
-    document = arrowstate.log.entries.create_store(Meanwhile(storage, "", create), "mine", 0)
+    beside = Hooked(storage).act_before("list", "", create)
+
+    document = arrowstate.log.entries.create_store(beside, "mine", 0)
 
     assert [document.store_id] == other
 

@@ -82,10 +82,10 @@ def test_a_restore_reads_a_manifest_once_however_many_states_there_are(counted: 
 
 
 def test_a_commit_of_a_micro_batch_takes_two_listings_and_three_reads(counted: Counted) -> None:
-    commit = pytest.importorskip("arrowstate.spark.commit")
-    batches = pytest.importorskip("arrowstate.spark.micro_batches")
-    task = pytest.importorskip("arrowstate.spark.task")
-    metrics = pytest.importorskip("arrowstate.spark.metrics")
+    pytest.importorskip("pyspark", reason="the package pyspark is not installed")
+    from arrowstate.spark import commit, metrics, task
+    from arrowstate.spark import micro_batches as batches
+
     document = SubtaskDocument(subtask=0, key_groups=(0, 7), manifest=ManifestHandle(inline=[], bytes=2), live_rows={})
     bases: list[int | None] = [None]
 

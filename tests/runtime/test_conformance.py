@@ -248,29 +248,6 @@ SINK_FAULTS = [
 ]
 
 
-def sink_failures(fault: str) -> set[str]:
-    place = Place()
-
-    def new_place() -> Kept:
-        nonlocal place
-        place = Place()
-        return Kept(place, fault)
-
-    def visible() -> Callable[[], pa.Table]:
-        return lambda: pa.Table.from_pylist(place.rows, ROWS.schema)
-
-    return failures(SinkConformance(), sink=new_place, rows=lambda: ROWS, visible=visible)
-
-
-def test_a_sink_without_a_fault_keeps_the_contract() -> None:
-    assert sink_failures("") == set()
-
-
-@pytest.mark.parametrize("fault", SINK_FAULTS)
-def test_a_sink_with_a_fault_is_found(fault: str) -> None:
-    assert sink_failures(fault)
-
-
 class Prepared(PreparingSink):
     """Adds rows to a place when what was prepared is committed, with a fault."""
 
@@ -365,24 +342,31 @@ PREPARING_FAULTS = [
 ]
 
 
-def preparing_failures(fault: str) -> set[str]:
+def sink_failures(suite: object, kind: type, fault: str = "") -> set[str]:
     place = Place()
 
-    def new_place() -> Prepared:
+    def new_sink() -> Sink | PreparingSink:
         nonlocal place
         place = Place()
-        return Prepared(place, fault)
+        return kind(place, fault)
 
     def visible() -> Callable[[], pa.Table]:
         return lambda: pa.Table.from_pylist(place.rows, ROWS.schema)
 
-    return failures(PreparingSinkConformance(), sink=new_place, rows=lambda: ROWS, visible=visible)
+    return failures(suite, sink=new_sink, rows=lambda: ROWS, visible=visible)
 
 
-def test_a_sink_that_prepares_without_a_fault_keeps_the_contract() -> None:
-    assert preparing_failures("") == set()
+SINKS = {Kept: SinkConformance, Prepared: PreparingSinkConformance}
 
 
-@pytest.mark.parametrize("fault", PREPARING_FAULTS)
-def test_a_sink_that_prepares_with_a_fault_is_found(fault: str) -> None:
-    assert preparing_failures(fault)
+@pytest.mark.parametrize("kind", SINKS)
+def test_a_sink_without_a_fault_keeps_the_contract(kind: type) -> None:
+    assert sink_failures(SINKS[kind](), kind) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [(kind, fault) for kind, faults in ((Kept, SINK_FAULTS), (Prepared, PREPARING_FAULTS)) for fault in faults],
+)
+def test_a_sink_with_a_fault_is_found(kind: type, fault: str) -> None:
+    assert sink_failures(SINKS[kind](), kind, fault)

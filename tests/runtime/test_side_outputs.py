@@ -267,30 +267,20 @@ def windows(late) -> tuple[Job, object]:
     return job, given.stateful(function, key=["user"], uid="windows")
 
 
-def test_rows_that_come_too_late_go_to_the_side_output_with_the_columns_that_it_names():
-    job, stream = windows(LATE)
+@pytest.mark.parametrize(("late", "counted"), [(LATE, 0), (None, 1)], ids=["with a side output", "without"])
+def test_rows_that_come_too_late_go_to_the_side_output_with_the_columns_that_it_names_or_are_counted(late, counted):
+    job, stream = windows(late)
     stream.sink(OutputTable("fired"))
-    stream.side_output(LATE).sink(OutputTable("too_late"))
+    if late is not None:
+        stream.side_output(late).sink(OutputTable("too_late"))
 
     with job.start(mode="inline") as running:
         snapshot = running.wait()
         (figures,) = [task for task in running.status().tasks if task.task == "windows"]
 
-    assert rows_of(snapshot, "too_late") == [(7, "ann")]
+    assert late is None or rows_of(snapshot, "too_late") == [(7, "ann")]
     assert rows_of(snapshot, "fired") == [("ann", 0, 10, 1), ("bob", 100, 110, 6)]
-    assert figures.late_rows == 0
-
-
-def test_rows_that_come_too_late_without_a_side_output_are_counted():
-    job, stream = windows(None)
-    stream.sink(OutputTable("fired"))
-
-    with job.start(mode="inline") as running:
-        snapshot = running.wait()
-        (figures,) = [task for task in running.status().tasks if task.task == "windows"]
-
-    assert rows_of(snapshot, "fired") == [("ann", 0, 10, 1), ("bob", 100, 110, 6)]
-    assert figures.late_rows == 1
+    assert figures.late_rows == counted
 
 
 def test_late_rows_have_columns_of_the_stream():

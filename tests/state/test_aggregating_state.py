@@ -13,17 +13,14 @@ import pyarrow.compute as pc
 import pytest
 
 import arrowstate
+from stores import backend_of
 
 USER = pa.schema([("user", pa.string())])
 OLD, NEW = datetime.date(2024, 1, 1), datetime.date(2025, 1, 1)
 
 
-def backend_of(**options):
-    return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128, **options)
-
-
 def state_of(aggregate, kind=pa.int64(), **options):
-    return backend_of().state(arrowstate.AggregatingStateDescriptor("a", kind, aggregate=aggregate, **options))
+    return backend_of(USER).state(arrowstate.AggregatingStateDescriptor("a", kind, aggregate=aggregate, **options))
 
 
 class Spread:
@@ -58,7 +55,7 @@ class Spread:
 
 def test_sql_sees_the_columns_of_the_accumulator():
     store = arrowstate.open_store("memory://aggregating-sql", create=True)
-    backend = backend_of()
+    backend = backend_of(USER)
     backend.state(arrowstate.AggregatingStateDescriptor("delay", pa.int64(), aggregate="mean")).add_batch(
         ["a", "b", "a"], [1, 5, 2]
     )

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from stores import backend_of
 
 USER = pa.schema([("user", pa.string())])
 INT = pa.int64()
@@ -39,10 +40,6 @@ ONE = {
 }
 
 
-def backend_of(**options):
-    return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128, **options)
-
-
 def rows_of(state):
     """All that a state holds, as plain rows."""
     return sorted(repr(row) for batch in state.live_batches() for row in batch.to_pylist())
@@ -50,7 +47,7 @@ def rows_of(state):
 
 def filled(kind, value_type, good, **options):
     """A state of a kind that has a row from a batch and one from a scalar verb."""
-    backend = backend_of()
+    backend = backend_of(USER)
     state = backend.state(KINDS[kind]("s", value_type, **options))
     BATCH[kind](state, ["old"], pa.array([good], value_type))
     backend.current_key = "one"
@@ -200,7 +197,7 @@ def test_a_key_that_is_none_is_refused_by_every_verb(kind, keys, error, message)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_of_another_subtask_is_refused_by_every_verb(kind):
     owned = arrowstate.key_group_range(128, parallelism=2, subtask=0)
-    backend = backend_of(key_groups=owned)
+    backend = backend_of(USER, key_groups=owned)
     state = backend.state(KINDS[kind]("s", INT))
     users = [f"u{n}" for n in range(20)]
     mine = next(u for u in users if arrowstate.key_groups(pa.array([u]), 128)[0].as_py() <= owned.end)
@@ -221,7 +218,7 @@ def test_a_key_of_another_subtask_is_refused_by_every_verb(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_current_key_or_namespace_a_scalar_verb_says_what_to_set(kind):
-    backend = backend_of()
+    backend = backend_of(USER)
     state, spaced = (
         backend.state(KINDS[kind](name, INT, namespace=space)) for name, space in (("s", None), ("w", WINDOW))
     )
@@ -244,7 +241,7 @@ def test_without_a_current_key_or_namespace_a_scalar_verb_says_what_to_set(kind)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [pa.array([1, None]), pa.array(["a", "b"]), pa.array([1]), "a", 1.5, (1, 2)], ids=str)
 def test_what_is_no_namespace_is_refused(kind, bad):
-    state = backend_of().state(KINDS[kind]("w", INT, namespace=WINDOW))
+    state = backend_of(USER).state(KINDS[kind]("w", INT, namespace=WINDOW))
     BATCH[kind](state, ["a"], [1], namespace=1)
     before = rows_of(state)
 
@@ -393,7 +390,7 @@ DECLARED = {
 
 @pytest.mark.parametrize("first", DECLARED)
 def test_a_name_is_not_used_again_with_another_kind_or_type(first):
-    backend = backend_of()
+    backend = backend_of(USER)
     state = backend.state(DECLARED[first])
 
     for second, descriptor in DECLARED.items():
@@ -409,7 +406,7 @@ def test_a_name_is_not_used_again_with_another_kind_or_type(first):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_differ_in_more_than_case_and_timers_take_names_too(kind):
-    backend = backend_of()
+    backend = backend_of(USER)
     backend.state(KINDS[kind]("clicks", INT))
     backend.timers("clicks")
 
@@ -427,7 +424,7 @@ def test_names_differ_in_more_than_case_and_timers_take_names_too(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_time_to_live_is_one_for_a_state_in_use(kind):
-    backend = backend_of()
+    backend = backend_of(USER)
     backend.state(KINDS[kind]("s", INT, ttl=arrowstate.TimeToLive(100)))
 
     for ttl in (None, arrowstate.TimeToLive(101), arrowstate.TimeToLive(100, clock="event_time")):
@@ -443,7 +440,7 @@ def careful(old, new):
 
 
 def test_a_reducer_that_raises_leaves_the_state_by_every_verb():
-    backend = backend_of()
+    backend = backend_of(USER)
     state = backend.state(arrowstate.ReducingStateDescriptor("s", INT, reduce=careful, namespace=WINDOW))
     state.add_batch(["a", "a", "b", "b"], [1, 0, 5, 2], namespace=pa.array([1, 2, 1, 2]))
     backend.current_key, state.current_namespace = "a", 1
@@ -508,7 +505,7 @@ class Broken:
 )
 def test_an_aggregate_that_raises_or_returns_nonsense_leaves_the_state(part, what, error):
     broken = Broken()
-    backend = backend_of()
+    backend = backend_of(USER)
     state = backend.state(arrowstate.AggregatingStateDescriptor("s", INT, aggregate=broken, namespace=WINDOW))
     state.add_batch(["a", "b", "a"], [1, 2, 3], namespace=pa.array([1, 1, 2]))
     backend.current_key, state.current_namespace = "a", 1
@@ -532,7 +529,7 @@ def test_an_aggregate_that_raises_or_returns_nonsense_leaves_the_state(part, wha
 
 
 def test_a_sum_too_large_leaves_the_state_by_every_verb():
-    backend = backend_of()
+    backend = backend_of(USER)
     state = backend.state(arrowstate.ReducingStateDescriptor("s", pa.int8(), reduce="sum", namespace=WINDOW))
     state.add_batch(["a", "a", "b"], pa.array([100, 28, 1], pa.int8()), namespace=pa.array([1, 2, 1]))
     backend.current_key, state.current_namespace = "a", 1
@@ -576,7 +573,7 @@ def test_a_state_takes_nothing_else_for_its_time_to_live(kind, bad):
 @pytest.mark.parametrize("ttl_ms", [1, (1 << 63) - 1])
 @pytest.mark.parametrize("time", [-(1 << 63), -1, (1 << 63) - 1])
 def test_times_at_the_ends_of_64_bits_do_not_wrap_around(kind, ttl_ms, time):
-    backend = backend_of()
+    backend = backend_of(USER)
     state = backend.state(KINDS[kind]("s", INT, ttl=arrowstate.TimeToLive(ttl_ms, clock="event_time")))
     more = (["u"],) if kind == "map" else ()
     nothing = [] if kind == "list" else None
@@ -594,7 +591,7 @@ def test_times_at_the_ends_of_64_bits_do_not_wrap_around(kind, ttl_ms, time):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [pa.array([1, None]), [1], pa.array([1.5, 2.5]), ["a", "b"], [1, 1 << 63]], ids=str)
 def test_what_are_no_timestamps_is_refused(kind, bad):
-    state = backend_of().state(KINDS[kind]("s", INT, ttl=arrowstate.TimeToLive(100, clock="event_time")))
+    state = backend_of(USER).state(KINDS[kind]("s", INT, ttl=arrowstate.TimeToLive(100, clock="event_time")))
 
     with pytest.raises(arrowstate.InvalidInputError):
         BATCH[kind](state, ["a", "b"], [1, 2], timestamps=bad)
@@ -609,7 +606,7 @@ def test_what_are_no_timestamps_is_refused(kind, bad):
     ("given", "kept"), [(1 << 80, (1 << 63) - 1), (-(1 << 80), -(1 << 63)), (1 << 63, (1 << 63) - 1)]
 )
 def test_a_timer_beyond_64_bits_is_the_furthest_there_is(clock, given, kept):
-    backend = backend_of()
+    backend = backend_of(USER)
     timers = backend.timers()
     backend.current_key = "a"
 
@@ -624,7 +621,7 @@ def test_a_timer_beyond_64_bits_is_the_furthest_there_is(clock, given, kept):
 
 @pytest.mark.parametrize("bad", [1.5, True, None, "5"], ids=repr)
 def test_what_is_no_time_is_refused_by_every_verb_of_timers(bad):
-    backend = backend_of()
+    backend = backend_of(USER)
     timers = backend.timers()
     backend.current_key = "a"
     timers.register_event_time_timer(5)

@@ -3,16 +3,11 @@
 import pyarrow as pa
 import pytest
 
-from arrowstate import InvalidInputError, KeyedStateBackend, ReducingStateDescriptor, ValueTypeError
+from arrowstate import InvalidInputError, ReducingStateDescriptor, ValueTypeError
 
 USER = pa.schema([("user", pa.string())])
 DELAYS = pa.struct([("flights", pa.int64()), ("total", pa.int64()), ("longest", pa.float64())])
 EACH = {"flights": "count", "total": "sum", "longest": "max"}
-
-
-@pytest.fixture
-def backend():
-    return KeyedStateBackend(key=USER, max_parallelism=128)
 
 
 @pytest.fixture

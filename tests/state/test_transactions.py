@@ -10,22 +10,13 @@ import arrowstate
 from arrowstate.table.spill import SpillSink
 from arrowstate.table.table import Table
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction, WindowOperator
-from stores import CITY, TOTAL, USER
+from stores import CITY, TOTAL, USER, backend_of
 from suites.adversary import Adversary
 from suites.scenes import Spread
 
 PAGES = arrowstate.ListStateDescriptor("pages", pa.int64())
 CART = arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64())
 TINY_RUNS = arrowstate.MergePolicy(fan_in=2, first_tier_rows=2, max_dead_share=0.3, segment_bytes=1)
-
-
-def backend_of(key=USER, **options):
-    return arrowstate.KeyedStateBackend(key=key, max_parallelism=128, **options)
-
-
-@pytest.fixture
-def backend():
-    return backend_of()
 
 
 @pytest.fixture
@@ -167,7 +158,7 @@ def test_a_batch_of_a_process_function_that_finds_no_room_may_be_given_again(ful
         users = [f"u{number}" for number in range(count)]
         return pa.record_batch({"user": users, "text": ["x" * 300] * count})
 
-    backend = backend_of(memory_budget_bytes=20_000)
+    backend = backend_of(USER, memory_budget_bytes=20_000)
     process = arrowstate.KeyedProcessRunner(backend, Appends())
     process.process(rows(30))
     full_disk.append(room_for)
@@ -187,7 +178,7 @@ def test_what_a_read_returns_for_the_last_time_is_there_if_the_read_fails():
     now = [0]
     adversary = Adversary()
     ttl = arrowstate.TimeToLive(10, visibility="return_until_cleaned_up")
-    backend = backend_of(clock_ms=lambda: now[0])
+    backend = backend_of(USER, clock_ms=lambda: now[0])
     spread = backend.state(
         arrowstate.AggregatingStateDescriptor("spread", pa.int64(), aggregate=Spread(adversary), ttl=ttl)
     )
@@ -207,7 +198,7 @@ def test_a_value_without_a_counterpart_in_python_is_not_renewed_or_removed_by_a_
     now = [0]
     kind = pa.timestamp("s")
     ttl = arrowstate.TimeToLive(10, visibility="return_until_cleaned_up")
-    backend = backend_of(clock_ms=lambda: now[0])
+    backend = backend_of(USER, clock_ms=lambda: now[0])
     seen = backend.state(arrowstate.ValueStateDescriptor("seen", kind, ttl=ttl))
     far = pa.array([10**14], pa.int64()).cast(kind)
     seen.update_batch(["ann"], far)
@@ -235,7 +226,7 @@ def test_a_timer_whose_key_has_no_counterpart_in_python_stays_registered():
 
 
 def test_timers_are_frozen_and_put_back_without_room_on_disk(full_disk):
-    backend = backend_of(memory_budget_bytes=0, merge_policy=TINY_RUNS)
+    backend = backend_of(USER, memory_budget_bytes=0, merge_policy=TINY_RUNS)
     timers = backend.timers()
     timers.register_batch(["ann", "bob", "eve"], [1, 2, 3])
     backend.current_key = "ann"
@@ -364,7 +355,7 @@ def test_transactions_stand_in_each_other(backend):
 
 def test_a_state_that_was_asked_for_in_a_transaction_stays_without_what_was_written():
     store = arrowstate.open_store("memory://asked-for-in-a-transaction", create=True)
-    first = backend_of()
+    first = backend_of(USER)
     first.state(arrowstate.ListStateDescriptor("pages", pa.int32())).add_batch(["ann"], [1])
     with store.writer() as writer:
         backend = writer.checkpoint({"op": [first]}).restore("op")
@@ -417,7 +408,7 @@ def test_operator_states_take_part_where_they_are_given(backend):
 def test_a_sum_that_overflows_leaves_the_state_as_it_was(verb):
     highest = np.iinfo(np.int64).max
     space = pa.schema([("space", pa.int64())])
-    backend = backend_of(memory_budget_bytes=0, merge_policy=TINY_RUNS)
+    backend = backend_of(USER, memory_budget_bytes=0, merge_policy=TINY_RUNS)
     total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", namespace=space))
     for value in (5, highest - 5):
         total.add_batch(["ann", "ann"], [value, value], namespace=pa.array([1, 2]))
@@ -472,7 +463,7 @@ def test_rows_that_were_dropped_are_remembered_while_a_mark_is_held_and_no_longe
 def test_a_merge_that_finds_no_room_has_removed_no_row_that_expired(full_disk):
     now = [0]
     ttl = arrowstate.TimeToLive(10, visibility="return_until_cleaned_up")
-    backend = backend_of(memory_budget_bytes=0, merge_policy=TINY_RUNS, clock_ms=lambda: now[0])
+    backend = backend_of(USER, memory_budget_bytes=0, merge_policy=TINY_RUNS, clock_ms=lambda: now[0])
     city = backend.state(arrowstate.ValueStateDescriptor("city", pa.string(), ttl=ttl))
     city.update_batch(["ann", "bob"], ["Rome", "Oslo"])
     city.update_batch(["eve"], ["Bonn"])

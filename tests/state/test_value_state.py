@@ -25,11 +25,6 @@ TAGS = pa.struct([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
 
 
 @pytest.fixture
-def backend():
-    return KeyedStateBackend(key=USER, max_parallelism=128)
-
-
-@pytest.fixture
 def city(backend):
     return backend.state(ValueStateDescriptor("city", pa.string()))
 

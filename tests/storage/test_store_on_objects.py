@@ -18,6 +18,7 @@ import arrowstate
 from arrowstate.files.open_files import forget_open_files
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, LOSE, REFUSE, faulty_proxy
 from object_servers import S3_OPTIONS, azure_options, google_options
+from stores import backend_of
 
 KEY = pa.schema([("user", pa.int64())])
 CLICKS = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
@@ -76,16 +77,12 @@ def clicks_in(snapshot):
     return dict(zip(table["user"].to_pylist(), table["clicks"].to_pylist(), strict=True))
 
 
-def new_backend():
-    return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
-
-
 def test_a_store_lives_in_a_bucket(place, tmp_path):
     url, options = place
     with pytest.raises(arrowstate.StoreNotFoundError):
         arrowstate.open_store(url, storage_options=options)
     store = arrowstate.open_store(url, create=True, storage_options=options)
-    backend = new_backend()
+    backend = backend_of(KEY)
 
     with store.writer() as writer:
         for step in range(3):
@@ -106,7 +103,7 @@ def test_a_store_lives_in_a_bucket(place, tmp_path):
 def test_a_restore_at_another_parallelism_goes_on_in_the_bucket(place, tmp_path):
     url, options = place
     with arrowstate.open_store(url, create=True, storage_options=options).writer() as writer:
-        checkpoint(writer, new_backend(), 0)
+        checkpoint(writer, backend_of(KEY), 0)
 
     store = arrowstate.open_store(url, storage_options=elsewhere(options, tmp_path))
     parts = [store.latest().restore("counter", parallelism=3, subtask=subtask) for subtask in range(3)]
@@ -124,7 +121,7 @@ def test_lance_files_in_a_bucket_are_read_through_copies_that_do_not_stay(s3_end
     options = {**S3_OPTIONS, "endpoint_url": s3_endpoint}
     url = f"s3://bucket/{uuid.uuid4().hex}"
     with arrowstate.open_store(url, create=True, storage_options=options).writer() as writer:
-        backend = new_backend()
+        backend = backend_of(KEY)
         for step in range(2):
             users = pa.array(np.arange(ROWS, dtype=np.int64) * (step + 1))
             backend.state(CLICKS).add_batch(users, pa.array(np.full(ROWS, step + 1)))
@@ -147,7 +144,7 @@ def test_savepoints_go_into_the_bucket_beside_it_and_to_the_disk(place, tmp_path
     url, options = place
     store = arrowstate.open_store(url, create=True, storage_options=options)
     with store.writer() as writer:
-        checkpoint(writer, new_backend(), 0)
+        checkpoint(writer, backend_of(KEY), 0)
 
     named = store.savepoint("before-upgrade")
     beside = store.savepoint(url.rpartition("/")[0] + "/copy")
@@ -164,7 +161,7 @@ def test_savepoints_go_into_the_bucket_beside_it_and_to_the_disk(place, tmp_path
 def test_a_writer_that_was_fenced_commits_nothing_more(place):
     url, options = place
     store = arrowstate.open_store(url, create=True, storage_options=options)
-    first, backend = store.writer(), new_backend()
+    first, backend = store.writer(), backend_of(KEY)
     checkpoint(first, backend, 0)
 
     second = arrowstate.open_store(url, storage_options=options).writer()
@@ -182,7 +179,7 @@ def test_a_snapshot_is_read_where_it_is_unpickled(place, tmp_path):
     url, options = place
     store = arrowstate.open_store(url, create=True, storage_options=options)
     with store.writer() as writer:
-        snapshot = checkpoint(writer, new_backend(), 0)
+        snapshot = checkpoint(writer, backend_of(KEY), 0)
 
     storage = pickle.loads(pickle.dumps(snapshot.storage))
 
@@ -193,7 +190,7 @@ def test_a_file_that_is_gone_is_told_even_if_there_is_a_copy_of_it(place):
     url, options = place
     store = arrowstate.open_store(url, create=True, storage_options=options)
     with store.writer() as writer:
-        checkpoint(writer, new_backend(), 0)
+        checkpoint(writer, backend_of(KEY), 0)
     [run] = [path for path in store.storage.list("data/") if path.endswith(".arrow")]
 
     store.storage.delete(run)
@@ -210,7 +207,7 @@ def test_a_checkpoint_whose_files_cannot_all_be_written_leaves_none(s3_endpoint,
     with faulty_proxy(s3_endpoint) as proxy:
         options = {**S3_OPTIONS, "endpoint_url": proxy.endpoint, "cache_dir": str(tmp_path / "cache")}
         store = arrowstate.open_store(f"s3://bucket/{uuid.uuid4().hex}", create=True, storage_options=options)
-        backend = new_backend()
+        backend = backend_of(KEY)
         for size in (400_000, 100_000, 30_000):
             users = np.random.default_rng(size).integers(0, 1 << 40, size)
             backend.state(CLICKS).add_batch(pa.array(users), pa.array(np.ones(size, np.int64)))
@@ -231,7 +228,7 @@ def test_the_command_line_takes_credentials_and_endpoint_from_the_environment(s3
     url = f"s3://bucket/{uuid.uuid4().hex}"
     options = {**S3_OPTIONS, "endpoint_url": s3_endpoint, "cache_dir": str(tmp_path / "cache")}
     with arrowstate.open_store(url, create=True, storage_options=options).writer() as writer:
-        checkpoint(writer, new_backend(), 0)
+        checkpoint(writer, backend_of(KEY), 0)
     environment = {
         **os.environ,
         "AWS_ACCESS_KEY_ID": S3_OPTIONS["key"],
@@ -269,7 +266,7 @@ def test_a_store_lives_through_a_network_that_fails_all_the_time(s3_endpoint, tm
 
         proxy.take = take_turns
         store = arrowstate.open_store(url, create=True, storage_options=options)
-        backend = new_backend()
+        backend = backend_of(KEY)
         with store.writer() as writer:
             for step in range(5):
                 checkpoint(writer, backend, step)
@@ -288,7 +285,7 @@ def test_a_store_lives_through_a_network_that_fails_all_the_time(s3_endpoint, tm
 def test_a_savepoint_goes_from_one_bucket_store_into_another_and_is_disposed_of(place, tmp_path):
     url, options = place
     store = arrowstate.open_store(url, create=True, storage_options=options)
-    backend = new_backend()
+    backend = backend_of(KEY)
     with store.writer() as writer:
         checkpoint(writer, backend, 0)
         checkpoint(writer, backend, 1)

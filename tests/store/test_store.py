@@ -20,7 +20,7 @@ from arrowstate_formats.documents import (
     encode,
 )
 from arrowstate_formats.run_files import checksum
-from stores import NOTE, TOTAL
+from stores import NOTE, TOTAL, ids
 
 
 def fill(store, count=3, checkpoints=1, uid="counter"):
@@ -117,7 +117,7 @@ def test_checkpoints_are_listed_oldest_first_and_found_by_id(store):
     fill(store, checkpoints=3)
     fill(store, checkpoints=2)
 
-    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [1, 2, 3, 4, 5]
+    assert ids(store) == [1, 2, 3, 4, 5]
     assert store.latest().checkpoint_id == 5
     for checkpoint_id in (1, 2, 3, 4, 5):
         assert store.snapshot(checkpoint_id).entry.checkpoint_id == checkpoint_id

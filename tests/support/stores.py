@@ -47,6 +47,18 @@ def totals(snapshot: arrowstate.Snapshot) -> dict[int, int]:
     return dict(zip(table["k"].to_pylist(), table["total"].to_pylist(), strict=True))
 
 
+def ids(store: arrowstate.StateStore) -> list[int]:
+    """The checkpoints of a store by their ids."""
+    return [snapshot.checkpoint_id for snapshot in store.checkpoints()]
+
+
+def sum_of_totals(snapshot: arrowstate.Snapshot) -> int:
+    """The sum of the state `total` of the operator `op`, read anew."""
+    forget_open_files()
+    forget_checkpoints()
+    return sum(totals(snapshot).values())
+
+
 def copied(store: Path, to: Path) -> Path:
     """Copy a store, for a test to change; what this process keeps of files is of the others."""
     forget_open_files()

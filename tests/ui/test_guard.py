@@ -86,14 +86,15 @@ def test_secrets_are_compared_in_constant_time(visit, stranger, monkeypatch):
     assert {b"two", b"three"} <= set(compared)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:1", "127.0.0.1.evil.example", "", "[::2]:1"])
-def test_a_name_that_is_not_of_this_machine_is_refused_though_the_cookie_is_right(visit, host):
-    assert visit.get("/0/checkpoints", headers={"host": host}).status_code == 400
+REFUSED = ["evil.example", "evil.example:1", "127.0.0.1.evil.example", "", "[::2]:1"]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST"])
-def test_the_names_of_this_machine_are_let_in(visit, host):
-    assert visit.get("/0/checkpoints", headers={"host": host}).status_code == 200
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [*((host, 400) for host in REFUSED), ("127.0.0.1", 200), ("localhost:1", 200), ("LOCALHOST", 200)],
+)
+def test_only_a_name_of_this_machine_is_let_in_whatever_the_cookie(visit, host, status):
+    assert visit.get("/0/checkpoints", headers={"host": host}).status_code == status
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import http.client
 import threading
-import time
 from contextlib import contextmanager
 from urllib.parse import urlencode, urlsplit
 
@@ -10,14 +9,31 @@ import pytest
 
 from arrowstate.ui.serving import open_page
 from arrowstate.ui.site import Limits
+from arrowstate.ui.work import Queries
+from stores import until
 
 ENDLESS = "select count(*) + {number} from range(1000000000000) where hash(range) = {number}"
+
+
+BEGAN = []
+"""Of each query that began, the page that asked for it."""
 
 
 @pytest.fixture(scope="module")
 def served(clicks):
     """A page that is served, and what asks it."""
-    with open_page([clicks], limits=Limits(sql_seconds=30, page_seconds=1)).start() as page:
+    begin = Queries._begin
+
+    def noted(queries, stop, page):
+        has_begun = begin(queries, stop, page)
+        BEGAN.extend([page] * has_begun)
+        return has_begun
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_page([clicks], limits=Limits(sql_seconds=30, page_seconds=1)).start() as page,
+    ):
+        patch.setattr(Queries, "_begin", noted)
         yield page
 
 
@@ -40,16 +56,15 @@ def status(page, path, /, **form):
 
 def until_free(page):
     """Wait until a query runs at once again."""
-    end = time.monotonic() + 20
-    while status(page, "run.json", q="select 1")[0] != 200:
-        assert time.monotonic() < end
+    until(lambda: status(page, "run.json", q="select 1")[0] == 200)
 
 
 @pytest.mark.parametrize("path", ["run", "run.json", "run.csv", "run.parquet"])
 def test_queries_whose_askers_have_gone_end_and_the_pages_stand(served, path):
     for number in range(6):
+        before = len(BEGAN)
         with asked(served, path, q=ENDLESS.format(number=number)):
-            time.sleep(0.02)
+            until(lambda before=before: len(BEGAN) > before)
 
     assert status(served, "checkpoints")[0] == 200
     until_free(served)
@@ -84,7 +99,7 @@ def test_a_page_that_asks_anew_stops_what_it_asked_before(served, path):
     form = {"q": ENDLESS.format(number=1), "page": f"own-{path}"}
     first = threading.Thread(target=lambda: answers.append(status(served, path, **form)), daemon=True)
     first.start()
-    time.sleep(0.3)
+    until(lambda: form["page"] in BEGAN)
 
     second = status(served, "run.json", q="select 42 as a", page=f"own-{path}")
     first.join(20)

@@ -15,14 +15,15 @@ from arrowstate.files.references import ReferenceReader
 from arrowstate.log.boundary import boundaries, read_boundary
 from arrowstate.log.leases import held_while_read
 from arrowstate.storage import clear_memory_storage
-from arrowstate.testing.faults import VERBS
+from arrowstate.testing.faults import VERBS, Fault, FaultyStorage
 from arrowstate.upkeep.collection import apply_collection
+from storages import Crash, Hooked, refusing
+from stores import OFFSETS
 
 ROWS = 3000
 """Enough for a data file; fewer would stand in the manifest."""
 URL = "memory://beside-collections"
 COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")
-OFFSETS = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
 
 
 def step(writer, start, more_states=0):
@@ -198,27 +199,12 @@ def test_a_checkpoint_that_was_collected_cannot_be_held():
         pytest.fail("it is gone")
 
 
-class ReadOnly:
-    """A storage that may be read and not written to."""
-
-    def __init__(self, storage):
-        self._storage = storage
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def put_if_absent(self, path, *_):
-        raise arrowstate.StorageError(path, "Permission denied", self._storage.url)
-
-    def delete(self, path):
-        raise arrowstate.StorageError(path, "Permission denied", self._storage.url)
-
-
 def test_a_store_that_cannot_be_written_to_is_read_without_a_lease_and_with_a_warning():
     store = make()
-    unwritable = arrowstate.StateStore(ReadOnly(store.storage), store.store_id)
+    read_only = refusing(store.storage, "put_if_absent", "delete")
+    unwritable = arrowstate.StateStore(read_only, store.store_id)
 
-    with pytest.warns(RuntimeWarning, match="no lease holds checkpoint 2 .*Permission denied"):
+    with pytest.warns(RuntimeWarning, match="no lease holds checkpoint 2 .*the request was lost"):
         saved = unwritable.savepoint(f"{URL}/saved")
 
     assert saved.verify(deep=True).ok
@@ -227,14 +213,10 @@ def test_a_store_that_cannot_be_written_to_is_read_without_a_lease_and_with_a_wa
 def test_a_lease_that_cannot_be_released_hides_no_error():
     store = make()
 
-    class Undeletable(ReadOnly):
-        def __getattribute__(self, name):
-            return super().__getattribute__(name) if name != "put_if_absent" else self._storage.put_if_absent
-
     with (
-        pytest.warns(RuntimeWarning, match="could not be released, and ends by itself: .*Permission denied"),
+        pytest.warns(RuntimeWarning, match="could not be released, and ends by itself: .*the request was lost"),
         pytest.raises(ZeroDivisionError),
-        reading(Undeletable(store.storage), store.latest().entry),
+        reading(refusing(store.storage, "delete"), store.latest().entry),
     ):
         raise ZeroDivisionError
 
@@ -410,32 +392,10 @@ def in_doubt(more_states=0):
     raise AssertionError("there is such a moment")
 
 
-class Before:
-    """A storage where something happens once, before a call for a path that begins so."""
-
-    def __init__(self, storage, name, prefix, act):
-        self._storage = storage
-        self._when = (name, prefix)
-        self._act = act
-
-    def __getattr__(self, name):
-        real = getattr(self._storage, name)
-        if name != self._when[0]:
-            return real
-
-        def call(path, *arguments):
-            if self._act is not None and path.startswith(self._when[1]):
-                act, self._act = self._act, None
-                act()
-            return real(path, *arguments)
-
-        return call
-
-
 def late(meanwhile, more_states):
     """Return a store whose newest entry appeared after something had taken its files, so that nobody was told of it."""
     store = make(tag=None)
-    storage = Before(store.storage, "put_if_absent", "log/00000000000000000005", lambda: meanwhile(store))
+    storage = Hooked(store.storage).act_before("put_if_absent", "log/00000000000000000005", lambda: meanwhile(store))
     writer = CheckpointWriter(storage, store.store_id, clock_ms=lambda: 1000, new_id=lambda: uuid.uuid4().hex)
     with pytest.raises(arrowstate.CommitUnknownError):
         step(writer, 50 * ROWS, more_states)
@@ -456,11 +416,8 @@ def take_before_an_older_plan_is_applied(store):
 
 
 def take_and_die(store):
-    def die():
-        raise KeyboardInterrupt
-
-    with suppress(KeyboardInterrupt):
-        take(store, Before(store.storage, "put_if_absent", "gc/boundary", die))
+    with suppress(Crash):
+        take(store, Hooked(store.storage).act_before("put_if_absent", "gc/boundary", Crash()))
 
 
 def take_and_die_before_another_collection(store):
@@ -487,7 +444,7 @@ def test_what_a_collection_took_is_never_called_damage_whichever_collection_ends
 
 def test_a_reader_beside_the_end_of_the_collection_that_took_its_files_is_told_so():
     store = late(take_and_die, 0)
-    storage = Before(store.storage, "read", "gc/condemned", lambda: store.collect().apply())
+    storage = Hooked(store.storage).act_before("read", "gc/condemned", lambda: store.collect().apply())
 
     with pytest.raises(arrowstate.CollectedError, match="never acknowledged"):
         arrowstate.StateStore(storage, store.store_id).latest().restore("op")
@@ -502,7 +459,7 @@ def test_the_newest_whole_checkpoint_is_looked_for_again_where_newer_ones_were_c
     with pytest.warns(RuntimeWarning, match="never acknowledged"):
         newest = store.latest_whole().entry
     files = sorted(ReferenceReader(store.storage).files(newest.operators))
-    storage = Before(store.storage, "open_buffer", files[0], lambda: others(store))
+    storage = Hooked(store.storage).act_before("open_buffer", files[0], lambda: others(store))
     forget_open_files()
 
     with warnings.catch_warnings():
@@ -513,8 +470,7 @@ def test_the_newest_whole_checkpoint_is_looked_for_again_where_newer_ones_were_c
 def test_a_manifest_that_a_collection_spared_and_that_is_damaged_ends_the_next_one():
     store = make(tag=None)
     plans = []
-    storage = Before(
-        store.storage,
+    storage = Hooked(store.storage).act_before(
         "put_if_absent",
         "log/00000000000000000005",
         lambda: plans.append(store.collect(grace_ms=0, allow_short_grace=True).plan),
@@ -522,11 +478,8 @@ def test_a_manifest_that_a_collection_spared_and_that_is_damaged_ends_the_next_o
     writer = CheckpointWriter(storage, store.store_id, clock_ms=lambda: 1000, new_id=lambda: uuid.uuid4().hex)
     step(writer, 50 * ROWS, more_states=40)
 
-    def die():
-        raise KeyboardInterrupt
-
-    with suppress(KeyboardInterrupt):
-        dying = Before(store.storage, "put_if_absent", "gc/boundary", die)
+    with suppress(Crash):
+        dying = Hooked(store.storage).act_before("put_if_absent", "gc/boundary", Crash())
         apply_collection(dying, plans[0], now_ms=1000, new_id=lambda: uuid.uuid4().hex)
     (manifest,) = store.storage.list("manifests/")
     assert [boundary.condemns for boundary in boundaries(store.storage)] == [True]
@@ -560,23 +513,15 @@ def test_whoever_needs_files_that_were_never_acknowledged_is_told_so_and_leaves_
 def test_a_tag_or_lease_that_cannot_be_confirmed_is_taken_away_again():
     store = make(tag=None)
 
-    class Deaf(ReadOnly):
-        def put_if_absent(self, *arguments):
-            return self._storage.put_if_absent(*arguments)
+    def slow_down(call):
+        is_confirmed = call.path == "gc/" and (store.storage.list("tags/") or store.storage.list("leases/"))
+        return Fault.FAIL_BEFORE if call.verb == "list" and is_confirmed else None
 
-        def delete(self, path):
-            self._storage.delete(path)
+    deaf = arrowstate.StateStore(FaultyStorage(store.storage, slow_down), store.store_id)
 
-        def list(self, prefix):
-            if prefix == "gc/" and (self._storage.list("tags/") or self._storage.list("leases/")):
-                raise arrowstate.StorageError(prefix, "Slow Down", self._storage.url)
-            return self._storage.list(prefix)
-
-    deaf = arrowstate.StateStore(Deaf(store.storage), store.store_id)
-
-    with pytest.raises(arrowstate.StorageError, match="Slow Down"):
+    with pytest.raises(arrowstate.StorageError, match="the request was lost"):
         deaf.tag("t")
-    with pytest.raises(arrowstate.StorageError, match="Slow Down"):
+    with pytest.raises(arrowstate.StorageError, match="the request was lost"):
         deaf.lease()
 
     assert store.storage.list("tags/") + store.storage.list("leases/") == []

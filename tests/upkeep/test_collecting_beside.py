@@ -17,6 +17,7 @@ from arrowstate.store import StateStore
 from arrowstate.upkeep.beside import Collector, collector_of_writer
 from arrowstate.upkeep.retention import DEFAULT_RETENTION
 from benchmarks import retention
+from stores import ids
 
 SCHEMA = pa.schema([("n", pa.int64())])
 HOUR = 3_600_000
@@ -36,10 +37,6 @@ def backend():
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
     backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch([1], [1])
     return backend
-
-
-def ids(store):
-    return [found.checkpoint_id for found in store.checkpoints()]
 
 
 def test_a_coordinator_keeps_the_newest_ten_and_says_once_how_to_keep_more(store, backend, caplog):
@@ -194,7 +191,7 @@ def numbered(first, count):
 )
 def test_a_job_keeps_what_it_is_told(tmp_path, mode, options, most):
     job = Job(tmp_path / "store", options=CheckpointOptions(interval_ms=5), **options)
-    source = job.source(GeneratorSource(numbered, SCHEMA, rows_per_second=20_000), uid="numbers")
+    source = job.source(GeneratorSource(numbered, SCHEMA, rows_per_second=1_000), uid="numbers")
     source.sink(OutputTable("copy"))
 
     with job.start(mode=mode) as running:

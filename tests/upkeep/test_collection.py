@@ -18,7 +18,6 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.writing import RunWriter
 from arrowstate.log.boundary import boundaries, put_boundary, read_boundary
@@ -27,62 +26,17 @@ from arrowstate.log.entries import create_store, path_of
 from arrowstate.log.leases import CheckpointLease
 from arrowstate.log.pins import put_tag, read_pins
 from arrowstate.log.timeline import steps_between
-from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import clear_memory_storage, local, open_storage
 from arrowstate.upkeep import collection, collection_plan
 from arrowstate.upkeep.collection import apply_collection
 from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.planned import Portions
 from arrowstate_formats import documents
+from storages import Crash, Hooked
+from stores import OFFSETS, TOTAL, backend_of, ids, sum_of_totals, totals_from, write
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 NEWEST = arrowstate.RetentionPolicy(count=1)
 GRACE = 1000
-
-
-class Crash(Exception):
-    """What a process meets that dies."""
-
-
-class Hooked:
-    """A storage that lets others act before or after chosen calls, or dies at one."""
-
-    def __init__(self, storage):
-        self.storage = storage
-        self.before = []
-        self.after = []
-        self.calls = []
-        self.crash_at = None
-
-    def __getattr__(self, name):
-        value = getattr(self.storage, name)
-        if not callable(value):
-            return value
-
-        def call(*arguments, **options):
-            if self.crash_at is not None and len(self.calls) >= self.crash_at:
-                raise Crash
-            path = arguments[0] if arguments else ""
-            self.calls.append((name, path))
-            self._run(self.before, name, path)
-            result = value(*arguments, **options)
-            self._run(self.after, name, path)
-            return result
-
-        return call
-
-    @staticmethod
-    def _run(hooks, name, path):
-        for hook in [hook for hook in hooks if hook[0] == name and path.startswith(hook[1])]:
-            if hook in hooks:
-                hooks.remove(hook)
-                hook[2]()
-
-    def act_before(self, verb, prefix, act):
-        self.before.append((verb, prefix, act))
-
-    def act_after(self, verb, prefix, act):
-        self.after.append((verb, prefix, act))
 
 
 class World:
@@ -127,20 +81,7 @@ class World:
         }  # fmt: skip
 
     def checkpoint(self, writer, start):
-        return writer.checkpoint({"op": [backend_of(start)]})
-
-
-def backend_of(start, count=3000):
-    """A state whose run is large enough for a file of its own; `start` tells it from others."""
-    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    backend.state(TOTAL).add_batch(pa.array(range(count)), pa.array(range(start, start + count)))
-    return backend
-
-
-def total(snapshot):
-    forget_open_files()
-    forget_checkpoints()
-    return pa.compute.sum(snapshot.to_arrow("op.total")["total"]).as_py()
+        return writer.checkpoint({"op": [totals_from(start)]})
 
 
 def expected(start, count=3000):
@@ -196,8 +137,8 @@ def test_what_only_dropped_checkpoints_need_is_deleted_and_nothing_else(filled):
 
     report = filled.collect(arrowstate.RetentionPolicy(count=2))
 
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [2, 3]
-    assert [total(snapshot) for snapshot in filled.store.checkpoints()] == [expected(300), expected(400)]
+    assert ids(filled.store) == [2, 3]
+    assert [sum_of_totals(snapshot) for snapshot in filled.store.checkpoints()] == [expected(300), expected(400)]
     assert filled.files("data/", "manifests/") == filled.referenced() < before
     assert filled.files("log/") == {path_of(3), path_of(4)}
     assert report.spared == ()
@@ -226,7 +167,7 @@ def test_a_plan_changes_nothing_and_says_why_and_how_much(filled):
 
 
 def test_files_that_a_kept_checkpoint_shares_with_a_dropped_one_stay(world):
-    backend = backend_of(0)
+    backend = totals_from()
     with world.store.writer() as writer:
         for _ in range(3):
             backend.state(TOTAL).add_batch(pa.array([1]), pa.array([7]))
@@ -234,7 +175,7 @@ def test_files_that_a_kept_checkpoint_shares_with_a_dropped_one_stay(world):
 
     world.collect()
 
-    assert total(world.store.latest()) == expected(0) + 21
+    assert sum_of_totals(world.store.latest()) == expected(0) + 21
 
 
 def test_collecting_again_changes_nothing(filled):
@@ -271,7 +212,7 @@ def test_a_plan_that_is_applied_twice_does_no_harm(filled):
     for _ in range(2):
         apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
 
-    assert total(filled.store.latest()) == expected(400)
+    assert sum_of_totals(filled.store.latest()) == expected(400)
     assert len(filled.files("gc/")) == 1
 
 
@@ -294,9 +235,7 @@ def test_data_goes_before_manifests_and_these_before_log_entries_oldest_first(wo
 def test_directories_and_deletion_vectors_go_with_their_run_and_not_before(world, monkeypatch):
     monkeypatch.setattr("arrowstate.files.writing.RunWriter", functools.partial(RunWriter, inline_bytes=100))
     monkeypatch.setattr("arrowstate.files.writing._DIRECTORY_ROWS", 100)
-    backend = arrowstate.KeyedStateBackend(
-        key=pa.schema([("k", pa.int64())]), max_parallelism=128, merge_policy=arrowstate.MergePolicy(max_dead_share=1.0)
-    )
+    backend = backend_of(merge_policy=arrowstate.MergePolicy(max_dead_share=1.0))
     backend.state(TOTAL).add_batch(pa.array(range(3000)), pa.array(range(3000)))
     writer = world.store.writer()
     for _ in range(2):
@@ -316,12 +255,11 @@ def test_directories_and_deletion_vectors_go_with_their_run_and_not_before(world
 
 
 def test_operator_state_files_are_roots(world):
-    offsets = arrowstate.OperatorListStateDescriptor("offsets", pa.int64())
     backend = arrowstate.OperatorStateBackend()
-    backend.state(offsets).update(list(range(5000)))
+    backend.state(OFFSETS).update(list(range(5000)))
     with world.store.writer() as writer:
         for _ in range(2):
-            writer.checkpoint({"op": [backend_of(1)]}, operator_states={"op": [backend]})
+            writer.checkpoint({"op": [totals_from(1)]}, operator_states={"op": [backend]})
 
     world.collect_orphans()
 
@@ -332,14 +270,14 @@ def test_operator_state_files_are_roots(world):
 def test_a_tag_keeps_its_checkpoint_until_it_is_removed(filled):
     filled.store.tag("gold", 1)
     filled.collect()
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [1, 3]
-    assert total(filled.store.snapshot(1)) == expected(200)
+    assert ids(filled.store) == [1, 3]
+    assert sum_of_totals(filled.store.snapshot(1)) == expected(200)
     assert filled.store.tags() == {"gold": 1}
 
     filled.store.untag("gold")
     filled.collect()
 
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [3]
+    assert ids(filled.store) == [3]
     assert filled.files("data/") == filled.referenced()
 
 
@@ -380,7 +318,7 @@ def test_a_lease_keeps_its_checkpoint_while_it_is_renewed(filled):
         for _ in range(3):
             filled.now_ms += 499
             filled.collect()
-            assert total(lease.snapshot) == expected(200)
+            assert sum_of_totals(lease.snapshot) == expected(200)
             lease.renew()
             assert len(filled.files("leases/")) == 1
 
@@ -399,7 +337,7 @@ def test_a_lease_that_nobody_renews_ends_and_is_deleted(filled):
         with pytest.raises(arrowstate.CheckpointNotFoundError):
             lease.renew()
         with pytest.raises(arrowstate.CollectedError, match="missing: checkpoint 1 was collected"):
-            total(lease.snapshot)
+            sum_of_totals(lease.snapshot)
         assert filled.files("leases/") == set()
 
 
@@ -460,8 +398,7 @@ def test_a_file_waits_from_when_it_was_seen_though_the_collection_slept_before_i
 
     def sleep():
         filled.now_ms += 59_000
-        with filled.storage.write_file(path) as file:
-            file.write(b"of an attempt")
+        write(filled.storage, path)
 
     hooked.act_before("list", "", sleep)
     store.collect(NEWEST, grace_ms=60_000).apply()
@@ -484,10 +421,6 @@ def following(world, checkpoint, ttl_ms=500):
         yield lease
 
 
-def ids(world):
-    return [snapshot.checkpoint_id for snapshot in world.store.checkpoints()]
-
-
 def test_a_lease_may_hold_all_that_comes_after_its_checkpoint(filled):
     with following(filled, 2) as lease:
         filled.checkpoint(filled.writer, 500)
@@ -496,16 +429,16 @@ def test_a_lease_may_hold_all_that_comes_after_its_checkpoint(filled):
             filled.collect()
             lease.renew()
         assert filled.store.collect(NEWEST).plan.boundary == lease.entry.number
-        kept = ids(filled), [total(snapshot) for snapshot in filled.store.checkpoints()]
+        kept = ids(filled.store), [sum_of_totals(snapshot) for snapshot in filled.store.checkpoints()]
         lease.advance(CommitLog(filled.storage).committed_checkpoint(3))
         filled.collect()
-        moved = ids(filled)
+        moved = ids(filled.store)
         assert len(filled.files("leases/")) == 1
 
     assert kept == ([2, 3, 4], [expected(300), expected(400), expected(500)])
     assert moved == [3, 4]
     filled.collect()
-    assert ids(filled) == [4]
+    assert ids(filled.store) == [4]
     assert filled.files("data/") == filled.referenced()
 
 
@@ -515,7 +448,7 @@ def test_a_lease_of_what_comes_after_ends_as_any_other(filled):
 
         filled.collect()
 
-        assert ids(filled) == [3]
+        assert ids(filled.store) == [3]
         with pytest.raises(arrowstate.CheckpointNotFoundError):
             lease.renew()
         assert filled.files("leases/") == set()
@@ -530,23 +463,25 @@ def test_what_comes_after_a_lease_is_held_though_a_collection_had_planned_withou
 
         # The boundary is above them by now, and they are part of the store for the lease alone.
         assert report.boundary == path_number(filled, 4)
-        assert ids(filled) == [2, 3, 4]
-        assert [total(snapshot) for snapshot in filled.store.checkpoints()] == list(map(expected, (300, 400, 500)))
-        assert total(filled.store.snapshot(3)) == expected(400)
+        assert ids(filled.store) == [2, 3, 4]
+        assert [sum_of_totals(snapshot) for snapshot in filled.store.checkpoints()] == list(
+            map(expected, (300, 400, 500))
+        )
+        assert sum_of_totals(filled.store.snapshot(3)) == expected(400)
         assert [step.checkpoint_id for step in steps_between(CommitLog(filled.storage), 2, None)] == [3, 4]
         assert filled.store.verify(deep=True).problems == []
         held = filled.store.snapshot(3)
         assert CommitLog(filled.storage).holds(held.entry)
         lease.renew()
         filled.collect()
-        assert ids(filled) == [2, 3, 4]
+        assert ids(filled.store) == [2, 3, 4]
         lease.advance(CommitLog(filled.storage).committed_checkpoint(3))
         filled.collect()
-        assert ids(filled) == [3, 4]
+        assert ids(filled.store) == [3, 4]
         assert set(before) > filled.files("data/", "log/")
 
     filled.collect()
-    assert ids(filled) == [4]
+    assert ids(filled.store) == [4]
     assert not CommitLog(filled.storage).holds(held.entry)
     assert filled.files("data/") == filled.referenced()
 
@@ -565,7 +500,7 @@ def test_what_is_made_anew_under_a_number_that_a_lease_held_is_no_checkpoint(fil
         filled.storage.put_if_absent(path_of(3), documents.encode(late), "late")
 
         # The one before it is found by its checksum, which the lease has.
-        assert ids(filled) == [1, 3]
+        assert ids(filled.store) == [1, 3]
         assert not CommitLog(filled.storage).holds(late)
         with pytest.raises(arrowstate.CheckpointNotFoundError):
             filled.store.snapshot(2)
@@ -589,7 +524,7 @@ def test_a_lease_of_what_comes_after_is_refused_where_some_of_it_is_gone(filled)
 
     assert filled.files("leases/") == set()
     filled.collect()
-    assert ids(filled) == [1, 4]
+    assert ids(filled.store) == [1, 4]
 
 
 def test_a_lease_of_one_checkpoint_is_written_as_ever_and_one_of_what_comes_after_needs_a_feature(filled):
@@ -645,8 +580,7 @@ class Late:
 
 def orphan(world, name="orphan"):
     path = f"data/op/total/{name}.arrow"
-    with world.storage.write_file(path) as file:
-        file.write(b"x" * 100)
+    write(world.storage, path, b"x" * 100)
     return path
 
 
@@ -696,7 +630,7 @@ def test_an_unfinished_file_waits_for_the_grace_period_and_is_deleted_then(on_di
     assert report.deleted == (name,)
     assert on_disk.storage.list_unfinished() == []
     assert on_disk.collect().deleted == ()
-    assert total(on_disk.store.latest()) == expected(200)
+    assert sum_of_totals(on_disk.store.latest()) == expected(200)
 
 
 def test_unfinished_files_of_a_store_without_entries_are_deleted_too(on_disk):
@@ -710,7 +644,7 @@ def test_unfinished_files_of_a_store_without_entries_are_deleted_too(on_disk):
 def test_a_checkpoint_whose_unfinished_file_a_collection_deletes_fails_and_the_next_one_is_whole(on_disk):
     on_disk.checkpoint(on_disk.store.writer(), 200)
     writer = on_disk.store.writer()
-    backend = backend_of(300)
+    backend = totals_from(300)
 
     with pytest.MonkeyPatch.context() as patch:
         deleted = []
@@ -727,8 +661,8 @@ def test_a_checkpoint_whose_unfinished_file_a_collection_deletes_fails_and_the_n
         with pytest.raises(arrowstate.StorageError, match="unfinished file is gone"):
             writer.checkpoint({"op": [backend]})
 
-    assert total(on_disk.store.latest()) == expected(200)
-    assert total(writer.checkpoint({"op": [backend]})) == expected(300)
+    assert sum_of_totals(on_disk.store.latest()) == expected(200)
+    assert sum_of_totals(writer.checkpoint({"op": [backend]})) == expected(300)
     assert on_disk.store.verify(deep=True).problems == []
     assert on_disk.storage.list_unfinished() == []
 
@@ -787,7 +721,7 @@ def test_a_checkpoint_that_refers_again_to_files_of_a_plan_saves_them(filled):
     report = apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
 
     assert len(report.spared) == 1
-    assert total(again) == total(filled.store.latest()) == expected(200)
+    assert sum_of_totals(again) == sum_of_totals(filled.store.latest()) == expected(200)
     assert filled.store.verify(deep=True).problems == []
 
 
@@ -805,7 +739,7 @@ def test_a_commit_whose_entry_is_there_when_the_roots_are_read_again_is_acknowle
     again = writer.checkpoint({"op": [backend]})
 
     assert len(reports[0].spared) == 1
-    assert total(again) == expected(200)
+    assert sum_of_totals(again) == expected(200)
 
 
 @at_once
@@ -824,14 +758,14 @@ def test_a_commit_that_finds_its_files_condemned_is_not_acknowledged_though_they
     report = apply_collection(collector, plan, now_ms=filled.now_ms, new_id=filled.new_id)
 
     assert len(report.spared) == 1
-    assert total(filled.store.latest()) == expected(200)
+    assert sum_of_totals(filled.store.latest()) == expected(200)
     assert filled.store.verify(deep=True).problems == []
 
 
 def test_a_commit_whose_files_were_collected_before_its_entry_is_made_commits_nothing(filled):
     store, hooked = filled.process()
     writer = store.writer()
-    backend = backend_of(500)
+    backend = totals_from(500)
     # Uploaded and not committed for longer than the grace period.
     hooked.act_before("list", "gc/", filled.collect_orphans)
 
@@ -839,8 +773,8 @@ def test_a_commit_whose_files_were_collected_before_its_entry_is_made_commits_no
         writer.checkpoint({"op": [backend]})
 
     assert all(path.startswith("data/op/total/") for path in caught.value.paths)
-    assert total(store.latest()) == expected(400)
-    assert total(writer.checkpoint({"op": [backend]})) == expected(500)
+    assert sum_of_totals(store.latest()) == expected(400)
+    assert sum_of_totals(writer.checkpoint({"op": [backend]})) == expected(500)
     assert filled.store.verify(deep=True).problems == []
 
 
@@ -850,28 +784,28 @@ def test_a_commit_whose_files_are_collected_while_its_entry_is_made_is_not_ackno
     hooked.act_before("put_if_absent", "log/", filled.collect_orphans)
 
     with pytest.raises(arrowstate.CommitUnknownError, match="being collected"):
-        writer.checkpoint({"op": [backend_of(500)]})
+        writer.checkpoint({"op": [totals_from(500)]})
 
     with pytest.warns(RuntimeWarning, match=r"checkpoint 4: data/op/total/.* missing"):
         whole = filled.store.latest_whole()
-    assert total(whole) == expected(400)
+    assert sum_of_totals(whole) == expected(400)
 
 
 def test_checkpoints_that_may_be_needed_instead_of_one_that_lost_its_files_are_not_collected(filled):
     store, hooked = filled.process()
     hooked.act_before("put_if_absent", "log/00000000000000000006", filled.collect_orphans)
     with pytest.raises(arrowstate.CommitUnknownError):
-        store.writer().checkpoint({"op": [backend_of(500)]})
+        store.writer().checkpoint({"op": [totals_from(500)]})
 
     with pytest.raises(arrowstate.CollectedError, match="never acknowledged"):
-        total(filled.store.latest())
+        sum_of_totals(filled.store.latest())
     filled.collect()
-    assert total(filled.store.snapshot(3)) == expected(400)
+    assert sum_of_totals(filled.store.snapshot(3)) == expected(400)
 
     with filled.store.writer() as writer:
         filled.checkpoint(writer, 600)
     filled.collect()
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [5]
+    assert ids(filled.store) == [5]
     assert filled.files("data/") == filled.referenced()
 
 
@@ -884,19 +818,19 @@ def test_state_restored_from_a_checkpoint_that_was_collected_since_is_written_an
         filled.writer.checkpoint({"op": [backend]})
     assert filled.store.latest().checkpoint_id == 3
 
-    assert total(filled.writer.checkpoint({"op": [backend]})) == expected(200) + 1
+    assert sum_of_totals(filled.writer.checkpoint({"op": [backend]})) == expected(200) + 1
     assert filled.store.verify(deep=True).problems == []
 
 
 def test_a_writer_that_keeps_up_is_never_refused(filled):
-    backend = backend_of(0)
+    backend = totals_from()
     for _ in range(6):
         backend.state(TOTAL).add_batch(pa.array(range(3000)), pa.array([1] * 3000))
         filled.writer.checkpoint({"op": [backend]})
         filled.now_ms += GRACE
         filled.collect()
 
-    assert total(filled.store.latest()) == expected(0) + 6 * 3000
+    assert sum_of_totals(filled.store.latest()) == expected(0) + 6 * 3000
     assert filled.files("data/") == filled.referenced()
 
 
@@ -917,13 +851,13 @@ def test_a_writer_that_slept_through_a_collection_of_its_number_is_not_acknowled
     hooked.act_before("put_if_absent", path_of(6), lambda: others_go_on(filled))
 
     with pytest.raises(arrowstate.CommitUnknownError, match="collected past it"):
-        zombie.checkpoint({"op": [backend_of(500)]})
+        zombie.checkpoint({"op": [totals_from(500)]})
 
     assert filled.storage.read("_latest") == b"8"
-    assert total(filled.store.latest()) == expected(700)
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [5]
+    assert sum_of_totals(filled.store.latest()) == expected(700)
+    assert ids(filled.store) == [5]
     with pytest.raises(arrowstate.FencedError) as caught:
-        zombie.checkpoint({"op": [backend_of(500)]})
+        zombie.checkpoint({"op": [totals_from(500)]})
     assert (caught.value.writer_epoch, caught.value.current_epoch) == (2, 3)
     filled.collect()
     assert filled.files("log/") == {path_of(8)}
@@ -944,9 +878,9 @@ def test_a_writer_that_slept_after_its_commit_deletes_nothing_that_others_went_o
 
     hooked.act_after("put_if_absent", path_of(6), others_go_on_from_it)
     with pytest.raises(arrowstate.CommitUnknownError, match="collected past it"):
-        writer.checkpoint({"op": [backend_of(500)]})
+        writer.checkpoint({"op": [totals_from(500)]})
 
-    assert [total(snapshot) for snapshot in filled.store.checkpoints()] == [expected(500)] * 2
+    assert [sum_of_totals(snapshot) for snapshot in filled.store.checkpoints()] == [expected(500)] * 2
     assert filled.store.verify(deep=True).problems == []
 
 
@@ -957,7 +891,7 @@ def test_a_writer_that_slept_while_it_opened_takes_a_fence_above_the_others(fill
     writer = store.writer()
 
     assert writer.epoch == 3
-    assert total(filled.checkpoint(writer, 800)) == expected(800)
+    assert sum_of_totals(filled.checkpoint(writer, 800)) == expected(800)
 
 
 def test_the_files_of_a_slow_collection_cannot_be_committed_until_they_are_gone(filled):
@@ -975,7 +909,7 @@ def test_the_files_of_a_slow_collection_cannot_be_committed_until_they_are_gone(
             late.go_on()
         # Another collection finds the entry that was not acknowledged, spares its files, and keeps the statement.
         filled.collect()
-        assert total(filled.store.latest()) == expected(200)
+        assert sum_of_totals(filled.store.latest()) == expected(200)
         # The next writer restores from it; what it commits would lose its files when the sleeper goes on.
         with filled.store.writer() as following:
             restored = filled.store.latest().restore("op")
@@ -990,7 +924,7 @@ def test_the_files_of_a_slow_collection_cannot_be_committed_until_they_are_gone(
     apply_collection(sleeper, plan, now_ms=filled.now_ms, new_id=filled.new_id)
 
     assert sleeping
-    assert total(acknowledged[0]) == expected(200)
+    assert sum_of_totals(acknowledged[0]) == expected(200)
     assert filled.store.snapshot(acknowledged[0].checkpoint_id).verify(deep=True).ok
     filled.collect()
     filled.collect()
@@ -1025,7 +959,7 @@ def test_an_acknowledged_checkpoint_does_not_go_for_one_that_may_lose_its_files(
 
     with pytest.warns(RuntimeWarning, match="checkpoint 4: .*missing"):
         assert filled.store.latest_whole().checkpoint_id == 3
-    assert total(filled.store.snapshot(3)) == expected(400)
+    assert sum_of_totals(filled.store.snapshot(3)) == expected(400)
 
 
 @at_once
@@ -1037,7 +971,7 @@ def test_an_acknowledged_checkpoint_does_not_go_for_one_that_loses_its_files_whi
 
     filled.collect(storage=collector)
 
-    assert total(filled.store.snapshot(3)) == expected(400)
+    assert sum_of_totals(filled.store.snapshot(3)) == expected(400)
 
 
 def test_what_is_restored_from_a_checkpoint_that_loses_its_files_is_not_committed_without_them(filled):
@@ -1052,7 +986,7 @@ def test_what_is_restored_from_a_checkpoint_that_loses_its_files_is_not_committe
 
     with pytest.raises(arrowstate.CollectedError):
         writer.checkpoint({"op": [backend]})
-    assert total(writer.checkpoint({"op": [backend]})) == expected(200)
+    assert sum_of_totals(writer.checkpoint({"op": [backend]})) == expected(200)
 
 
 @at_once
@@ -1063,10 +997,7 @@ def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(fi
     filled.writer.checkpoint({"op": [backend]})
     _, dying = filled.process()
 
-    def die():
-        raise Crash
-
-    dying.act_before("delete", "data/", die)
+    dying.act_before("delete", "data/", Crash())
     with suppress(Crash):
         apply_collection(dying, plan, now_ms=filled.now_ms, new_id=filled.new_id)
     filled.collect()
@@ -1078,8 +1009,8 @@ def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(fi
     for _ in range(2):
         filled.collect()
 
-    assert total(again) == expected(200)
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [5]
+    assert sum_of_totals(again) == expected(200)
+    assert ids(filled.store) == [5]
     assert [boundary.condemns for boundary in boundaries(filled.storage)] == [False]
     assert filled.files("data/") == filled.referenced()
 
@@ -1087,10 +1018,10 @@ def test_what_a_dead_collection_spared_is_written_anew_and_its_statement_goes(fi
 def test_files_that_a_dead_collection_took_for_orphans_are_all_written_anew(world, monkeypatch):
     monkeypatch.setattr("arrowstate.files.writing.INLINE_BYTES", 100)
     offsets = arrowstate.OperatorStateBackend()
-    offsets.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).update(list(range(5000)))
+    offsets.state(OFFSETS).update(list(range(5000)))
     store, hooked = world.process()
     writer = store.writer()
-    backend = backend_of(0)
+    backend = totals_from()
     plans = []
 
     def plan():
@@ -1100,11 +1031,7 @@ def test_files_that_a_dead_collection_took_for_orphans_are_all_written_anew(worl
     hooked.act_before("put_if_absent", "log/", plan)
     writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
     _, dying = world.process()
-
-    def die():
-        raise Crash
-
-    dying.act_before("put_if_absent", "gc/boundary", die)
+    dying.act_before("put_if_absent", "gc/boundary", Crash())
     with suppress(Crash):
         apply_collection(dying, plans[0], now_ms=world.now_ms, new_id=world.new_id)
     assert [boundary.condemns for boundary in boundaries(world.storage)] == [True]
@@ -1117,13 +1044,13 @@ def test_files_that_a_dead_collection_took_for_orphans_are_all_written_anew(worl
     again = writer.checkpoint({"op": [backend]}, operator_states={"op": [offsets]})
 
     assert condemned.isdisjoint(ReferenceReader(world.storage).files(again.entry.operators))
-    assert total(again) == expected(0)
+    assert sum_of_totals(again) == expected(0)
 
 
 def test_a_condemned_manifest_is_not_referred_to_again_though_nothing_in_it_changed(world, monkeypatch):
     monkeypatch.setattr("arrowstate.files.writing.INLINE_BYTES", 100)
     writer = world.store.writer()
-    backend = backend_of(0)
+    backend = totals_from()
     writer.checkpoint({"op": [backend]})
     (manifest,) = world.files("manifests/")
     statement = documents.BoundaryDocument(
@@ -1141,15 +1068,12 @@ def test_a_condemned_manifest_is_not_referred_to_again_though_nothing_in_it_chan
 def test_a_commit_after_which_collections_cannot_be_looked_up_is_unknown_and_keeps_its_files(filled):
     store, hooked = filled.process()
     writer = store.writer()
-
-    def fail():
-        raise arrowstate.StorageError("gc/", "timeout")
-
-    hooked.act_after("put_if_absent", "log/", lambda: hooked.act_before("list", "gc/", fail))
+    timeout = arrowstate.StorageError("gc/", "timeout")
+    hooked.act_after("put_if_absent", "log/", lambda: hooked.act_before("list", "gc/", timeout))
     with pytest.raises(arrowstate.CommitUnknownError, match="timeout"):
-        writer.checkpoint({"op": [backend_of(500)]})
+        writer.checkpoint({"op": [totals_from(500)]})
 
-    assert total(filled.store.latest()) == expected(500)
+    assert sum_of_totals(filled.store.latest()) == expected(500)
 
 
 def test_two_collections_at_once_delete_what_one_would_and_leave_one_boundary(filled):
@@ -1158,7 +1082,7 @@ def test_two_collections_at_once_delete_what_one_would_and_leave_one_boundary(fi
 
     filled.collect(arrowstate.RetentionPolicy(count=2), storage=first)
 
-    assert [snapshot.checkpoint_id for snapshot in filled.store.checkpoints()] == [3]
+    assert ids(filled.store) == [3]
     filled.collect()
     assert len(filled.files("gc/")) == 1
     assert CommitLog(filled.storage).boundary() == 4
@@ -1185,7 +1109,7 @@ def test_a_tag_between_plan_and_application_saves_its_checkpoint(filled):
     report = apply_collection(filled.storage, plan, now_ms=filled.now_ms, new_id=filled.new_id)
 
     assert path_of(2) in report.spared
-    assert total(filled.store.snapshot(1)) == expected(200)
+    assert sum_of_totals(filled.store.snapshot(1)) == expected(200)
     assert path_of(3) in report.deleted
 
 
@@ -1248,11 +1172,11 @@ def test_a_collection_that_dies_at_any_call_harms_nothing_and_the_next_one_ends_
         except Crash:
             died = True
 
-        assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] in ([1, 2, 3, 4], [1, 3, 4], [1, 4])
-        assert total(world.store.snapshot(1)) == expected(100)
-        assert total(world.store.latest()) == expected(400)
+        assert ids(world.store) in ([1, 2, 3, 4], [1, 3, 4], [1, 4])
+        assert sum_of_totals(world.store.snapshot(1)) == expected(100)
+        assert sum_of_totals(world.store.latest()) == expected(400)
         world.collect()
-        assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [1, 4]
+        assert ids(world.store) == [1, 4]
         assert world.store.verify().problems == []
         assert world.files("data/", "manifests/") == world.referenced()
         assert len(world.files("gc/")) == 1
@@ -1261,33 +1185,27 @@ def test_a_collection_that_dies_at_any_call_harms_nothing_and_the_next_one_ends_
     assert crash_at > 20
 
 
-def damaged_root(world, path):
-    def damage():
-        data = bytearray(world.storage.read(path))
-        data[len(data) // 2] ^= 1
-        world.storage.delete(path)
-        with world.storage.write_file(path) as file:
-            file.write(bytes(data))
-
-    return damage
+def flipped(data):
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
 
 
-def put(world, path, data=b"{}"):
+def newer(data):
+    return data.replace(b'"format_version": 1', b'"format_version": 3')
+
+
+def changed(world, path, change):
+    """Another process makes a file anew, with what `change` makes of its bytes."""
+
     def act():
-        with world.storage.write_file(path) as file:
-            file.write(data)
+        data = change(world.storage.read(path))
+        world.storage.delete(path)
+        write(world.storage, path, data)
 
     return act
 
 
-def newer(world, path):
-    def act():
-        data = world.storage.read(path).replace(b'"format_version": 1', b'"format_version": 3')
-        world.storage.delete(path)
-        with world.storage.write_file(path) as file:
-            file.write(data)
-
-    return act
+def put(world, path):
+    return lambda: write(world.storage, path, b"{}")
 
 
 BOTH = ("plan", "application")
@@ -1335,20 +1253,20 @@ def test_what_cannot_be_read_or_is_unknown_ends_the_collection(world, monkeypatc
     act = {
         "a data file of a root is gone": lambda: world.storage.delete(data),
         "a manifest of a root is gone": lambda: world.storage.delete(manifest),
-        "a manifest of a root is damaged": damaged_root(world, manifest),
-        "a log entry is damaged": damaged_root(world, path_of(5)),
-        "a log entry is of a newer version": newer(world, path_of(4)),
+        "a manifest of a root is damaged": changed(world, manifest, flipped),
+        "a log entry is damaged": changed(world, path_of(5), flipped),
+        "a log entry is of a newer version": changed(world, path_of(4), newer),
         "a log entry is gone": lambda: world.storage.delete(path_of(5 if plan is None else 6)),
         "the first entry of the log is gone": lambda: world.storage.delete(path_of(4)),
-        "a tag is damaged": damaged_root(world, "tags/gold.json"),
-        "a tag is of a newer version": newer(world, "tags/gold.json"),
+        "a tag is damaged": changed(world, "tags/gold.json", flipped),
+        "a tag is of a newer version": changed(world, "tags/gold.json", newer),
         "a tagged checkpoint is gone": lambda: world.storage.delete(path_of(2)),
         "a file among the tags is no tag": put(world, "tags/notes.txt"),
         "a file among the leases is no lease": put(world, "leases/x.json"),
-        "a boundary is damaged": damaged_root(world, boundary),
+        "a boundary is damaged": changed(world, boundary, flipped),
         "an unknown file in gc": put(world, "gc/rules.json"),
         "an unknown folder": put(world, "branches/main.json"),
-        "the store is of a newer version": newer(world, "arrowstate.json"),
+        "the store is of a newer version": changed(world, "arrowstate.json", newer),
     }[what]
     policy = arrowstate.RetentionPolicy(count=2)
     plan = None
@@ -1393,7 +1311,7 @@ def test_what_nobody_knows_is_named_and_never_deleted(filled, caplog):
     assert "8 files are of no kind that is known, and are left alone; README.md is one" in caplog.text
     assert {*strange, *savepoint} <= filled.files()
     place = f"{filled.storage.url}/savepoints/kept"
-    assert total(arrowstate.StateStore(open_storage(place), "x").latest()) == expected(200)
+    assert sum_of_totals(arrowstate.StateStore(open_storage(place), "x").latest()) == expected(200)
 
 
 def test_a_store_that_began_as_a_savepoint_keeps_it(filled):
@@ -1409,7 +1327,7 @@ def test_a_store_that_began_as_a_savepoint_keeps_it(filled):
     world.collect()
 
     assert [snapshot.entry.kind for snapshot in world.store.checkpoints()] == ["savepoint", "checkpoint"]
-    assert total(world.store.snapshot(1)) == expected(200)
+    assert sum_of_totals(world.store.snapshot(1)) == expected(200)
     assert world.files("data/") == world.referenced()
 
 
@@ -1436,10 +1354,7 @@ def test_a_statement_that_is_out_stays_until_none_of_its_files_is_there(filled):
     _, hooked = filled.process()
     plan = plan_collection(hooked, NEWEST, now_ms=filled.now_ms, grace_ms=GRACE)
 
-    def die():
-        raise Crash
-
-    hooked.act_before("delete", "data/", die)
+    hooked.act_before("delete", "data/", Crash())
     with suppress(Crash):
         apply_collection(hooked, plan, now_ms=filled.now_ms, new_id=filled.new_id)
     (statement,) = boundaries(filled.storage)

@@ -9,14 +9,16 @@ import pytest
 import arrowstate
 from arrowstate.files.disposal import dispose
 from arrowstate.storage import open_storage
-from stores import OFFSETS, commit, copied, files
+from arrowstate.testing.faults import Crashed, Fault
+from storages import failing_once
+from stores import OFFSETS, backend_of, commit, copied, files, totals_from
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     """A store with one checkpoint of so many states that the manifest is a file, and a savepoint of it."""
     store = arrowstate.open_store(tmp_path_factory.mktemp("dispose") / "store", create=True)
-    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    backend = backend_of()
     for number in range(40):
         backend.state(arrowstate.ReducingStateDescriptor(f"total{number}", pa.int64(), reduce="sum")).add_batch(
             [1, 2], [1, 2]
@@ -62,30 +64,14 @@ def test_a_savepoint_of_any_format_goes_as_a_whole(store, tmp_path, format):
     assert store.savepoint(tmp_path / "other").to_arrow("op.total0").num_rows == 2
 
 
-class Dying:
-    """A storage of a process that dies at its n-th deletion."""
-
-    def __init__(self, storage, number):
-        self._storage = storage
-        self._left = number
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def delete(self, path):
-        self._left -= 1
-        if self._left == 0:
-            raise KeyboardInterrupt
-        self._storage.delete(path)
-
-
 def test_a_disposal_that_dies_at_any_file_leaves_no_store_and_is_finished_by_the_next(place, tmp_path):
     before = files(place)
 
     for number in range(1, len(before) + 1):
         folder = shutil.copytree(place, tmp_path / "again")
-        with pytest.raises(KeyboardInterrupt):
-            dispose(Dying(open_storage(folder), number), now_ms=0)
+        dying = failing_once(open_storage(folder), number, "delete", fault=Fault.CRASH_BEFORE)
+        with pytest.raises(Crashed):
+            dispose(dying, now_ms=0)
         left = files(folder)
         assert len(left) == len(before) - number + 1
         if number == 1:
@@ -133,8 +119,7 @@ def opened_for_writing(place):
 
 
 def collected_to_one_entry(place):
-    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
-    commit(arrowstate.open_store(place), {"op": [backend]}, allow_dropped_state=True)
+    commit(arrowstate.open_store(place), {"op": [backend_of()]}, allow_dropped_state=True)
     arrowstate.open_store(place).collect(arrowstate.RetentionPolicy(count=1)).apply()
 
 
@@ -239,11 +224,7 @@ def test_a_savepoint_that_lacks_files_can_still_be_disposed_of(place):
 @pytest.mark.parametrize("where", ["by name", "by path"])
 def test_no_empty_folder_is_left_of_a_savepoint(tmp_path, is_claimed, where):
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
-    backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch(
-        range(3000), [1] * 3000
-    )
-    commit(store, {"op": [backend]})
+    commit(store, {"op": [totals_from()]})
     savepoint = store.savepoint("saved" if where == "by name" else tmp_path / "saved")
 
     if is_claimed:
@@ -262,8 +243,7 @@ def test_no_empty_folder_is_left_of_a_savepoint(tmp_path, is_claimed, where):
 
 def test_a_disposal_leaves_the_folder_where_something_came_meanwhile(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
-    commit(store, {"op": [backend]})
+    commit(store, {"op": [backend_of()]})
     saved = Path(store.savepoint("saved").storage.url)
     store.savepoint("other")
     (saved / ".hidden").write_text("somebody's")

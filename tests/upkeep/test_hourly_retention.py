@@ -4,7 +4,6 @@ import itertools
 import random
 import uuid
 
-import pyarrow as pa
 import pytest
 
 import arrowstate
@@ -18,6 +17,7 @@ from arrowstate.upkeep.collection import apply_collection
 from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.planned import Portions
 from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
+from stores import TOTAL, backend_of
 
 HOUR = 3_600_000
 MINUTE = 60_000
@@ -40,11 +40,15 @@ class Kept:
         self.committed = {}
 
     def checkpoint(self):
-        backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+        backend = backend_of(max_parallelism=8)
         number = len(self.committed) + 1
-        total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
-        total.add_batch(range(ROWS), [number] * ROWS)
+        backend.state(TOTAL).add_batch(range(ROWS), [number] * ROWS)
         self.committed[self.writer.checkpoint({"op": [backend]}).checkpoint_id] = self.now_ms
+
+    def checkpoints(self, count, every_ms):
+        for _ in range(count):
+            self.now_ms += every_ms
+            self.checkpoint()
 
     def collect(self, policy, portions=None):
         plan = plan_collection(
@@ -107,9 +111,7 @@ def test_the_default_keeps_ten_and_a_checkpoint_of_each_hour_of_a_day(kept):
 
 
 def test_a_day_without_checkpoints_leaves_the_newest_by_count(kept):
-    for _ in range(5):
-        kept.now_ms += HOUR
-        kept.checkpoint()
+    kept.checkpoints(5, every_ms=HOUR)
     kept.collect(RetentionPolicy(count=2, hours=3))
     kept.now_ms += DAY
 
@@ -121,9 +123,7 @@ def test_a_day_without_checkpoints_leaves_the_newest_by_count(kept):
 
 @pytest.mark.parametrize("portions", [None, Portions(entries=2, files=2)], ids=["at once", "in portions"])
 def test_a_policy_without_hours_drops_what_another_one_kept_by_the_hour(kept, portions):
-    for _ in range(6):
-        kept.now_ms += HOUR
-        kept.checkpoint()
+    kept.checkpoints(6, every_ms=HOUR)
     kept.collect(RetentionPolicy(count=1, hours=6))
     before = kept.ids()
     kept.store.tag("mine", 2)
@@ -135,9 +135,7 @@ def test_a_policy_without_hours_drops_what_another_one_kept_by_the_hour(kept, po
 
 
 def test_a_policy_of_more_hours_keeps_what_is_there_for_longer(kept):
-    for _ in range(6):
-        kept.now_ms += HOUR
-        kept.checkpoint()
+    kept.checkpoints(6, every_ms=HOUR)
     kept.collect(RetentionPolicy(count=1, hours=3))
     kept.collect(RetentionPolicy(count=1, hours=10))
     kept.now_ms += 5 * HOUR
@@ -148,9 +146,7 @@ def test_a_policy_of_more_hours_keeps_what_is_there_for_longer(kept):
 
 
 def test_a_plan_says_why_and_changes_nothing(kept):
-    for _ in range(3):
-        kept.now_ms += HOUR
-        kept.checkpoint()
+    kept.checkpoints(3, every_ms=HOUR)
 
     plan = plan_collection(kept.store.storage, RetentionPolicy(count=1, hours=2), now_ms=kept.now_ms, grace_ms=0)
 
@@ -164,9 +160,7 @@ def test_a_plan_says_why_and_changes_nothing(kept):
 
 
 def test_a_checkpoint_that_is_kept_by_its_hour_is_read_tagged_and_travelled_to(kept):
-    for _ in range(20):
-        kept.now_ms += 30 * MINUTE
-        kept.checkpoint()
+    kept.checkpoints(20, every_ms=30 * MINUTE)
     kept.collect(RetentionPolicy(count=1, hours=24))
 
     kept.store.tag("gold", 3)
@@ -179,9 +173,7 @@ def test_a_checkpoint_that_is_kept_by_its_hour_is_read_tagged_and_travelled_to(k
 
 
 def test_two_collections_at_once_with_other_policies_leave_a_whole_store(kept):
-    for _ in range(8):
-        kept.now_ms += HOUR
-        kept.checkpoint()
+    kept.checkpoints(8, every_ms=HOUR)
     storage = kept.store.storage
     hourly, newest = (
         plan_collection(storage, policy, now_ms=kept.now_ms, grace_ms=0)
@@ -201,9 +193,7 @@ def test_two_collections_at_once_with_other_policies_leave_a_whole_store(kept):
 @pytest.mark.parametrize("fault", [Fault.CRASH_AFTER, Fault.FAIL_AFTER])
 def test_a_collection_that_dies_at_any_call_keeps_the_newest_of_each_hour(kept, fault, portions):
     policy = RetentionPolicy(count=2, hours=4)
-    for _ in range(5):
-        kept.now_ms += 40 * MINUTE
-        kept.checkpoint()
+    kept.checkpoints(5, every_ms=40 * MINUTE)
     whole = kept.store.storage
     done, number = False, 0
 

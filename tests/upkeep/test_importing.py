@@ -1,7 +1,6 @@
 """Importing: a savepoint or a checkpoint of another store becomes the newest of this one, whole or not at all."""
 
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,10 @@ from arrowstate.files.references import ReferenceReader
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import open_storage
+from arrowstate.testing.faults import Fault
 from arrowstate_formats.run_files import checksum
-from stores import KEY, OFFSETS, TOTAL, commit, copied, cut, files, flip, totals
+from storages import Hooked, failing_once, refusing
+from stores import OFFSETS, TOTAL, backend_of, commit, copied, cut, files, flip, totals
 
 SMALL = arrowstate.ValueStateDescriptor("small", pa.string())
 KINDS = {".arrow", ".directory", ".roaring", ".json"}
@@ -27,7 +28,7 @@ KINDS = {".arrow", ".directory", ".roaring", ".json"}
 def pristine(tmp_path_factory):
     """A store whose newest checkpoint has every kind of file, dead rows, slices of shared files, and inline data."""
     store = arrowstate.open_store(tmp_path_factory.mktemp("import") / "source", create=True)
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
+    backend = backend_of()
     with store.writer() as writer:
         backend.state(TOTAL).add_batch(pa.array(range(400_000)), pa.array(np.arange(400_000) % 1000))
         backend.state(SMALL).update_batch(pa.array(range(3)), ["a", "b", "c"])
@@ -54,7 +55,7 @@ def source(pristine, tmp_path):
 def store(tmp_path):
     """A store with a checkpoint of another state."""
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
+    backend = backend_of()
     backend.state(TOTAL).add_batch(pa.array([1]), pa.array([1]))
     commit(store, {"op": [backend]}, properties={"offset": 1})
     return store
@@ -132,7 +133,7 @@ def test_the_fence_before_it_says_where_it_comes_from(store, source):
 
 
 def test_writers_opened_before_an_import_are_fenced(store, source):
-    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
+    backend = backend_of()
     backend.state(TOTAL)
     writer = store.writer()
 
@@ -203,31 +204,13 @@ def test_a_damaged_source_is_refused_with_its_file_and_nothing_is_changed(store,
     assert files(store.url) == before
 
 
-class Failing:
-    """A storage whose n-th new file cannot be written."""
-
-    def __init__(self, storage, number):
-        self._storage = storage
-        self._left = number
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    @contextmanager
-    def write_file(self, path):
-        with self._storage.write_file(path) as file:
-            yield file
-            self._left -= 1
-            if self._left == 0:
-                raise arrowstate.StorageError(path, "no answer")
-
-
 def test_an_import_that_fails_at_any_file_leaves_nothing(store, source):
     before = files(store.url)
 
     for number in range(1, 100):
+        failing = failing_once(store.storage, number, "write_file", fault=Fault.TORN)
         try:
-            imported = arrowstate.StateStore(Failing(store.storage, number), store.store_id).import_savepoint(source)
+            imported = arrowstate.StateStore(failing, store.store_id).import_savepoint(source)
             break
         except arrowstate.StorageError:
             assert files(store.url) == before
@@ -236,31 +219,11 @@ def test_an_import_that_fails_at_any_file_leaves_nothing(store, source):
     assert totals(store.latest()) == EXPECTED
 
 
-class Acting:
-    """A storage that does something before a file of a prefix is created."""
-
-    def __init__(self, storage, prefix, act):
-        self._storage = storage
-        self._prefix = prefix
-        self._act = act
-
-    def __getattr__(self, name):
-        return getattr(self._storage, name)
-
-    def put_if_absent(self, path, data, commit_id):
-        if path.startswith(self._prefix):
-            self._act(path, commit_id)
-        return self._storage.put_if_absent(path, data, commit_id)
-
-
 def test_an_import_that_is_fenced_leaves_only_the_fence(store, source):
     before = set(files(store.url))
     checkpoint = store.latest().entry.number + 2
 
-    def fence(path, commit_id):
-        store.writer()
-
-    storage = Acting(store.storage, f"log/{checkpoint:020d}", fence)
+    storage = Hooked(store.storage).act_before("put_if_absent", f"log/{checkpoint:020d}", store.writer)
     with pytest.raises(arrowstate.FencedError):
         arrowstate.StateStore(storage, store.store_id).import_savepoint(
             source, claim_mode=arrowstate.ClaimMode.NO_CLAIM
@@ -287,10 +250,8 @@ def test_a_claimed_savepoint_stays_if_nobody_can_tell_whether_the_import_was_com
     before = files(tmp_path / "savepoint")
     checkpoint = store.latest().entry.number + 2
 
-    def lose(path, commit_id):
-        raise arrowstate.CommitUnknownError(path, commit_id, "no answer")
-
-    storage = Acting(store.storage, f"log/{checkpoint:020d}", lose)
+    lost = arrowstate.CommitUnknownError("log", "id", "no answer")
+    storage = Hooked(store.storage).act_before("put_if_absent", f"log/{checkpoint:020d}", lost)
     with pytest.raises(arrowstate.CommitUnknownError):
         arrowstate.StateStore(storage, store.store_id).import_savepoint(
             tmp_path / "savepoint", claim_mode=arrowstate.ClaimMode.CLAIM
@@ -302,16 +263,10 @@ def test_a_claimed_savepoint_stays_if_nobody_can_tell_whether_the_import_was_com
 
 def test_a_claimed_savepoint_that_cannot_be_disposed_of_is_a_warning(store, source, tmp_path):
     savepoint = arrowstate.open_store(source).savepoint(tmp_path / "savepoint")
+    stuck = refusing(savepoint.storage, "delete")
 
-    class Stuck:
-        def __getattr__(self, name):
-            return getattr(savepoint.storage, name)
-
-        def delete(self, path):
-            raise arrowstate.StorageError(path, "no answer")
-
-    given = arrowstate.Snapshot(Stuck(), savepoint.store_id, savepoint.entry)
-    with pytest.warns(RuntimeWarning, match=r"dispose_savepoint\('.*savepoint'\).*no answer") as caught:
+    given = arrowstate.Snapshot(stuck, savepoint.store_id, savepoint.entry)
+    with pytest.warns(RuntimeWarning, match=r"dispose_savepoint\('.*savepoint'\).*the request was lost") as caught:
         imported = store.import_savepoint(given, claim_mode=arrowstate.ClaimMode.CLAIM)
 
     assert caught[0].filename == __file__

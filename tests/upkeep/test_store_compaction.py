@@ -19,11 +19,12 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import clear_memory_storage, open_storage
-from stores import KEY, TOTAL
+from storages import Crash, Hooked
+from stores import NOTE, OFFSETS, TOTAL, backend_of, ids
 
 STATES = [
     TOTAL,
-    arrowstate.ValueStateDescriptor("note", pa.string()),
+    NOTE,
     arrowstate.ListStateDescriptor("visits", pa.int64()),
     arrowstate.MapStateDescriptor("cart", pa.string(), pa.int64()),
     arrowstate.AggregatingStateDescriptor("mean", pa.float64(), aggregate="mean"),
@@ -32,38 +33,6 @@ STATES = [
 PATIENT = arrowstate.MergePolicy(fan_in=10_000, max_dead_share=1.0)
 TIGHT = arrowstate.CompactionPolicy(1.05, max_small_files=1, min_bytes=0)
 KEYS = 8000
-
-
-class Crash(Exception):
-    """What a process meets that dies."""
-
-
-class Hooked:
-    """A storage that lets others act before chosen calls, or dies at one."""
-
-    def __init__(self, storage):
-        self.storage = storage
-        self.before = []
-        self.calls = 0
-        self.crash_at = None
-
-    def __getattr__(self, name):
-        value = getattr(self.storage, name)
-        if not callable(value):
-            return value
-
-        def call(*arguments, **options):
-            if self.crash_at is not None and self.calls >= self.crash_at:
-                raise Crash
-            self.calls += 1
-            path = arguments[0] if arguments else ""
-            for hook in [hook for hook in self.before if hook[0] == name and path.startswith(hook[1])]:
-                if hook in self.before:
-                    self.before.remove(hook)
-                    hook[2]()
-            return value(*arguments, **options)
-
-        return call
 
 
 class World:
@@ -78,9 +47,7 @@ class World:
         self.random = np.random.default_rng(1)
         self.total = np.zeros(KEYS, dtype=np.int64)
         self.backends = [
-            arrowstate.KeyedStateBackend(
-                key=KEY,
-                max_parallelism=128,
+            backend_of(
                 key_groups=arrowstate.key_group_range(128, parallelism=parallelism, subtask=n),
                 merge_policy=PATIENT,
                 clock_ms=lambda: self.now_ms,
@@ -119,6 +86,9 @@ class World:
             self.add(np.unique(self.random.integers(0, KEYS, KEYS // 2)), int(self.random.integers(1, 9)))
             snapshot = self.checkpoint(properties={"offset": int(self.total.sum())}, watermark=77)
         return snapshot
+
+    def collect(self, count=1):
+        self.store.collect(arrowstate.RetentionPolicy(count), grace_ms=0, allow_short_grace=True).apply()
 
     def entry(self, number):
         """The snapshot of the log entry of a number, of several that repeat a checkpoint."""
@@ -183,11 +153,9 @@ def test_a_compaction_is_the_newest_checkpoint_once_more(world):
 
 
 def test_every_kind_of_state_reads_the_same_and_so_does_what_is_restored(world):
-    (backend,) = (
-        arrowstate.KeyedStateBackend(key=KEY, max_parallelism=16, merge_policy=PATIENT, clock_ms=lambda: world.now_ms),
-    )
+    backend = backend_of(max_parallelism=16, merge_policy=PATIENT, clock_ms=lambda: world.now_ms)
     offsets = arrowstate.OperatorStateBackend()
-    offsets.state(arrowstate.OperatorListStateDescriptor("offsets", pa.int64())).add_all([1, 2, 3])
+    offsets.state(OFFSETS).add_all([1, 2, 3])
     timers = backend.timers("alarm")
     for turn in range(4):
         keys = list(range(turn * 100, turn * 100 + 300))
@@ -354,7 +322,8 @@ def test_a_crash_at_any_call_leaves_the_store_as_it_was_or_compacted(tmp_path):
         world.churn()
         other, hooked = world.process()
         compaction = other.compact(TIGHT)
-        hooked.calls, hooked.crash_at = 0, crash_at
+        hooked.calls.clear()
+        hooked.crash_at = crash_at
         done = False
         try:
             compaction.apply()
@@ -368,7 +337,7 @@ def test_a_crash_at_any_call_leaves_the_store_as_it_was_or_compacted(tmp_path):
         # What is left over is found, and the lease ends.
         world.now_ms += 24 * 3600 * 1000
         for _ in range(2):
-            world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+            world.collect()
         assert world.orphans() == set()
         assert not world.files("leases/")
         world.add(np.arange(100), 1)
@@ -393,14 +362,14 @@ def test_a_collection_in_the_middle_takes_nothing_that_is_needed(world):
         world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=10_000, allow_short_grace=True).apply()
 
     compaction = other.compact(TIGHT)
-    hooked.before = [("write_file", "data/", collect)]
+    hooked.act_before("write_file", "data/", collect)
     after = compaction.apply()
 
     assert after is not None
     world.check(after)
-    world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+    world.collect()
     world.check()
-    assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [after.checkpoint_id]
+    assert ids(world.store) == [after.checkpoint_id]
 
 
 def test_what_is_merged_is_not_collected_meanwhile(world):
@@ -411,16 +380,16 @@ def test_what_is_merged_is_not_collected_meanwhile(world):
         for backend in world.backends:
             merge_all(backend)
         world.checkpoint()
-        world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+        world.collect()
 
     compaction = other.compact(TIGHT)
     # After the first merge was read, and before the second one is.
-    hooked.before = [("write_file", "data/", let_go_and_collect)]
+    hooked.act_before("write_file", "data/", let_go_and_collect)
     assert compaction.apply() is None
 
     world.check()
-    world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
-    assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [4]
+    world.collect()
+    assert ids(world.store) == [4]
 
 
 def test_a_compaction_whose_files_were_collected_as_garbage_commits_nothing(world):
@@ -428,13 +397,7 @@ def test_a_compaction_whose_files_were_collected_as_garbage_commits_nothing(worl
     other, hooked = world.process()
     compaction = other.compact(TIGHT)
     # The merged runs are written, and nothing refers to them yet.
-    hooked.before = [
-        (
-            "read",
-            "_latest",
-            lambda: world.store.collect(arrowstate.RetentionPolicy(9), grace_ms=0, allow_short_grace=True).apply(),
-        )
-    ]
+    hooked.act_before("read", "_latest", lambda: world.collect(count=9))
 
     with pytest.raises(arrowstate.CollectedError):
         compaction.apply()
@@ -447,7 +410,7 @@ def test_a_compaction_whose_files_were_collected_as_garbage_commits_nothing(worl
 def test_after_a_collection_the_writer_is_told_once_and_writes_its_runs_anew(world):
     world.churn()
     world.store.compact(TIGHT).apply()
-    world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+    world.collect()
     assert [snapshot.entry.kind for snapshot in world.store.checkpoints()] == ["compaction"]
     world.add(np.arange(50), 1)
 
@@ -467,7 +430,7 @@ def test_within_the_grace_period_the_writer_is_not_told_anything(world):
     world.checkpoint()
     world.store.collect(arrowstate.RetentionPolicy(1)).apply()
 
-    assert [snapshot.checkpoint_id for snapshot in world.store.checkpoints()] == [4]
+    assert ids(world.store) == [4]
     world.check()
 
 
@@ -476,13 +439,13 @@ def test_a_writer_a_collector_and_a_compactor_in_processes_of_their_own_lose_not
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "store"), "100"], capture_output=True, text=True, env=environment
+        [sys.executable, str(script), str(tmp_path / "store"), "50"], capture_output=True, text=True, env=environment
     )
 
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
     assert "failed" not in result, ran.stderr
-    assert result["batches"] == 100
+    assert result["batches"] == 50
     assert result["compactions"] > 0
     assert result["deleted"] > 0
 
@@ -498,10 +461,10 @@ def test_a_compaction_that_slept_through_a_collection_does_not_report_success(wo
             world.checkpoint()
         # The lease has ended by then.
         world.now_ms += 24 * 3600 * 1000
-        world.store.collect(arrowstate.RetentionPolicy(1), grace_ms=0, allow_short_grace=True).apply()
+        world.collect()
 
     compaction = other.compact(TIGHT)
-    hooked.before = [("put_if_absent", "log/", others_go_on)]
+    hooked.act_before("put_if_absent", "log/", others_go_on)
     with pytest.raises(arrowstate.CommitUnknownError, match="others have gone on"):
         compaction.apply()
 
@@ -513,12 +476,8 @@ def test_a_storage_that_fails_leaves_nothing(world):
     world.churn()
     before = world.files("data/", "manifests/")
     other, hooked = world.process()
-
-    def fail():
-        raise arrowstate.StorageError("log/5.json", "permission denied")
-
     compaction = other.compact(TIGHT)
-    hooked.before = [("put_if_absent", "log/", fail)]
+    hooked.act_before("put_if_absent", "log/", arrowstate.StorageError("log/5.json", "permission denied"))
     with pytest.raises(arrowstate.StorageError, match="permission denied"):
         compaction.apply()
 
@@ -529,12 +488,9 @@ def test_a_storage_that_fails_leaves_nothing(world):
 def test_an_unknown_outcome_leaves_the_files(world):
     world.churn()
     other, hooked = world.process()
-
-    def lose_the_answer():
-        raise arrowstate.CommitUnknownError("log/5.json", "id", "the connection was lost")
-
     compaction = other.compact(TIGHT)
-    hooked.before = [("put_if_absent", "log/", lose_the_answer)]
+    lost = arrowstate.CommitUnknownError("log/5.json", "id", "the connection was lost")
+    hooked.act_before("put_if_absent", "log/", lost)
     with pytest.raises(arrowstate.CommitUnknownError):
         compaction.apply()
 

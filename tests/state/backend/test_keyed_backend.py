@@ -9,11 +9,6 @@ from stores import USER, commit
 DELAYS = pa.struct([("n", pa.int64()), ("total", pa.int64())])
 
 
-@pytest.fixture
-def backend():
-    return arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
