@@ -6,6 +6,7 @@ from arrowstate.checkpoints.driver import CheckpointCoordinator
 from arrowstate.checkpoints.handles import SubtaskHandle, SubtaskWriter
 from arrowstate.checkpoints.importing import ClaimMode
 from arrowstate.checkpoints.pending import CheckpointProgress, PendingCheckpoint
+from arrowstate.discovery import FoundSnapshot, StateCatalog, attach, discover
 from arrowstate.errors import (
     ArrowStateError,
     CheckpointAbortedError,
@@ -95,6 +96,10 @@ __version__ = "0.1.0.dev0"
 """The version of the package; that of the format on disk is `FORMAT_VERSION`."""
 
 __all__ = [
+    "attach",
+    "discover",
+    "FoundSnapshot",
+    "StateCatalog",
     "SubtaskHandle",
     "SubtaskWriter",
     "MissingFileError",

@@ -16,6 +16,9 @@ from arrowstate.cli.output import (
     say_field,
     time_text,
 )
+from arrowstate.cli.places import catalog_of
+from arrowstate.discovery import StateCatalog
+from arrowstate.errors import ArrowStateError
 from arrowstate.files.reading import find_operator, find_state, subtask_runs
 from arrowstate.files.subtasks import subtasks_of
 from arrowstate.files.validation import Validation
@@ -37,6 +40,8 @@ def open_checkpoint(options: argparse.Namespace, validate: Validation = "checksu
 
 def list_checkpoints(options: argparse.Namespace) -> int:
     """Print the checkpoints of a store, oldest first."""
+    if (catalog := catalog_of(options)) is not None:
+        return _list_found(catalog, as_json=options.json)
     storage = open_store(options.store).storage
     newest_first: list[dict[str, Any]] = []
     with progress_bar("reading checkpoints") as progress:
@@ -62,6 +67,27 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             for item in found
         ],
         drop=["kind", "operators", "bytes"],
+    )
+    return 0
+
+
+def _list_found(catalog: StateCatalog, *, as_json: bool) -> int:
+    """Print what lies below a folder, each with its newest checkpoint."""
+    lines = []
+    for found in catalog.found:
+        line: dict[str, Any] = {"name": found.name, "kind": found.kind, "url": found.url, "checkpoint_id": None}
+        try:
+            line["checkpoint_id"] = catalog.newest(found).checkpoint_id
+        except ArrowStateError as error:
+            line["problem"] = str(error)
+        lines.append(line)
+    if as_json:
+        print_json(lines)
+        return 0
+    print_table(
+        ["name", "kind", "newest checkpoint", "problem"],
+        [(line["name"], line["kind"], line["checkpoint_id"], line.get("problem", "")) for line in lines],
+        drop=["problem"],
     )
     return 0
 

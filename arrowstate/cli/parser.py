@@ -68,13 +68,19 @@ def make_parser(*, as_json: bool = False) -> Parser:
 
 
 def _add_reading(commands: Commands) -> None:
-    listed = _command(commands, "list", "list the checkpoints of a store", "listing.list_checkpoints", checkpoint=False)
+    listed = _command(
+        commands,
+        "list",
+        "list the checkpoints of a store, or what lies below a folder",
+        "listing.list_checkpoints",
+        checkpoint=False,
+    )
     listed.add_argument("--limit", type=_positive, metavar="N", help="only the newest N checkpoints")
 
     shown = _command(commands, "show", "show what a checkpoint holds", "listing.show_checkpoint")
     shown.add_argument("--state", metavar="OPERATOR.STATE", help="show one state: its columns and its runs")
 
-    queried = _command(commands, "sql", "query a checkpoint with DuckDB", "shell.run")
+    queried = _command(commands, "sql", "query a checkpoint with DuckDB, or all stores below a folder", "shell.run")
     _add_query(queried, "a table is called OPERATOR.STATE", "what a pipe brings, or a shell on a terminal")
     queried.add_argument("--expired", action="store_true", help=_EXPIRED)
     queried.add_argument(

@@ -21,11 +21,11 @@ from arrowstate.cli.formats import FORMATS, Format
 from arrowstate.cli.messages import tell_error
 from arrowstate.cli.output import print_table, say
 from arrowstate.cli.running_queries import interruptible
-from arrowstate.cli.shell_names import Names
+from arrowstate.cli.shell_names import CatalogNames, CheckpointNames, Names
 from arrowstate.cli.sql import format_asked, opened, show, statements_of
+from arrowstate.discovery import StateCatalog
 from arrowstate.errors import ArrowStateError, InvalidInputError
-from arrowstate.query.catalog import sql_names
-from arrowstate.query.describe import live_rows
+from arrowstate.store import Snapshot
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -56,7 +56,7 @@ def _run_shell(options: argparse.Namespace) -> int:
     with ExitStack() as held:
         shell = _Shell(options, held)
         session = _session(shell)
-        say(f"checkpoint {shell.names.snapshot.checkpoint_id} of {shell.names.snapshot.storage.url}; .help says more")
+        say(f"{shell.names.title} of {options.store}; .help says more")
         while not shell.has_left:
             try:
                 shell.do(session.prompt("arrowstate> ", prompt_continuation="        ... "))
@@ -88,6 +88,10 @@ def history_path() -> Path:
     return folder / "arrowstate" / "sql_history"
 
 
+def _names_of(queried: Snapshot | StateCatalog) -> Names:
+    return CheckpointNames(queried) if isinstance(queried, Snapshot) else CatalogNames(queried)
+
+
 class _Shell:
     """What the commands of the shell change, and what runs."""
 
@@ -98,7 +102,7 @@ class _Shell:
         self._output: str | None = options.output
         self._timing = True
         self.has_left = False
-        self.names = Names(held.enter_context(opened(options)))
+        self.names = _names_of(held.enter_context(opened(options)))
 
     def do(self, text: str) -> None:
         """Run what was entered; an error is told, and so is that it was interrupted."""
@@ -116,8 +120,8 @@ class _Shell:
 
     def _query(self, query: str) -> None:
         started = time.perf_counter()
-        snapshot, expired = self.names.snapshot, self._options.expired
-        interruptible(partial(show, snapshot, query, self._format, self._output, expired=expired))
+        queried, expired = self.names.queried, self._options.expired
+        interruptible(partial(show, queried, query, self._format, self._output, expired=expired))
         if self._output is not None:
             say(f"the result is in {self._output}")
         if self._timing:
@@ -146,18 +150,7 @@ class _Shell:
         commands[name](*arguments)
 
     def _print_tables(self) -> None:
-        entry = self.names.snapshot.entry
-        known = {
-            (operator.uid, state.name): (state.kind, live_rows(operator, state))
-            for operator in entry.operators
-            for state in operator.states
-        }
-        rows: list[tuple[object, ...]] = [
-            (self.names.of(name), *known.get((name.uid, name.state), ("operator state", None)))
-            for name in sql_names(entry)
-        ]
-        rows += [(name, "of the store", None) for name in self.names.of_store]
-        print_table(["table", "kind", "rows"], rows)
+        print_table(["table", "kind", "rows"], self.names.tables)
 
     def _print_schema(self, table: str | None = None) -> None:
         tables = self.names.states if table is None else [table]
@@ -168,10 +161,10 @@ class _Shell:
         options = argparse.Namespace(**{**vars(self._options), "checkpoint": reference})
         with ExitStack() as held:
             # The one before is let go once the other one is there.
-            self.names = Names(held.enter_context(opened(options)))
+            self.names = _names_of(held.enter_context(opened(options)))
             self._held.close()
             self._held.enter_context(held.pop_all())
-        say(f"checkpoint {self.names.snapshot.checkpoint_id}")
+        say(self.names.title)
 
     def _choose_output(self, format: str, path: str | None = None) -> None:
         if format != "table" and format not in FORMATS:

@@ -9,8 +9,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
 from arrowstate.cli.formats import FORMATS
-from arrowstate.cli.shell_names import FUNCTION_NAMES, Names, keywords
-from arrowstate.log.choosing import tags_of
+from arrowstate.cli.shell_names import Names, keywords
 
 _PIECES = re.compile(r"""'(?:[^']|'')*'?|(?:"(?:[^"]|"")*"?|[\w.])+|.""", re.DOTALL)
 """Texts, names with what stands between their dots, and whatever else."""
@@ -50,7 +49,7 @@ class ShellCompleter(Completer):
         if name == ".schema":
             return [(table, "table") for table in [*names.states, *names.of_store]]
         if name == ".checkpoint":
-            return [(tag, "tag") for tag in sorted(tags_of(names.snapshot.storage))]
+            return [(tag, "tag") for tag in names.tags]
         words = {".output": ("table", *FORMATS), ".timing": ("on", "off")}.get(name, ())
         return [(word, "") for word in words]
 
@@ -58,7 +57,7 @@ class ShellCompleter(Completer):
         names = self._names()
         yield from ((table, "state") for table in names.states)
         yield from ((table, "table") for table in names.of_store)
-        yield from ((function, "function") for function in FUNCTION_NAMES)
+        yield from ((function, "function") for function in names.functions)
         if previous in _TABLE_FOLLOWS:
             return
         # Behind the dot of an alias stands a column too.

@@ -16,8 +16,10 @@ import pyarrow as pa
 from arrowstate.cli.formats import Format, format_of
 from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import print_table, say
+from arrowstate.cli.places import catalog_of
 from arrowstate.cli.results import as_text, new_file, write_binary, write_text
 from arrowstate.cli.running_queries import interruptible
+from arrowstate.discovery import StateCatalog
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.row_text import rows_of
 from arrowstate.store import Snapshot, open_store
@@ -43,8 +45,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def opened(options: argparse.Namespace) -> Iterator[Snapshot]:
-    """Give the checkpoint that the options name, held by a lease if that is asked for."""
+def opened(options: argparse.Namespace) -> Iterator[Snapshot | StateCatalog]:
+    """Give the checkpoint that the options name, held by a lease if that is asked for; or all below a folder."""
+    if (catalog := catalog_of(options)) is not None:
+        yield catalog
+        return
     if not options.lease:
         yield open_checkpoint(options, options.validate)
         return

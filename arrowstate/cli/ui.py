@@ -10,13 +10,16 @@ from contextlib import suppress
 
 from arrowstate.cli.messages import tell_warning
 from arrowstate.cli.output import print_json_line, say
-from arrowstate.store import open_store
+from arrowstate.discovery import discover
+from arrowstate.errors import StoreNotFoundError
+from arrowstate.store import StateStore, open_store
 from arrowstate.ui.serving import LOOPBACK, Page, open_page
 
 
 def show(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    page = open_page([open_store(store) for store in options.stores], host=options.host, port=options.port)
+    stores = [store for place in options.stores for store in _stores_of(place)]
+    page = open_page(stores, host=options.host, port=options.port)
     if options.host not in LOOPBACK:
         tell_warning(
             "UserWarning",
@@ -38,6 +41,17 @@ def show(options: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         page.run()
     return 0
+
+
+def _stores_of(place: str) -> list[StateStore]:
+    """Return the store at a place, or all that lie below it."""
+    try:
+        return [open_store(place)]
+    except StoreNotFoundError:
+        found = [open_store(each.url) for each in discover(place).found if each.kind == "store"]
+        if not found:
+            raise
+        return found
 
 
 def _more_addresses(page: Page) -> None:

@@ -539,6 +539,24 @@ class SnapshotReader:
         """
         return self._database(expired=expired).connect(on_scan, self._seen(expired=expired))
 
+    def attach(
+        self,
+        connection: DuckDBPyConnection,
+        catalog: str,
+        on_scan: Callable[[ScanStatistics], None] | None = None,
+        *,
+        expired: bool = False,
+    ) -> list[SqlName]:
+        """Give a DuckDB connection a database of this name with the views of `duckdb`; see `arrowstate.attach`.
+
+        Returns
+        -------
+        list of SqlName
+            The names of the states, without that of the database.
+        """
+        told = self._scans.append if on_scan is None else on_scan
+        return self._database(expired=expired).attach(connection, catalog, told, self._seen(expired=expired))
+
     @property
     def scans(self) -> tuple[ScanStatistics, ...]:
         """What the last scans by `sql` and `duckdb` read, oldest first: for finding out what a filter spares."""

@@ -127,6 +127,24 @@ def listed_pages(storage: Storage, prefix: str) -> Iterator[list[str]]:
         yield from pages(prefix)
 
 
+def listed_level(storage: Storage, folder: str) -> tuple[list[str], list[str]]:
+    """Return the sorted names of the folders and of the files that stand in a folder, `""` for the top.
+
+    A storage that need not list all that lies below has a method `list_level`. Hidden names are left out.
+    """
+    level = getattr(storage, "list_level", None)
+    if level is not None:
+        return cast("tuple[list[str], list[str]]", level(folder))
+    return level_of(storage, folder)
+
+
+def level_of(storage: Storage, folder: str) -> tuple[list[str], list[str]]:
+    """Return what `listed_level` does, from the list of all files below."""
+    start = f"{folder}/" if folder else ""
+    below = [path.removeprefix(start).partition("/") for path in storage.list(start)]
+    return sorted({name for name, slash, _ in below if slash}), [name for name, slash, _ in below if not slash]
+
+
 def check_commit(data: bytes, commit_id: str) -> None:
     """Refuse a commit whose author could not be told from its file."""
     if not commit_id or commit_id.encode() not in data:

@@ -218,6 +218,17 @@ class LocalStorage:
                         page = []
         yield page
 
+    def list_level(self, folder: str) -> tuple[list[str], list[str]]:  # type: ignore[valid-type]
+        """See `arrowstate.storage.base.listed_level`; links to folders are not followed."""
+        is_folder: dict[str, bool] = {}
+        top = self._inside(self._root / check_prefix(folder), folder)
+        gone = suppress(FileNotFoundError, NotADirectoryError)
+        with storage_errors(folder, self.url), gone, os.scandir(top) as entries:
+            for entry in entries:
+                if not entry.name.startswith(".") and not (entry.is_dir() and entry.is_symlink()):
+                    is_folder[entry.name] = entry.is_dir()
+        return sorted(filter(is_folder.get, is_folder)), sorted(name for name in is_folder if not is_folder[name])
+
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
         with storage_errors(path, self.url):

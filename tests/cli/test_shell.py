@@ -20,7 +20,7 @@ from prompt_toolkit.document import Document
 import arrowstate
 from arrowstate.cli.shell import COMMANDS, history_path, is_complete
 from arrowstate.cli.shell_completion import ShellCompleter
-from arrowstate.cli.shell_names import Names
+from arrowstate.cli.shell_names import CheckpointNames
 
 FOREVER = "select count(*) from range(1000000000) a cross join range(1000000) b where a.range + b.range = 7;"
 SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
@@ -248,7 +248,7 @@ def test_a_text_is_run_when_its_last_statement_ends(text, expected):
     ],
 )
 def test_what_fits_is_offered(store, typed, offered, left_out):
-    names = Names(arrowstate.open_store(store).latest())
+    names = CheckpointNames(arrowstate.open_store(store).latest())
 
     found = {item.text for item in ShellCompleter(lambda: names, COMMANDS).get_completions(Document(typed), None)}
 

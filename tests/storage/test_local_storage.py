@@ -14,6 +14,7 @@ import pytest
 from arrowstate.errors import CommitUnknownError, CorruptDataError, StorageError, StorageFullError
 from arrowstate.storage import Outcome, open_storage
 from arrowstate.storage import local as local_module
+from arrowstate.storage.base import listed_level
 from stores import write
 
 
@@ -430,3 +431,6 @@ def test_pages_of_a_listing_follow_what_a_listing_does(tmp_path, monkeypatch):
         pages = list(storage.list_pages(prefix))
         assert sorted(path for page in pages for path in page) == storage.list(prefix)
         assert max(map(len, pages)) <= 2
+    assert listed_level(storage, "") == (["data"], ["f"])
+    assert listed_level(storage, "data") == (["deep"], ["a", "b", "link"])
+    assert listed_level(storage, "nothing") == listed_level(storage, "f") == ([], [])

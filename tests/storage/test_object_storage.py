@@ -27,6 +27,7 @@ from arrowstate.storage import (
     options_beside,
 )
 from arrowstate.storage import objects as objects_module
+from arrowstate.storage.base import listed_level
 from arrowstate.storage.clients import describe
 from arrowstate.storage.clients import unfinished_uploads as list_uploads
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, HANG, LOSE, REFUSE, faulty_proxy
@@ -507,6 +508,9 @@ def test_pages_of_a_listing_are_what_a_listing_is(remote):
     for prefix in ("", "data/", "data/a/b", "nothing/"):
         pages = remote.storage.list_pages(prefix)
         assert sorted(path for page in pages for path in page) == remote.storage.list(prefix)
+    assert listed_level(remote.storage, "") == (["data", "log"], ["_latest", "first"])
+    assert listed_level(remote.storage, "data") == (["a"], ["c"])
+    assert listed_level(remote.storage, "nothing") == ([], [])
 
 
 def test_many_files_are_deleted_and_of_those_that_are_gone_nothing_is_said(remote):

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from arrowstate.query.duckdb.dataset import ScanStatistics
 
 
+_SEEN = Seen(0, expired=True)
+"""A savepoint does not say how long rows live."""
+
+
 class Queried(Protocol):
     """What has states."""
 
@@ -59,12 +63,17 @@ class Query:
             query,
             params,
             on_scan=on_scan,
-            # A savepoint does not say how long rows live.
-            seen=Seen(0, expired=True),
+            seen=_SEEN,
             names=lambda: self.names,
             checkpoint_id=self._savepoint.checkpoint_id,
             tables=tables,
         )
+
+    def attach(
+        self, connection: duckdb.DuckDBPyConnection, catalog: str, on_scan: Callable[[ScanStatistics], None]
+    ) -> list[SqlName]:
+        """Give a connection a database of this name with a view per state, and return the names of these."""
+        return self._database.attach(connection, catalog, on_scan, _SEEN)
 
 
 def sql_names_of(states: Iterator[FlinkState] | Sequence[FlinkState] | Any) -> list[SqlName]:

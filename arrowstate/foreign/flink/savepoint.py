@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -29,6 +29,9 @@ from arrowstate.foreign.flink.timers import RawTimersSource
 
 if TYPE_CHECKING:
     import duckdb
+
+    from arrowstate.query.catalog import SqlName
+    from arrowstate.query.duckdb.dataset import ScanStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,15 @@ class FlinkSavepoint:
             The result, which is computed when it is fetched.
         """
         return self._query.run(query, params, tables)
+
+    def attach(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        catalog: str,
+        on_scan: Callable[[ScanStatistics], None] | None = None,
+    ) -> list[SqlName]:
+        """Give a DuckDB connection a database of this name with the views of `sql`, and return their names."""
+        return self._query.attach(connection, catalog, on_scan or (lambda _: None))
 
     def to_arrow(self, state: str) -> pa.Table:
         """Return all rows of `operator.state`.

@@ -34,7 +34,7 @@ _ASKS_FOR_NAMES = re.compile(r"\b(show|describe|desc|information_schema|sqlite_|
 
 
 @dataclass(slots=True)
-class _Query:
+class ServedQuery:
     """Whose scans those of a connection are; it must not hold the connection, a circle through C++ is never let go."""
 
     seen: Seen
@@ -44,7 +44,7 @@ class _Query:
 class _OfQuery(Scannable):
     """A source as the query sees it that a connection serves."""
 
-    def __init__(self, source: Source, query: _Query) -> None:
+    def __init__(self, source: Source, query: ServedQuery) -> None:
         super().__init__(source.schema)
         self._source = source
         self._query = query
@@ -59,7 +59,7 @@ class Session:
     """A connection that serves one query at a time; whoever has a result of the query holds it."""
 
     connection: duckdb.DuckDBPyConnection
-    serves: _Query
+    serves: ServedQuery
     idle: deque[Session]
     "Where it goes when nobody holds it any more."
     known: set[SqlName] = field(default_factory=set)
@@ -96,7 +96,7 @@ class Database:
         try:
             session = self._idle.pop()
         except IndexError:
-            session = Session(self._cursor(on_scan, seen), _Query(seen, on_scan), self._idle)
+            session = Session(self._cursor(on_scan, seen), ServedQuery(seen, on_scan), self._idle)
         else:
             session.serves.seen, session.serves.on_scan = seen, on_scan
         session.may_serve_again = False
@@ -126,14 +126,41 @@ class Database:
         import duckdb
 
         connection = duckdb.connect()
-        for name, source in self.sources.items():
-            connection.register(name.relation, ScannedDataset(_seen(source, seen), on_scan))
-            connection.execute(f"create schema if not exists {quoted(name.schema)}")
-            columns = ", ".join(quoted(column) for column in source.shown)
-            view = f"{quoted(name.schema)}.{quoted(name.view)}"
-            query = f"select {columns} from {quoted(name.relation)}"  # noqa: S608 (names are quoted)
-            connection.execute(f"create view {view} as {query}")
+        self._make_views(connection, on_scan, seen)
         return connection
+
+    def attach(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        catalog: str,
+        on_scan: Callable[[ScanStatistics], None],
+        seen: Seen,
+    ) -> list[SqlName]:
+        """Give a connection a database of this name, in memory, with the same views, and return their names."""
+        connection.execute(f"attach ':memory:' as {quoted(catalog)}")
+        try:
+            self._make_views(connection, on_scan, seen, catalog)
+        except BaseException:
+            connection.execute(f"detach {quoted(catalog)}")
+            raise
+        return list(self.sources)
+
+    def _make_views(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        on_scan: Callable[[ScanStatistics], None],
+        seen: Seen,
+        catalog: str | None = None,
+    ) -> None:
+        before, of_catalog = ("", "") if catalog is None else (f"{catalog}.", f"{quoted(catalog)}.")
+        for name, source in self.sources.items():
+            relation = before + name.relation
+            connection.register(relation, ScannedDataset(_seen(source, seen), on_scan))
+            schema = of_catalog + quoted(name.schema)
+            connection.execute(f"create schema if not exists {schema}")
+            columns = ", ".join(quoted(column) for column in source.shown)
+            query = f"select {columns} from {quoted(relation)}"  # noqa: S608 (names are quoted)
+            connection.execute(f"create view {schema}.{quoted(name.view)} as {query}")
 
 
 def _seen(source: Source, seen: Seen) -> Source:
