@@ -15,13 +15,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from arrowstate.bootstrap.plan import FillPlan
-from arrowstate.checkpoints.appending import append_checkpoint
-from arrowstate.checkpoints.handles import SubtaskHandle, operator_of
+from arrowstate.checkpoints.committing import Committer, Needs
+from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.errors import FencedError
-from arrowstate.files.subtasks import whole_operators
-from arrowstate.log.commit import append_fence, written_for_commit
-from arrowstate.log.commit_log import CommitLog, refuse_loss
+from arrowstate.files.subtasks import operator_of, whole_operators
+from arrowstate.log.commit import Commit
+from arrowstate.log.entries import CommittedEntry, content_of
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument
@@ -100,16 +100,24 @@ def commit_fill(
     """Commit operators whose subtasks are written as the newest checkpoint."""
     paths = [path for operator in operators for item in operator.subtasks for path in item.paths]
     paths += [path for item in operator_states for path in item.paths]
-    with written_for_commit(storage, paths) as files:
-        log = CommitLog(storage, on_loss=refuse_loss)
-        history = log.history()
-        newest, checkpoint = history.newest, history.checkpoint
-        base = None if checkpoint is None else checkpoint.number
+
+    def check(newest: CommittedEntry | None) -> None:
+        held = content_of(newest)
+        base = None if held is None else held.number
         if any(operator.plan.base != base for operator in operators):
             raise FencedError(None, None if newest is None else newest.document.writer_epoch)
-        fence = append_fence(log, newest, new_id=new_id, clock_ms=clock_ms, properties=properties)
-        if fence is None:
-            raise FencedError(None, None if newest is None else newest.document.writer_epoch + 1)
+
+    with Commit(storage, paths) as files:
+        committer = Committer(
+            storage,
+            clock_ms=clock_ms,
+            # Under the names of the fill, so that they are found where it fails.
+            new_id=operators[0].plan.id_maker(new_id) if operators else new_id,
+            properties=properties,
+            once=True,
+            check=check,
+        )
+        checkpoint = committer.newest_checkpoint
         kept = {} if checkpoint is None else {operator.uid: operator for operator in checkpoint.operators}
         for operator in operators:
             uid = operator.plan.uid
@@ -119,26 +127,15 @@ def commit_fill(
             kept[states.uid] = _with_states(states, kept.get(states.uid))
         content = whole_operators(storage, kept.values())
         watermarks = [operator.plan.watermark for operator in operators if operator.plan.watermark is not None]
-        files.is_tried = True
-        entry = append_checkpoint(
-            storage,
-            log,
-            fence,
+        return committer.commit(
             content,
-            before=() if checkpoint is None else checkpoint.operators,
-            base=base or 0,
-            paths=paths,
-            # Under the names of the fill, so that they are found where it fails.
-            new_id=operators[0].plan.id_maker(new_id) if operators else new_id,
+            needs=Needs(paths, 0 if checkpoint is None else checkpoint.number),
             started_at_ms=started_at_ms,
-            now_ms=clock_ms(),
-            watermark=min(watermarks, default=fence.document.watermark),
+            watermark=min(watermarks, default=None if checkpoint is None else checkpoint.watermark),
             properties={**of_stopped_query({} if checkpoint is None else checkpoint.properties, new_id), **properties},
             statistics=[item.statistics for operator in operators for item in operator.subtasks],
+            files=files,
         )
-        if entry is None:
-            raise FencedError(fence.document.writer_epoch, fence.document.writer_epoch + 1)
-        return entry
 
 
 def _with_states(given: FilledStates, operator: OperatorDocument | None) -> OperatorDocument:

@@ -1,88 +1,187 @@
-"""The commit of a checkpoint: one writer of a store, its fence, and the entry that follows the newest one.
+"""Checkpoints as entries: one that is appended once, and one writer of a store that appends one after another.
 
-What a writer last knew of the log stands here: the newest entry, the files that it holds, and those that a collection
-took. Specification: formats/spec/manifests-and-log.md.
+`arrowstate.log.commit` has the steps of a commit and says what a failure means. Here an entry is made of the operators
+of a checkpoint, and of the files that it refers to. What a writer last knew of the log stands here as well: the newest
+entry, the files that it holds, and those that a collection took. Specification: formats/spec/manifests-and-log.md.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from arrowstate.errors import (
-    CollectedError,
-    CorruptDataError,
-    FencedError,
-)
-from arrowstate.files.reading import store_key
+from msgspec.structs import replace
+
+from arrowstate.checkpoints.notes import of_stopped_query
+from arrowstate.errors import CollectedError, CorruptDataError, FencedError, InvalidInputError
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
-from arrowstate.log.boundary import NewReferences
-from arrowstate.log.commit import NOT_COMMITTED, take_fence, written_for_commit
+from arrowstate.log.boundary import Boundary, NewReferences
+from arrowstate.log.commit import Commit, take_fence
 from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
-from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint
+from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_compaction
+from arrowstate.schema.versions import with_ids_taken
 from arrowstate.storage.base import Storage
-from arrowstate_formats.documents import (
-    LogEntryDocument,
-    OperatorDocument,
-    SubtaskStatisticsDocument,
-)
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, SubtaskStatisticsDocument
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The files that a checkpoint refers to."""
 
-    all: set[str]
-    written: set[str]
-    "Those written for it."
+    written: Collection[str]
+    "Those written for it, but for lists of subtasks and parts."
     based_on: int
-    "An entry committed before the first of them was written."
+    "The number of an entry committed before the first of them was written; 0 if there was none."
+    all: set[str] | None = None
+    "All of them, but for those lists; None where the manifests are to be read for it."
+
+
+def append_checkpoint(
+    commit: Commit,
+    log: CommitLog,
+    parent: CommittedEntry,
+    make: Callable[..., LogEntryDocument],
+    operators: Sequence[OperatorDocument],
+    needs: Needs,
+    *,
+    before: Sequence[OperatorDocument],
+    held: Collection[str] | None = None,
+    condemned: Iterable[str] = (),
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+    said: Sequence[Boundary] | None = None,
+    again: LogEntryDocument | None = None,
+) -> CommittedEntry | None:
+    """Append a checkpoint to `parent`, the newest entry; return None if another writer has taken its number.
+
+    `make` makes the entry, as `next_checkpoint` does. `operators` are all that it has, `before` those of the checkpoint
+    before. `held` are the files that no collection takes while `parent` is the newest entry; None for all that were
+    there, if it is a checkpoint. Lists in `condemned` are written anew. `said` is as for `Commit.append`, and `again`
+    the checkpoint that is committed again after an entry in doubt.
+    """
+    uids = [operator.uid for operator in operators]
+    if len(set(uids)) < len(uids):
+        raise InvalidInputError(f"a checkpoint has each operator once, got {', '.join(sorted(uids))}")
+    storage, first = log.storage, len(commit.paths)
+    kept = fitted(storage, operators, before=before, condemned=condemned, new_id=new_id, paths=commit.paths)
+    lists = commit.paths[first:]
+    written = {*needs.written, *lists}
+    if needs.all is None:
+        everything: Callable[[], Collection[str]] = partial(ReferenceReader(storage).files, kept)
+    else:
+        everything = needs.all.union(*map(list_files, kept)).copy
+    # After a checkpoint of its own a writer knows that it was acknowledged. A fence says nothing of what it repeats,
+    # and what a compaction refers to no more may be gone.
+    is_held = held is None and parent.document.kind == "checkpoint"
+    reused = () if is_held else set(everything()).difference(written, held or ())
+    committed = commit.append(
+        log,
+        make(parent, kept, commit_id=new_id(), now_ms=clock_ms()),
+        NewReferences(written, needs.based_on, reused, everything),
+        said=said,
+        again=None if again is None else partial(_repeated, storage, again, new_id, clock_ms),
+    )
+    if committed is None:
+        commit.discard(lists)
+    return committed
+
+
+def _repeated(
+    storage: Storage,
+    checkpoint: LogEntryDocument,
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+    doubtful: CommittedEntry,
+) -> tuple[LogEntryDocument, NewReferences]:
+    """Return a checkpoint once more, after an entry in doubt and of the same kind, and the files that it refers to."""
+    make: Callable[..., LogEntryDocument]
+    if doubtful.document.kind == "compaction":
+        make = partial(next_compaction, checkpoint=checkpoint)
+    else:
+        properties = of_stopped_query(checkpoint.properties, new_id)
+        make = partial(next_checkpoint, watermark=checkpoint.watermark, properties=properties)
+    document = make(
+        doubtful,
+        with_given_ids(storage, checkpoint.operators, checkpoint.number),
+        commit_id=new_id(),
+        started_at_ms=doubtful.document.started_at_ms,
+        now_ms=clock_ms(),
+    )
+    files = set(ReferenceReader(storage).files(checkpoint.operators))
+    # The entry in doubt may need none of them, so it holds none.
+    return document, NewReferences(reused=files, everything=files.copy)
+
+
+def with_given_ids(storage: Storage, operators: Sequence[OperatorDocument], base: int) -> list[OperatorDocument]:
+    """Return operators of an entry, whose states give no field an id that a later checkpoint of the store has given.
+
+    Whoever compares the two would take the one field for the other. Of each state the newest checkpoint that has it
+    says which ids were given.
+    """
+    found = {operator.uid: operator for operator in operators}
+    missing = {(operator.uid, state.name) for operator in operators for state in operator.states}
+    # Going back may be the way out of a damaged log; what cannot be read of it says nothing.
+    with suppress(CorruptDataError):
+        for committed in CommitLog(storage).history().checkpoints():
+            if not missing or committed.document.number <= base:
+                break
+            for later in committed.document.operators:
+                states = {state.name: state for state in later.states if (later.uid, state.name) in missing}
+                if not states:
+                    continue
+                missing -= {(later.uid, name) for name in states}
+                own = found[later.uid]
+                raised = [
+                    with_ids_taken(state, own.key, states[state.name], later.key) if state.name in states else state
+                    for state in own.states
+                ]
+                found[later.uid] = replace(own, states=raised)
+    return list(found.values())
 
 
 class Committer:
     """Commits checkpoints whose files are written.
 
-    Only the newest writer of a store may. Commits wait for each other.
+    Only the newest writer of a store may. Commits wait for each other. After one that commits `once` nobody goes on: if
+    its entry is in doubt the checkpoint before is committed again. `check` refuses, by an error, the newest entry
+    before its fence is taken.
     """
 
     def __init__(
         self,
         storage: Storage,
-        store_id: str,
         *,
         clock_ms: Callable[[], int],
         new_id: Callable[[], str],
         properties: Mapping[str, Any] | None = None,
         accept_loss: bool = False,
+        once: bool = False,
+        check: Callable[[CommittedEntry | None], None] | None = None,
     ) -> None:
         self._storage = storage
-        self._store_id = store_id
         self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss)
         self.clock_ms = clock_ms
         self.new_id = new_id
+        self._once = once
         self._lock = threading.Lock()
         self._fenced_by: int | None = None
         # The files of its last checkpoint, which no collection takes while that is the newest entry.
-        self._held: set[str] = set()
+        self._held: Collection[str] = ()
         # Files that a collection took or may take: nothing refers to them again.
         self._condemned: set[str] = set()
         # The id of a commit of which nobody knows whether it was made; if so, it is that of the newest checkpoint.
         self._unknown_id = 0
-        self._newest, before = take_fence(self._log, new_id=new_id, clock_ms=clock_ms, properties=properties or {})
-        self._content = self._content_of(before)
-
-    @property
-    def store_id(self) -> str:
-        """The identity of the store."""
-        return self._store_id
-
-    @property
-    def store_key(self) -> str:
-        """What runs know the store by, see `arrowstate.files.reading.store_key`."""
-        return store_key(self._storage, self._store_id)
+        self._checkpoint: LogEntryDocument | None
+        self._content: Content | CorruptDataError
+        self._newest, before = take_fence(
+            self._log, new_id=new_id, clock_ms=clock_ms, properties=properties or {}, check=check
+        )
+        self._find_content(before)
 
     @property
     def newest_id(self) -> int:
@@ -93,6 +192,13 @@ class Committer:
     def content(self) -> Content | CorruptDataError:
         """What the store holds, as far as this writer knows, or why that cannot be told."""
         return self._content
+
+    @property
+    def newest_checkpoint(self) -> LogEntryDocument | None:
+        """The checkpoint that the store holds, as far as this writer knows; None if there is none."""
+        if isinstance(self._content, CorruptDataError):
+            raise self._content
+        return self._checkpoint
 
     @property
     def newest_number(self) -> int:
@@ -124,61 +230,66 @@ class Committer:
         checkpoint_id: int | None = None,
         needs: Needs | None = None,
         statistics: Sequence[SubtaskStatisticsDocument] = (),
+        files: Commit | None = None,
     ) -> LogEntryDocument:
         """Commit a checkpoint whose files are written, for instance by the tasks of a cluster.
 
         Where `needs` does not say which files those are, the manifests are read for it. Every file that neither the
-        checkpoint before has nor was written for this one is looked for.
+        checkpoint before has nor was written for this one is looked for. `files` is the commit for which they were
+        written, if they are to be deleted with it.
         """
         if needs is None:
             operators = whole_operators(self._storage, operators)
-            needed = ReferenceReader(self._storage).files(operators)
-            needs = Needs(set(needed), set(), self._newest.document.number)
-        with self._lock, written_for_commit(self._storage) as lists:
-            self._check_not_fenced()
-            kept = fitted(
-                self._storage,
-                operators,
-                before=() if isinstance(self._content, CorruptDataError) else self._content.operators,
-                condemned=self._condemned,
-                new_id=self.new_id,
-                paths=lists.paths,
-            )
-            files = {path for operator in kept for path in list_files(operator)}
-            needs = Needs(needs.all | files, needs.written.union(lists.paths), needs.based_on)
-            lists.is_tried = True
-            committed = self._append(
-                kept,
-                needs,
-                properties=properties or {},
-                watermark=watermark,
-                started_at_ms=started_at_ms,
-                checkpoint_id=checkpoint_id,
-                statistics=statistics,
-            )
-            self._newest, self._held = committed, needs.all
-            self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in operators])
-            return committed.document
-
-    def _append(self, operators: Sequence[OperatorDocument], needs: Needs, **entry: Any) -> CommittedEntry:
-        """Append the entry of a checkpoint above all others of this writer."""
-        while True:
-            self._check_not_fenced()
-            document = next_checkpoint(
-                self._newest, operators, commit_id=self.new_id(), now_ms=self.clock_ms(), **entry
-            )
-            references = NewReferences(
-                needs.written, needs.based_on, needs.all - needs.written - self._held, lambda: needs.all
-            )
+            needed = set(ReferenceReader(self._storage).files(operators))
+            needs = Needs((), self._newest.document.number, needed)
+        make = partial(
+            next_checkpoint,
+            properties=properties or {},
+            watermark=watermark,
+            started_at_ms=started_at_ms,
+            checkpoint_id=checkpoint_id,
+            statistics=statistics,
+        )
+        with self._lock, files or Commit(self._storage) as commit:
             try:
-                committed = self._log.append(document, references)
+                committed = self._append(commit, make, operators, needs)
             except CollectedError as error:
                 self._condemned.update(error.paths)
                 raise
-            except BaseException as error:
-                if not isinstance(error, NOT_COMMITTED):
-                    self._unknown_id = document.checkpoint_id or 0
+            except BaseException:
+                if commit.entry is not None:
+                    self._unknown_id = commit.entry.checkpoint_id or 0
                 raise
+            self._newest, self._checkpoint = committed, committed.document
+            kept = committed.document.operators
+            self._held = (needs.all or set()).union(*map(list_files, kept))
+            self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in operators])
+            return committed.document
+
+    def _append(
+        self,
+        commit: Commit,
+        make: Callable[..., LogEntryDocument],
+        operators: Sequence[OperatorDocument],
+        needs: Needs,
+    ) -> CommittedEntry:
+        """Append the entry of a checkpoint above all others of this writer."""
+        while True:
+            self._check_not_fenced()
+            committed = append_checkpoint(
+                commit,
+                self._log,
+                self._newest,
+                make,
+                operators,
+                needs,
+                before=() if self._checkpoint is None else self._checkpoint.operators,
+                held=self._held,
+                condemned=self._condemned,
+                new_id=self.new_id,
+                clock_ms=self.clock_ms,
+                again=self._checkpoint if self._once else None,
+            )
             if committed is not None:
                 return committed
             newest = self._log.latest()
@@ -188,8 +299,8 @@ class Committer:
             if newest.document.writer_epoch == self.epoch:
                 # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it. What is
                 # older is no longer held by being the newest.
-                self._newest, self._held = newest, set()
-                self._content = self._content_of(newest)
+                self._newest, self._held = newest, ()
+                self._find_content(newest)
             else:
                 self._fenced_by = newest.document.writer_epoch
 
@@ -197,10 +308,11 @@ class Committer:
         if self._fenced_by is not None:
             raise FencedError(self.epoch, self._fenced_by)
 
-    def _content_of(self, newest: CommittedEntry | None) -> Content | CorruptDataError:
-        """Return what the store holds by an entry, or why that cannot be told."""
+    def _find_content(self, newest: CommittedEntry | None) -> None:
+        """Find what the store holds by an entry, or why that cannot be told."""
+        self._checkpoint = None
         try:
-            entry = None if newest is None else self._log.content(newest)
+            self._checkpoint = None if newest is None else self._log.content(newest)
+            self._content = Content(self._storage, () if self._checkpoint is None else self._checkpoint.operators)
         except CorruptDataError as error:
-            return error
-        return Content(self._storage, () if entry is None else entry.operators)
+            self._content = error

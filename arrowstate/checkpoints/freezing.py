@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.operator import FrozenOperatorState
+from arrowstate.files.subtasks import check_parts, lowest_watermark
 from arrowstate.files.writing import FrozenSubtask
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
@@ -67,7 +68,7 @@ def freeze_checkpoint(
             began = time.perf_counter_ns()
             keyed[uid].append(backend.freeze())
             sync_us[Part(uid, number)] = (time.perf_counter_ns() - began) // 1000
-        _check_subtasks(uid, keyed[uid])
+        check_parts(uid, [subtask.as_part(number) for number, subtask in enumerate(keyed[uid])])
     own: dict[str, list[tuple[FrozenOperatorState, ...]]] = {}
     for uid, parts in operator_states.items():
         backends_of(uid, parts)
@@ -75,9 +76,7 @@ def freeze_checkpoint(
         own[check_operator_uid(uid)] = [part.freeze() for part in parts]
         sync_us[Part(uid, None)] = (time.perf_counter_ns() - began) // 1000
         _check_operator_states(uid, own[uid], keyed.get(uid))
-    marks = [subtask.watermark for subtasks in keyed.values() for subtask in subtasks]
-    known = [mark for mark in marks if mark is not None]
-    watermark = min(known) if known and len(known) == len(marks) else None
+    watermark = lowest_watermark(subtask.watermark for subtasks in keyed.values() for subtask in subtasks)
     return FrozenCheckpoint(keyed, own, watermark, sync_us)
 
 
@@ -174,37 +173,3 @@ def _check_operator_states(
             raise InvalidInputError(
                 f"operator {uid!r} has a keyed state and an operator state named {state.descriptor.name!r}; rename one"
             )
-
-
-def _check_subtasks(uid: str, subtasks: Sequence[FrozenSubtask]) -> None:
-    if not subtasks:
-        raise InvalidInputError(f"operator {uid!r} has no backend; pass one per subtask")
-    first = subtasks[0]
-    following = 0
-    for number, subtask in enumerate(subtasks):
-        if subtask.key != first.key or subtask.max_parallelism != first.max_parallelism:
-            names = [[field.name for field in item.key] for item in (subtask, first)]
-            raise InvalidInputError(
-                f"the subtasks of operator {uid!r} must have one key and one max parallelism; subtask {number} has "
-                f"{names[0]} and {subtask.max_parallelism}, subtask 0 has {names[1]} and {first.max_parallelism}"
-            )
-        if [state.document for state in subtask.states] != [state.document for state in first.states]:
-            names = [
-                [f"{state.document.name} (version {state.document.schema_version})" for state in item.states]
-                for item in (first, subtask)
-            ]
-            raise InvalidInputError(
-                f"the subtasks of operator {uid!r} must have the same states, declared alike, in the same order; "
-                f"subtask 0 has {', '.join(names[0])}, subtask {number} has {', '.join(names[1])}"
-            )
-        if subtask.key_groups.start != following:
-            raise InvalidInputError(
-                f"the subtasks of operator {uid!r} must cover each key group once, in order: subtask {number} starts "
-                f"at key group {subtask.key_groups.start}, expected {following}"
-            )
-        following = subtask.key_groups.end + 1
-    if following != first.max_parallelism:
-        raise InvalidInputError(
-            f"the subtasks of operator {uid!r} must cover the key groups 0 to {first.max_parallelism - 1}; "
-            f"they end at {following - 1}"
-        )

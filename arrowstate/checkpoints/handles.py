@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.files.subtasks import lowest_watermark, operator_of
 from arrowstate.files.writing import WrittenSubtask, write_subtask
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
@@ -23,7 +24,6 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,
-    OperatorStateDocument,
     SubtaskDocument,
     SubtaskStatisticsDocument,
 )
@@ -182,67 +182,18 @@ def commit_handles(
     if not allow_dropped_state:
         _check_nothing_dropped(committer, documents)
     given = [handle for each in by_operator.values() for handle in each]
-    watermarks = [handle.document.watermark for handle in given]
-    known = [item for item in watermarks if item is not None]
-    lowest = min(known) if known and len(known) == len(watermarks) else None
+    lowest = lowest_watermark(handle.document.watermark for handle in given)
     return committer.commit(
         documents,
         properties=properties,
         watermark=lowest if watermark is None else check_integer("watermark", watermark),
         started_at_ms=started_at_ms,
         needs=Needs(
-            {path for handle in given for path in handle.references},
             {path for handle in given for path in handle.paths},
             min(handle.based_on for handle in given),
+            {path for handle in given for path in handle.references},
         ),
         statistics=[handle.statistics for handle in given],
-    )
-
-
-class WrittenPart(Protocol):
-    """What a process hands to the commit of an operator for a subtask."""
-
-    @property
-    def key(self) -> Sequence[FieldDocument]: ...
-    @property
-    def max_parallelism(self) -> int: ...
-    @property
-    def states(self) -> Sequence[StateDocument]: ...
-    @property
-    def document(self) -> SubtaskDocument | None: ...
-
-
-def operator_of(
-    uid: str, parts: Sequence[WrittenPart], operator_states: Sequence[OperatorStateDocument] = ()
-) -> OperatorDocument:
-    """Return the document of an operator, after checking that these are the parts of each subtask once, in order."""
-    first = parts[0]
-    subtasks: list[SubtaskDocument] = []
-    following = 0
-    for part in parts:
-        own = part.document
-        same = (part.key, part.max_parallelism, part.states) == (first.key, first.max_parallelism, first.states)
-        if own is None or own.subtask != len(subtasks) or own.key_groups[0] != following or not same:
-            got = "none" if own is None else f"subtask {own.subtask} from key group {own.key_groups[0]}"
-            raise InvalidInputError(
-                f"the subtasks of operator {uid!r} do not fit together: expected subtask {len(subtasks)} from key "
-                f"group {following}, with the key, max parallelism and states of subtask 0, got {got}; hand over each "
-                "subtask once, and ask for all states of a function in open"
-            )
-        subtasks.append(own)
-        following = own.key_groups[1] + 1
-    if following != first.max_parallelism:
-        raise InvalidInputError(
-            f"the subtasks of operator {uid!r} cover the key groups 0 to {following - 1} of {first.max_parallelism}; "
-            "hand over each subtask once"
-        )
-    return OperatorDocument(
-        uid=uid,
-        key=list(first.key),
-        max_parallelism=first.max_parallelism,
-        states=list(first.states),
-        subtasks=subtasks,
-        operator_states=list(operator_states),
     )
 
 

@@ -17,8 +17,8 @@ from pathlib import PurePosixPath
 
 from msgspec.structs import replace
 
+from arrowstate.checkpoints.committing import Committer
 from arrowstate.checkpoints.notes import of_stopped_query
-from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.files.contents import checked_pieces
 from arrowstate.files.disposal import dispose, files_to_dispose
@@ -30,7 +30,7 @@ from arrowstate.files.subtasks import read_states, whole_operators
 from arrowstate.files.validation import validated
 from arrowstate.files.writing import write_manifest
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.log.commit import written_for_commit
+from arrowstate.log.commit import Commit
 from arrowstate.log.leases import held_while_read
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
@@ -106,7 +106,7 @@ def import_checkpoint(
             raise InvalidInputError("operators must name at least one, got none; leave it out for all of them")
         entry = replace(entry, operators=chosen)
     started_at_ms = clock_ms()
-    with written_for_commit(storage) as files:
+    with Commit(storage) as files:
         with (
             held_while_read(source, entry, holder="an import", clock_ms=clock_ms, new_id=new_id),
             reading_checkpoint(source, entry),
@@ -114,11 +114,11 @@ def import_checkpoint(
             copied = _copied(source, storage, entry.operators, new_id, files.paths, progress)
         # What somebody else wrote becomes this store's own, from which later reads take it on trust.
         _validate(storage, copied)
-        writer = CheckpointWriter(
+        committer = Committer(
             storage,
-            store_id,
             clock_ms=clock_ms,
             new_id=new_id,
+            once=True,
             properties={
                 IMPORTED_FROM: {
                     "url": source.url,
@@ -128,12 +128,12 @@ def import_checkpoint(
                 }
             },
         )
-        files.is_tried = True
-        committed = writer.commit(
+        committed = committer.commit(
             copied,
             properties=of_stopped_query(entry.properties, new_id),
             watermark=entry.watermark,
             started_at_ms=started_at_ms,
+            files=files,
         )
     if claim_mode is ClaimMode.CLAIM:
         try:

@@ -31,10 +31,11 @@ from arrowstate.errors import (
     CorruptDataError,
 )
 from arrowstate.files.operator import write_operator_states
+from arrowstate.files.reading import store_key
 from arrowstate.files.references import operator_state_files, run_files
-from arrowstate.files.subtasks import Content
-from arrowstate.files.writing import WrittenSubtask, operator_document, write_subtask
-from arrowstate.log.commit import delete_quietly, written_for_commit
+from arrowstate.files.subtasks import Content, operator_of
+from arrowstate.files.writing import WrittenSubtask, write_subtask
+from arrowstate.log.commit import Commit, delete_quietly
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.storage.base import Storage
@@ -96,7 +97,10 @@ class CheckpointWriter(Committer):
     def __init__(
         self, storage: Storage, store_id: str, *, on_checkpoint: Listener | None = None, **options: Any
     ) -> None:
-        super().__init__(storage, store_id, **options)
+        super().__init__(storage, **options)
+        self.store_id = store_id
+        self.store_key = store_key(storage, store_id)
+        "What runs know the store by."
         self._on_checkpoint = on_checkpoint
 
     def checkpoint(
@@ -117,15 +121,14 @@ class CheckpointWriter(Committer):
                 allow_dropped_state=allow_dropped_state,
                 started_at_ms=recording.started_at_ms,
             )
-            with written_for_commit(self._storage) as files:
+            with Commit(self._storage) as files:
                 written: list[WrittenPart] = []
                 for part in attempt.frozen.parts:
                     written.append(self.write(attempt, part, format=format))
                     files.paths.extend(written[-1].paths)
                     recording.parts.append(written[-1].record)
-                files.is_tried = True
                 with recording.committing():
-                    entry = self.commit_parts(attempt, written, properties=properties, watermark=watermark)
+                    entry = self.commit_parts(attempt, written, properties=properties, watermark=watermark, files=files)
             recording.checkpoint_id = entry.checkpoint_id
             return entry
 
@@ -179,7 +182,7 @@ class CheckpointWriter(Committer):
             previous = None
         result = write_subtask(
             self._storage,
-            self._store_id,
+            self.store_id,
             part.operator,
             part.subtask,
             attempt.frozen.operators[part.operator][part.subtask],
@@ -204,7 +207,7 @@ class CheckpointWriter(Committer):
     ) -> WrittenPart:
         if before is not None and not self._condemned.isdisjoint(operator_state_files(before.operator_states)):
             before = None
-        with written_for_commit(self._storage) as files:
+        with Commit(self._storage) as files:
             states = write_operator_states(
                 self._storage,
                 part.operator,
@@ -242,23 +245,20 @@ class CheckpointWriter(Committer):
         properties: Mapping[str, Any] | None = None,
         watermark: int | None = None,
         checkpoint_id: int | None = None,
+        files: Commit | None = None,
     ) -> LogEntryDocument:
         """Commit a checkpoint all of whose parts are written; errors as for `checkpoint`.
 
-        The files stay whatever happens: after `FencedError`, `InvalidInputError`, `StorageError` and
-        `StorageFullError` they can be discarded, since nothing refers to them and will.
+        Without `files` those that were written stay whatever happens. After one of `NOT_COMMITTED` they can be
+        discarded, since nothing refers to them and will.
         """
         watermark = check_integer("watermark", watermark, optional=True)
         frozen = attempt.frozen
         documents = {
-            uid: operator_document(
-                uid,
-                subtasks[0].key,
-                subtasks[0].max_parallelism,
-                [state.document for state in subtasks[0].states],
-                [part.subtask.document for part in written if part.subtask and part.statistics.operator == uid],
+            uid: operator_of(
+                uid, [part.subtask for part in written if part.subtask and part.statistics.operator == uid]
             )
-            for uid, subtasks in frozen.operators.items()
+            for uid in frozen.operators
         }
         for part in written:
             uid = part.statistics.operator
@@ -269,9 +269,9 @@ class CheckpointWriter(Committer):
                     uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=[*part.operator_states]
                 )
         needs = Needs(
-            {path for part in written for path in part.references},
             {path for part in written for path in part.paths},
             attempt.base.number,
+            {path for part in written for path in part.references},
         )
         try:
             entry = self.commit(
@@ -282,18 +282,18 @@ class CheckpointWriter(Committer):
                 started_at_ms=attempt.started_at_ms,
                 checkpoint_id=checkpoint_id,
                 statistics=[part.statistics for part in written],
+                files=files,
             )
         except CollectedError as error:
             self._forget(frozen, set(error.paths))
             raise
         for part in written:
             if part.subtask is not None:
-                part.subtask.committed(self._storage, self._store_id)
+                part.subtask.committed(self._storage, self.store_id)
         return entry
 
     def _forget(self, frozen: FrozenCheckpoint, paths: set[str]) -> None:
         """Let the next attempt write anew what is in files that are gone."""
-        self._condemned |= paths
         for subtask in chain.from_iterable(frozen.operators.values()):
             for run in chain.from_iterable(state.table.runs for state in subtask.states):
                 stored = run.run.stored.get(self.store_key)

@@ -12,31 +12,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from arrowstate.checkpoints.committing import Committer, Needs
+from arrowstate.checkpoints.committing import Committer, Needs, with_given_ids
 from arrowstate.checkpoints.notes import of_stopped_query
-from arrowstate.checkpoints.rollback import with_given_ids
 from arrowstate.editing.overlay import Overlay
 from arrowstate.errors import (
     ArrowStateError,
-    CollectedError,
     EditConflictError,
     FencedError,
     InvalidInputError,
-    StorageError,
-    StorageFullError,
 )
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import read_states, whole_operators
-from arrowstate.log.commit import delete_quietly
+from arrowstate.log.commit import NOT_COMMITTED, Commit
 from arrowstate.log.commit_log import CommitLog, refuse_loss
-from arrowstate.log.entries import content_of
+from arrowstate.log.entries import CommittedEntry, content_of
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.documents import LogEntryDocument
 
 _PIECE = 1 << 20
-_NOT_COMMITTED = (FencedError, CollectedError, InvalidInputError, StorageFullError, StorageError)
-"""What a commit raises that was not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +59,44 @@ class EditCommit:
     ) -> LogEntryDocument:
         """Commit a checkpoint that was made of `base`."""
         log = CommitLog(self.storage, on_loss=refuse_loss)
-        self._check_content(log, base, content)
+
+        def check(newest: CommittedEntry | None) -> None:
+            held = content_of(newest)
+            if held is None or held.number != content:
+                raise self._conflict(log, base, content)
+
+        check(log.latest())
         operators = whole_operators(overlay, entry.operators)
         files = set(ReferenceReader(overlay).files(operators))
         written = sorted(path for path in files if overlay.own.exists(path))
-        tagged = is_tried = False
+        tagged = False
+        commit = Commit(self.storage, written)
         try:
-            in_parallel(self.storage, lambda path: self._copy(overlay.own, path), written, name="uploads", writes=True)
-            committer = Committer(
-                self.storage, self.store_id, clock_ms=self.clock_ms, new_id=self.new_id, properties=audit
-            )
-            self._check_fence(log, committer.newest_number, base, content)
-            tagged = tag is not None and self._keep(tag, _id_of(base))
-            is_tried = True
-            return committer.commit(
-                operators if content == base.number else with_given_ids(self.storage, operators, base.number),
-                properties=of_stopped_query(entry.properties, self.new_id),
-                watermark=entry.watermark,
-                started_at_ms=started_at_ms,
-                needs=Needs(files, set(written), content),
-            )
+            with commit:
+                in_parallel(
+                    self.storage, lambda path: self._copy(overlay.own, path), written, name="uploads", writes=True
+                )
+                committer = Committer(
+                    self.storage,
+                    clock_ms=self.clock_ms,
+                    new_id=self.new_id,
+                    properties=audit,
+                    once=True,
+                    check=check,
+                )
+                tagged = tag is not None and self._keep(tag, _id_of(base))
+                return committer.commit(
+                    operators if content == base.number else with_given_ids(self.storage, operators, base.number),
+                    properties=of_stopped_query(entry.properties, self.new_id),
+                    watermark=entry.watermark,
+                    started_at_ms=started_at_ms,
+                    needs=Needs(written, content, files),
+                    files=commit,
+                )
         except Exception as error:
-            if is_tried and not isinstance(error, _NOT_COMMITTED):
-                # The entry may be there, and refer to the files.
+            if commit.entry is not None and not isinstance(error, NOT_COMMITTED):
+                # The entry may be there, and the checkpoint before it is found under the tag.
                 raise
-            delete_quietly(self.storage, written)
             # Whoever fenced this edit may be another one of the same checkpoint, which found the tag there.
             if tag is not None and tagged and not isinstance(error, FencedError):
                 self._untag_quietly(tag)
@@ -115,16 +122,6 @@ class EditCommit:
             data = own.open_buffer(path)
             for start in range(0, data.size, _PIECE):
                 file.write(data[start : start + _PIECE])
-
-    def _check_content(self, log: CommitLog, base: LogEntryDocument, content: int) -> None:
-        held = content_of(log.latest())
-        if held is None or held.number != content:
-            raise self._conflict(log, base, content)
-
-    def _check_fence(self, log: CommitLog, number: int, base: LogEntryDocument, content: int) -> None:
-        held = content_of(log.read(number))
-        if held is None or held.number != content:
-            raise self._conflict(log, base, content)
 
     def _conflict(self, log: CommitLog, base: LogEntryDocument, content: int) -> EditConflictError:
         newest, held = log.latest_checkpoint(), content_of(log.latest())

@@ -27,7 +27,7 @@ from arrowstate.files.writing import (
     subtask_bytes,
     write_manifest,
 )
-from arrowstate.log.commit import delete_quietly
+from arrowstate.log.commit import Commit, delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import HINT_PATH, STORE_PATH, open_store_document, path_of, put_store_document
 from arrowstate.schema.operator_state import operator_descriptor_of
@@ -246,7 +246,7 @@ def _write(
         writing.ask()
         # The entry first: until the folder is a store, a reader finds none there.
         another = f"another savepoint was written to {target.url} meanwhile; choose another name"
-        if CommitLog(target).append(savepoint) is None:
+        if Commit(target).append(CommitLog(target), savepoint) is None:
             raise InvalidInputError(another)
         put_store_document(target, store_id, clock_ms())
         if open_store_document(target).store_id != store_id:

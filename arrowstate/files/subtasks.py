@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from arrowstate.errors import CorruptDataError, MissingFileError
+from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError
 from arrowstate.files.streams import CheckpointStreamFactory
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
@@ -39,7 +39,7 @@ from arrowstate_formats.documents import (
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.manifest_text import RunsOfState, decode_manifest
 from arrowstate_formats.run_files import checksum
-from arrowstate_formats.schema_documents import SchemaDocument, StateDocument
+from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 
 _ENTRY_BYTES = 256 << 10
 """From about this size on an entry is not read quickly enough by many subtasks at once."""
@@ -174,11 +174,104 @@ def whole_operators(storage: Storage, operators: Iterable[OperatorDocument]) -> 
     return [whole_operator(storage, operator) for operator in operators]
 
 
+class PartOfOperator(NamedTuple):
+    """What of the keyed state of a subtask must fit to that of the others."""
+
+    subtask: int
+    key_groups: tuple[int, int]
+    key: Sequence[FieldDocument]
+    max_parallelism: int
+    states: Sequence[StateDocument]
+
+
+def check_parts(uid: str, parts: Sequence[PartOfOperator]) -> None:
+    """Refuse parts that are not those of each subtask of an operator once, in order, with one key and the same states.
+
+    Every checkpoint goes through it: what it let pass would be lost without an error, rows of key groups that no
+    subtask has, and states that only some declare.
+    """
+    if not parts:
+        raise InvalidInputError(f"operator {uid!r} has no backend; pass one per subtask")
+    first, following = parts[0], 0
+    for number, part in enumerate(parts):
+        if (tuple(part.key), part.max_parallelism) != (tuple(first.key), first.max_parallelism):
+            names = [[field.name for field in item.key] for item in (part, first)]
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must have one key and one max parallelism; subtask {number} has "
+                f"{names[0]} and {part.max_parallelism}, subtask 0 has {names[1]} and {first.max_parallelism}"
+            )
+        if list(part.states) != list(first.states):
+            names = [
+                [f"{state.name} (version {state.schema_version})" for state in item.states] for item in (first, part)
+            ]
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must have the same states, declared alike, in the same order; "
+                f"subtask 0 has {', '.join(names[0])}, subtask {number} has {', '.join(names[1])}; ask for all states "
+                "of a function in open"
+            )
+        if (part.subtask, part.key_groups[0]) != (number, following):
+            raise InvalidInputError(
+                f"the subtasks of operator {uid!r} must cover each key group once, in order: subtask {part.subtask} "
+                f"starts at key group {part.key_groups[0]}, expected subtask {number} from key group {following}"
+            )
+        following = part.key_groups[1] + 1
+    if following != first.max_parallelism:
+        raise InvalidInputError(
+            f"the subtasks of operator {uid!r} cover the key groups 0 to {following - 1} of {first.max_parallelism}, "
+            f"and must cover 0 to {first.max_parallelism - 1}; hand over each subtask once"
+        )
+
+
+class WrittenPart(Protocol):
+    """What a process hands to the commit of an operator for a subtask."""
+
+    @property
+    def key(self) -> Sequence[FieldDocument]: ...
+    @property
+    def max_parallelism(self) -> int: ...
+    @property
+    def states(self) -> Sequence[StateDocument]: ...
+    @property
+    def document(self) -> SubtaskDocument | None: ...
+
+
+def operator_of(
+    uid: str, parts: Sequence[WrittenPart], operator_states: Sequence[OperatorStateDocument] = ()
+) -> OperatorDocument:
+    """Return the document of an operator whose subtasks are written, in order; errors as of `check_parts`."""
+    subtasks = [part.document for part in parts if part.document is not None]
+    if len(subtasks) < len(parts):
+        raise InvalidInputError(f"a subtask of operator {uid!r} has written nothing; hand over each subtask once")
+    described = [
+        PartOfOperator(own.subtask, own.key_groups, part.key, part.max_parallelism, part.states)
+        for own, part in zip(subtasks, parts, strict=True)
+    ]
+    check_parts(uid, described)
+    first = described[0]
+    return OperatorDocument(
+        uid=uid,
+        key=list(first.key),
+        max_parallelism=first.max_parallelism,
+        states=list(first.states),
+        subtasks=subtasks,
+        operator_states=list(operator_states),
+    )
+
+
+def lowest_watermark(watermarks: Iterable[int | None]) -> int | None:
+    """Return the watermark of several subtasks: the lowest, None if one has none, or there is no subtask."""
+    lowest: int | None = None
+    for watermark in watermarks:
+        if watermark is None:
+            return None
+        lowest = watermark if lowest is None else min(lowest, watermark)
+    return lowest
+
+
 def restored_watermark(entry: LogEntryDocument, subtasks: Iterable[SubtaskDocument]) -> int | None:
-    """Return the lowest watermark of the subtasks that held the rows, the entry's if one of them had none."""
-    watermarks = [subtask.watermark for subtask in subtasks]
-    known = [watermark for watermark in watermarks if watermark is not None]
-    return min(known) if known and len(known) == len(watermarks) else entry.watermark
+    """Return the watermark of the subtasks that held the rows, that of the entry if one of them had none."""
+    lowest = lowest_watermark(subtask.watermark for subtask in subtasks)
+    return entry.watermark if lowest is None else lowest
 
 
 class Content:

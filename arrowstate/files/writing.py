@@ -19,6 +19,7 @@ from arrowstate.errors import CheckpointCancelledError
 from arrowstate.files.reading import store_key
 from arrowstate.files.references import manifest_files
 from arrowstate.files.streams import CheckpointStreamFactory, StreamStateHandle, never
+from arrowstate.files.subtasks import PartOfOperator
 from arrowstate.log.commit import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
@@ -33,7 +34,6 @@ from arrowstate_formats.documents import (
     DirectoryDocument,
     ManifestDocument,
     ManifestHandle,
-    OperatorDocument,
     RunDocument,
     StateRunsDocument,
     SubtaskDocument,
@@ -77,11 +77,20 @@ class FrozenSubtask:
     dropped: frozenset[str] = frozenset()
     "States that were given up or renamed when it was restored."
 
+    def as_part(self, number: int) -> PartOfOperator:
+        """Return what of it must fit to the other subtasks of its operator."""
+        key_groups = (self.key_groups.start, self.key_groups.end)
+        states = [state.document for state in self.states]
+        return PartOfOperator(number, key_groups, self.key, self.max_parallelism, states)
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenSubtask:
     """A subtask whose files are written, ready to be named in a log entry."""
 
+    key: tuple[FieldDocument, ...]
+    max_parallelism: int
+    states: tuple[StateDocument, ...]
     document: SubtaskDocument
     changed_runs: tuple[tuple[Run, RunDocument, int], ...]
     "Runs the store did not have, or not with these rows dead: the run, its document, and run row minus file row."
@@ -332,7 +341,15 @@ def write_subtask(
     references = frozenset(manifest_files(states)) | ({handle.path} if handle.path is not None else frozenset())
     bytes_total = subtask_bytes(handle, states)
     return WrittenSubtask(
-        document_of_subtask, tuple(changed_runs), tuple(paths), bytes_written, references, bytes_total
+        frozen.key,
+        frozen.max_parallelism,
+        tuple(state.document for state in frozen.states),
+        document_of_subtask,
+        tuple(changed_runs),
+        tuple(paths),
+        bytes_written,
+        references,
+        bytes_total,
     )
 
 
@@ -376,20 +393,3 @@ def write_manifest(
     streams = CheckpointStreamFactory(storage, inline_bytes=0, new_id=new_id, cancelled=cancelled, paths=paths)
     written = streams.put("manifests", "json", data, xxh3_128=digest)
     return ManifestHandle(path=written.path, bytes=written.size_bytes, xxh3_128=digest)
-
-
-def operator_document(
-    uid: str,
-    key: Sequence[FieldDocument],
-    max_parallelism: int,
-    states: Sequence[StateDocument],
-    subtasks: Sequence[SubtaskDocument],
-) -> OperatorDocument:
-    """Return what a log entry says of an operator."""
-    return OperatorDocument(
-        uid=uid,
-        key=list(key),
-        max_parallelism=max_parallelism,
-        states=list(states),
-        subtasks=list(subtasks),
-    )

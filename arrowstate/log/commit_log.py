@@ -8,10 +8,8 @@ Specification: formats/spec/collection.md.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
@@ -20,15 +18,12 @@ from typing import Any
 import numpy as np
 
 from arrowstate.errors import (
-    ArrowStateError,
     CheckpointNotFoundError,
-    CollectedError,
-    CommitUnknownError,
     CorruptDataError,
     FormatVersionError,
     MissingFileError,
 )
-from arrowstate.log.boundary import Boundary, NewReferences, boundaries, highest_boundary, number_of, path_of
+from arrowstate.log.boundary import Boundary, boundaries, highest_boundary, number_of, path_of
 from arrowstate.log.entries import (
     FIRST,
     FOLDER,
@@ -41,18 +36,15 @@ from arrowstate.log.entries import (
 )
 from arrowstate.log.lookup import last_up_to
 from arrowstate.log.pins import Pin, read_pins
-from arrowstate.storage.base import Outcome, Storage, listed_pages
+from arrowstate.storage.base import Storage, listed_pages
 from arrowstate.storage.parallel import in_parallel, overlaps
 from arrowstate_formats.documents import (
     LogEntryDocument,
     StoreDocument,
     decode,
-    encode,
 )
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import checksum
-
-_logger = logging.getLogger("arrowstate.log")
 
 _ANY = 1 << 256
 """More than any id; one that no checkpoint can have is not found."""
@@ -173,12 +165,17 @@ class History:
 
 
 class CommitLog:
-    """Reads and appends the log of a store; it remembers the newest entry, which no later one changes."""
+    """Reads the log of a store; it remembers the newest entry, which no later one changes."""
 
     def __init__(self, storage: Storage, *, on_loss: Callable[[CorruptDataError], None] = warn_of_loss) -> None:
         self._storage = storage
         self._on_loss = on_loss
         self._newest: CommittedEntry | None = None
+
+    @property
+    def storage(self) -> Storage:
+        """The store."""
+        return self._storage
 
     def get(self, number: int) -> CommittedEntry | None:
         """Return the entry with a number, None if there is none."""
@@ -456,66 +453,6 @@ class CommitLog:
             return False
         return entry.number >= self.boundary() or self.is_kept(found)
 
-    def append(
-        self,
-        document: LogEntryDocument,
-        references: NewReferences | None = None,
-        *,
-        said: Sequence[Boundary] | None = None,
-    ) -> CommittedEntry | None:
-        """Commit an entry; None if another writer took its number first."""
-        path = path_of(document.number)
-        if references is not None:
-            lost = references.lost(self._storage, boundaries(self._storage) if said is None else said)
-            if lost:
-                raise CollectedError(lost)
-        data = encode(document)
-        if self._storage.put_if_absent(path, data, document.commit_id) is Outcome.LOST:
-            _logger.debug("%s: %s is another writer's", self._storage.url, path)
-            return None
-        try:
-            # Only now: what a collection says before this it may do without seeing the entry.
-            found, hinted = self._look_after(document.number)
-            is_below = document.number < highest_boundary(found)
-            lost = [] if is_below or references is None else references.lost(self._storage, found)
-        except (ArrowStateError, OSError) as error:
-            raise CommitUnknownError(
-                path, document.commit_id, f"collections could not be looked up: {error}", self._storage.url
-            ) from error
-        if is_below and document.kind == "fence":
-            # A fence is worth something only while it is the newest entry.
-            return None
-        if is_below:
-            # Its number had been taken and was free again; or others went on from it while this writer slept, and what
-            # it wrote is part of theirs. So nothing of it may be deleted here.
-            raise CommitUnknownError(
-                path, document.commit_id, "others have gone on, and the log was collected past it", self._storage.url
-            )
-        if lost:
-            raise CommitUnknownError(
-                path, document.commit_id, f"{lost[0]}, which it refers to, was being collected", self._storage.url
-            )
-        if not hinted:
-            self._hint(document.number)
-        _say_committed(self._storage.url, document, len(data))
-        return CommittedEntry(document, checksum(data), len(data))
-
-    def _look_after(self, number: int) -> tuple[list[Boundary], bool]:
-        """Return what the names in `gc/` say after an entry was made, and whether the hint names it by now.
-
-        Where requests overlap the hint is written meanwhile: the entry is there, whatever is found out about it.
-        """
-        if not overlaps(self._storage):
-            return boundaries(self._storage), False
-        acts: list[Callable[[], list[Boundary]]] = [lambda: boundaries(self._storage), lambda: self._hint(number)]
-        return in_parallel(self._storage, lambda act: act(), acts, name="commit", small=True)[0], True
-
-    def _hint(self, number: int) -> list[Boundary]:
-        """Have `_latest` name an entry; without it the next reader probes a little longer."""
-        with suppress(OSError):
-            self._storage.put_hint(HINT_PATH, str(number).encode())
-        return []
-
     def _readable(self, number: int) -> CommittedEntry | None:
         """Return the entry with a number, None if there is none or it cannot be read."""
         try:
@@ -538,20 +475,3 @@ def check_parent(following: CommittedEntry, entry: CommittedEntry) -> None:
     """Refuse an entry that its successor was not written after."""
     if following.document.parent != entry.as_parent:
         raise CorruptDataError(path_of(entry.document.number), "the entry after it was written after other bytes")
-
-
-def _say_committed(url: str, document: LogEntryDocument, size: int) -> None:
-    fields = {
-        "store": url,
-        "log_entry": path_of(document.number),
-        "kind": document.kind,
-        "checkpoint_id": document.checkpoint_id,
-        "writer_epoch": document.writer_epoch,
-        "entry_bytes": size,
-        "duration_ms": document.committed_at_ms - document.started_at_ms,
-    }
-    if document.kind == "fence":
-        _logger.info("%(store)s: a writer of epoch %(writer_epoch)d begins", fields, extra=fields)
-    else:
-        text = "%(store)s: %(kind)s %(checkpoint_id)d committed, %(duration_ms)d ms after it began"
-        _logger.info(text, fields, extra=fields)

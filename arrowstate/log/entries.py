@@ -184,9 +184,9 @@ def next_checkpoint(
 
 def next_compaction(
     newest: CommittedEntry,
-    checkpoint: LogEntryDocument,
     operators: Sequence[OperatorDocument],
     *,
+    checkpoint: LogEntryDocument,
     commit_id: str,
     started_at_ms: int,
     now_ms: int,

@@ -438,9 +438,7 @@ def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
     store = open_store(job.store, create=True, storage_options=job.storage_options)
     newest = CommitLog(store.storage).history().checkpoint
     _check_store(job, newest, store.storage)
-    committer = Committer(
-        store.storage, store.store_id, clock_ms=store.clock_ms, new_id=store.new_id, properties={"writer": "runtime"}
-    )
+    committer = Committer(store.storage, clock_ms=store.clock_ms, new_id=store.new_id, properties={"writer": "runtime"})
     return RunningJob(job, store, mode, seed, committer)
 
 

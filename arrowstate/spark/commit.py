@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
-from arrowstate.checkpoints.appending import append_checkpoint
-from arrowstate.checkpoints.handles import operator_of
+from arrowstate.checkpoints.committing import Needs, append_checkpoint
 from arrowstate.errors import CorruptDataError, FencedError, InvalidInputError
 from arrowstate.files.output_tables import BATCH_SUFFIX, OutputTable, appended
+from arrowstate.files.subtasks import operator_of
 from arrowstate.functions.dead_letters import is_dead_letters
-from arrowstate.log.commit import append_fence
+from arrowstate.log.commit import Commit, append_fence
 from arrowstate.log.commit_log import CommitLog, History, refuse_loss
-from arrowstate.log.entries import CommittedEntry
+from arrowstate.log.entries import CommittedEntry, next_checkpoint
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.task import SubtaskResult
@@ -213,24 +214,28 @@ def _commit(
         assert newest is not None, "the fence of this run is in the log"
         timer = min((item.next_timer for item in work.results if item.next_timer is not None), default=None)
         record = BatchRecord(batch.query_id, batch.run_id, batch.batch_id, work.outputs, work.metrics, timer)
-        entry = append_checkpoint(
-            storage,
-            log,
-            newest,
-            [*work.operators, *_dead_letters_before(stored.checkpoint, work.operators)],
-            before=() if stored.checkpoint is None else stored.checkpoint.operators,
-            base=min((number or 0 for number in bases), default=0),
-            paths=work.paths,
-            said=history.said,
-            new_id=new_id,
+        make = partial(
+            next_checkpoint,
             started_at_ms=work.started_at_ms,
-            now_ms=clock_ms(),
             watermark=newest.document.watermark if work.watermark is None else work.watermark,
             properties=record.to_properties(),
             statistics=work.statistics,
         )
+        # The files stay whatever happens: whoever runs the query deletes them, where the batch fails for good.
+        entry = append_checkpoint(
+            Commit(storage),
+            log,
+            newest,
+            make,
+            [*work.operators, *_dead_letters_before(stored.checkpoint, work.operators)],
+            Needs(work.paths, min((number or 0 for number in bases), default=0)),
+            before=() if stored.checkpoint is None else stored.checkpoint.operators,
+            said=history.said,
+            new_id=new_id,
+            clock_ms=clock_ms,
+        )
         if entry is not None:
-            return entry
+            return entry.document
         # A compaction took the number, and this goes on after it; or a newer run did, which the log tells.
 
 

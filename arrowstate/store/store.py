@@ -1157,7 +1157,6 @@ class StateStore:
         """
         entry = roll_back(
             self.storage,
-            self.store_id,
             self.snapshot(checkpoint).entry,
             comment=comment,
             clock_ms=self.clock_ms,

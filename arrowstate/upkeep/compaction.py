@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from arrowstate.checkpoints.committing import Needs, append_checkpoint
 from arrowstate.checkpoints.compaction import CompactionPolicy, choose
 from arrowstate.errors import (
     CheckpointNotFoundError,
@@ -30,14 +31,12 @@ from arrowstate.errors import (
     StorageError,
 )
 from arrowstate.files.reading import find_operator, find_state, open_run, subtask_runs
-from arrowstate.files.references import ReferenceReader
 from arrowstate.files.storage_use import StorageUse, files_of, slices_by_state, storage_use
 from arrowstate.files.stored_run import clear_dead
-from arrowstate.files.subtasks import fitted, subtask_of, whole_operators
+from arrowstate.files.subtasks import subtask_of, whole_operators
 from arrowstate.files.writing import RunWriter, schema_versions, write_manifest
-from arrowstate.log.boundary import NewReferences
 from arrowstate.log.collected import reading_checkpoint
-from arrowstate.log.commit import FilesOfCommit, delete_quietly, written_for_commit
+from arrowstate.log.commit import Commit
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import next_compaction
 from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease
@@ -226,48 +225,44 @@ class _Compaction:
         self._clock_ms = clock_ms
         self._new_id = new_id
         self._started_at_ms = clock_ms()
-        self._files: list[str] = []
+        self._files = Commit(storage)
 
     def apply(self, attempts: int) -> StoreCompactionReport:
-        with written_for_commit(self._storage) as files:
-            self._files = files.paths
+        with self._files:
             merged = [self._merge(planned) for planned in self._planned]
             for _ in range(attempts):
-                with written_for_commit(self._storage) as of_attempt:
-                    report = self._commit(merged, files, of_attempt)
+                first = len(self._files.paths)
+                report = self._commit(merged)
                 if report is not None:
                     return report
-                delete_quietly(self._storage, of_attempt.paths)
+                self._files.discard(self._files.paths[first:])
             raise CompactionConflictError(self._storage.url, attempts)
 
-    def _commit(
-        self, merged: Sequence[_Merged], files: FilesOfCommit, of_attempt: FilesOfCommit
-    ) -> StoreCompactionReport | None:
+    def _commit(self, merged: Sequence[_Merged]) -> StoreCompactionReport | None:
         """Append an entry with the merged runs to the newest one; None if another writer took its number."""
         newest, checkpoint = self._log.latest_with_checkpoint()
-        operators, used = self._operators(checkpoint, merged, of_attempt.paths)
+        operators, used = self._operators(checkpoint, merged)
         unused = [path for item in merged if item not in used for path in item.paths]
         if not used:
-            delete_quietly(self._storage, unused)
+            self._files.discard(unused)
             return StoreCompactionReport(None, 0, len(merged))
-        operators = fitted(
-            self._storage, operators, before=checkpoint.operators, new_id=self._new_id, paths=of_attempt.paths
-        )
-        entry = next_compaction(
+        committed = append_checkpoint(
+            self._files,
+            self._log,
             newest,
-            checkpoint,
+            partial(next_compaction, checkpoint=checkpoint, started_at_ms=self._started_at_ms),
             operators,
-            commit_id=self._new_id(),
-            started_at_ms=self._started_at_ms,
-            now_ms=self._clock_ms(),
+            Needs(set(self._files.paths).difference(unused), self._base.number),
+            before=checkpoint.operators,
+            # Whether the newest entry was acknowledged is for its writer to know, so everything is looked up.
+            held=(),
+            new_id=self._new_id,
+            clock_ms=self._clock_ms,
+            again=checkpoint,
         )
-        references = self._references(operators, {*files.paths, *of_attempt.paths}.difference(unused))
-        files.is_tried = of_attempt.is_tried = True
-        committed = self._log.append(entry, references)
         if committed is None:
-            files.is_tried = False
             return None
-        delete_quietly(self._storage, unused)
+        self._files.discard(unused)
         fields = {"store": self._storage.url, "merged": len(used), "dropped": len(merged) - len(used)}
         _logger.info("%(store)s: %(merged)d merges of a compaction committed", fields, extra=fields)
         runs = [item.file[0] for item in used if item.file is not None]
@@ -291,17 +286,15 @@ class _Compaction:
         merge = BackgroundMerge([run.freeze() for run in runs], MergePolicy(), partial(sink_of, runs, schemas.schema))
         merge.run()
         file = None
-        before = len(self._files)
+        before = len(self._files.paths)
         if merge.merged is not None:
-            writer = self._writer(planned, operator, state, self._files)
+            writer = self._writer(planned, operator, state)
             file = writer.write(merge.merged.freeze(), schemas.schema, state.schema_version)
         # What is kept until the commit must not grow with the rows of all states.
         merge.let_go()
-        return _Merged(planned, operator, subtask, state, merge, file, tuple(self._files[before:]))
+        return _Merged(planned, operator, subtask, state, merge, file, tuple(self._files.paths[before:]))
 
-    def _writer(
-        self, planned: PlannedMerge, operator: OperatorDocument, state: StateDocument, paths: list[str]
-    ) -> RunWriter:
+    def _writer(self, planned: PlannedMerge, operator: OperatorDocument, state: StateDocument) -> RunWriter:
         largest = max(planned.runs, key=lambda run: run.bytes)
         return RunWriter(
             self._storage,
@@ -311,11 +304,11 @@ class _Compaction:
             self._new_id,
             fields_of_run(operator.key, state),
             time_column(state),
-            paths=paths,
+            paths=self._files.paths,
         )
 
     def _operators(
-        self, checkpoint: LogEntryDocument, merged: Sequence[_Merged], paths: list[str]
+        self, checkpoint: LogEntryDocument, merged: Sequence[_Merged]
     ) -> tuple[list[OperatorDocument], list[_Merged]]:
         """Return the operators of the newest checkpoint with the merged runs, and which of these there are."""
         operators = []
@@ -327,21 +320,21 @@ class _Compaction:
                 runs = subtask_runs(self._storage, operator, subtask) if fitting else {}
                 before = len(used)
                 for item in fitting:
-                    carried = self._carried(item, runs.get(item.planned.state, []), paths)
+                    carried = self._carried(item, runs.get(item.planned.state, []))
                     if carried is not None:
                         runs[item.planned.state] = carried
                         used.append(item)
                 if len(used) > before:
                     states = [StateRunsDocument(name=name, runs=own) for name, own in runs.items()]
                     handle = write_manifest(
-                        self._storage, operator.uid, subtask.key_groups, states, self._new_id, paths
+                        self._storage, operator.uid, subtask.key_groups, states, self._new_id, self._files.paths
                     )
                     subtask = replace(subtask, manifest=handle, schema_versions=schema_versions(states))
                 subtasks.append(subtask)
             operators.append(replace(operator, subtasks=subtasks))
         return operators, used
 
-    def _carried(self, item: _Merged, have: list[RunDocument], paths: list[str]) -> list[RunDocument] | None:
+    def _carried(self, item: _Merged, have: list[RunDocument]) -> list[RunDocument] | None:
         """Return the runs of a state with the merged one in the place of its sources; None if one of them is gone."""
         by_slice = {_slice(run): run for run in have}
         sources = [by_slice.get(_slice(run)) for run in item.planned.runs]
@@ -363,7 +356,7 @@ class _Compaction:
             document, shift = item.file
             run = _with_dead(item.merge.merged, died)
             live_rows = run.live_rows
-            merged = self._writer(item.planned, item.operator, item.state, paths).refer(run.freeze(), document, shift)
+            merged = self._writer(item.planned, item.operator, item.state).refer(run.freeze(), document, shift)
         if live_rows != expected:
             raise CorruptDataError(
                 f"state {item.planned.uid}.{item.planned.state}",
@@ -378,11 +371,6 @@ class _Compaction:
         live = all_live(rows)
         clear_dead(self._storage, run.deletion_vector, live, rows, run.first_row)
         return kernels.live_rows(~live, 0, rows) + run.first_row
-
-    def _references(self, operators: Sequence[OperatorDocument], written: set[str]) -> NewReferences:
-        everything = set(ReferenceReader(self._storage).files(operators))
-        # Whether the newest entry was acknowledged is for its writer to know, so all that it refers to is looked up.
-        return NewReferences(written, self._base.number, everything - written, lambda: everything)
 
 
 def _slice(run: RunDocument) -> tuple[str, str, int, int]:

@@ -195,7 +195,7 @@ def bootstrap(point):
         write = subtask.SubtaskFill.written
         subtask.SubtaskFill.written = lambda *arguments: (write(*arguments), die())
     if point == "fence":
-        commit.append_checkpoint = die
+        commit.Committer.commit = die
     state = arrowstate.ValueStateDescriptor("v", pa.int64())
     arguments = {"parallelism": 2, "memory_budget_bytes": 0, "spill_dir": sys.argv[1] + "/spill"}
     arrowstate.open_store(sys.argv[1] + "/store").bootstrap("op", ["k"], [state], rows(point), **arguments)

@@ -9,7 +9,8 @@ import pytest
 import arrowstate
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id
-from arrowstate.files.writing import operator_document, write_subtask
+from arrowstate.files.subtasks import operator_of
+from arrowstate.files.writing import write_subtask
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
 from arrowstate_formats.run_files import checksum
@@ -168,11 +169,11 @@ OTHER_KEY = pa.schema([("q", pa.int64())])
 BAD_SUBTASKS = {
     "none": (list, "no backend"),
     "one_missing": (lambda: subtasks(3)[:2], "0 to 127"),
-    "first_missing": (lambda: subtasks(3)[1:], "starts at key group 43, expected 0"),
-    "middle_missing": (lambda: [subtasks(3)[0], subtasks(3)[2]], "expected 43"),
-    "twice": (lambda: [subtasks(2)[0], *subtasks(2)], "expected 64"),
-    "wrong_order": (lambda: subtasks(2)[::-1], "expected 0"),
-    "overlap": (lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(63, 127))], "expected 64"),
+    "first_missing": (lambda: subtasks(3)[1:], "starts at key group 43, expected subtask 0 from key group 0"),
+    "middle_missing": (lambda: [subtasks(3)[0], subtasks(3)[2]], "from key group 43"),
+    "twice": (lambda: [subtasks(2)[0], *subtasks(2)], "from key group 64"),
+    "wrong_order": (lambda: subtasks(2)[::-1], "from key group 0"),
+    "overlap": (lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(63, 127))], "from key group 64"),
     "other_max_parallelism": (
         lambda: [subtasks(2)[0], backend_of(groups=arrowstate.KeyGroupRange(64, 127), max_parallelism=256)],
         "one max parallelism",
@@ -328,16 +329,15 @@ def test_parts_that_tasks_wrote_are_committed_as_one_checkpoint(store):
     whole = backend_of()
     first = commit(store, {"op": [whole]})
     writer = writer_on(store, store.storage)
-    documents = []
+    parts = []
     for subtask in range(3):
         backend = first.restore("op", parallelism=3, subtask=subtask)
         frozen = backend.freeze()
         written = write_subtask(store.storage, store.store_id, "op", subtask, frozen, format="arrow", new_id=new_id)
         assert written.paths == ()
-        documents.append(written.document)
-    states = [state.document for state in frozen.states]
+        parts.append(written)
 
-    entry = writer.commit([operator_document("op", frozen.key, 128, states, documents)], started_at_ms=5)
+    entry = writer.commit([operator_of("op", parts)], started_at_ms=5)
 
     assert sum_of_totals(store.snapshot(entry.checkpoint_id)) == sum(range(3000))
     assert len(entry.operators[0].subtasks) == 3

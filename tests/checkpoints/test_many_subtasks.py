@@ -95,7 +95,7 @@ def test_entry_and_fence_of_4096_subtasks_are_small(store: StateStore) -> None:
     writer.commit([operator], started_at_ms=1)
     lists = large.storage.list("manifests/")
     changed = replace(operator, subtasks=[replace(subtasks[0], watermark=Int64(7)), *subtasks[1:]])
-    writer.commit([changed], needs=Needs(set(), set(), 2), started_at_ms=1, statistics=measured)
+    writer.commit([changed], needs=Needs((), 2, set()), started_at_ms=1, statistics=measured)
     large.writer()
 
     fence, first, second, last = sizes(large)

@@ -16,7 +16,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import EditConflictError, FencedError
-from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.commit import Commit
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 from long_form import short_or_long
 from stores import TOTAL, commit
@@ -329,10 +329,10 @@ def test_an_edit_whose_commit_fails_in_a_way_that_nobody_foresaw_keeps_what_it_m
     job: PlainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = job.store
-    append = CommitLog.append
+    append = Commit.append
 
-    def interrupted(log: Any, document: Any, *arguments: Any) -> Any:
-        committed = append(log, document, *arguments)
+    def interrupted(commit: Any, log: Any, document: Any, *arguments: Any, **options: Any) -> Any:
+        committed = append(commit, log, document, *arguments, **options)
         if document.kind == "checkpoint":
             raise RuntimeError("after the entry was written")
         return committed
@@ -341,7 +341,7 @@ def test_an_edit_whose_commit_fails_in_a_way_that_nobody_foresaw_keeps_what_it_m
         new = pa.table({"user": [f"n{n}" for n in range(5000)], "total": range(5000)})
         changes.upsert("ledger.total", new)
         with monkeypatch.context() as patch:
-            patch.setattr(CommitLog, "append", interrupted)
+            patch.setattr(Commit, "append", interrupted)
             with pytest.raises(RuntimeError, match="after the entry"):
                 changes.commit()
 

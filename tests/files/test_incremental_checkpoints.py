@@ -11,8 +11,8 @@ from arrowstate import FencedError, KeyedStateBackend, ValueStateDescriptor, ope
 from arrowstate.clock import new_id
 from arrowstate.files import writing
 from arrowstate.files.open_files import forget_open_files
-from arrowstate.files.subtasks import read_states
-from arrowstate.files.writing import RunWriter, operator_document, write_subtask
+from arrowstate.files.subtasks import operator_of, read_states
+from arrowstate.files.writing import RunWriter, write_subtask
 from arrowstate.table.merging import MergePolicy
 from stores import TOTAL, commit
 
@@ -274,9 +274,7 @@ def test_a_view_frozen_before_a_later_checkpoint_is_written_as_it_was(store, cou
         writer.checkpoint({"op": [counts]})
 
         written = write_subtask(store.storage, store.store_id, "op", 0, early, format="arrow", new_id=new_id)
-        states = [state.document for state in early.states]
-        document = operator_document("op", early.key, early.max_parallelism, states, [written.document])
-        writer._writer.commit([document], started_at_ms=0)
+        writer._writer.commit([operator_of("op", [written])], started_at_ms=0)
 
     assert read(store.latest()).equals(expected)
 
@@ -297,9 +295,7 @@ def test_a_frozen_view_is_written_by_another_thread_while_the_backend_goes_on(st
         counts.state(TOTAL).clear_batch(pa.array([rounds]))
         rounds += 1
     thread.join()
-    states = [state.document for state in frozen.states]
-    document = operator_document("op", frozen.key, frozen.max_parallelism, states, [written[0].document])
-    store.writer()._writer.commit([document], started_at_ms=0)
+    store.writer()._writer.commit([operator_of("op", written)], started_at_ms=0)
 
     assert read(store.latest()).equals(expected)
 

@@ -11,8 +11,9 @@ from arrowstate.clock import new_id
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.reading import find_operator, find_state, open_state
 from arrowstate.files.subtasks import read_states
-from arrowstate.files.writing import operator_document, write_subtask
+from arrowstate.files.writing import write_subtask
 from arrowstate.schema.versions import RunSchemas
+from arrowstate_formats.documents import OperatorDocument
 from stores import KEY, NOTE, TOTAL, commit
 
 SCALES = [(1, 1), (1, 128), (2, 128), (3, 128), (4, 128), (3, 192), (5, 7), (7, 7), (2, 32768), (9, 100)]
@@ -195,7 +196,9 @@ def test_a_slice_of_a_large_run_is_written_to_another_store_with_a_directory_of_
         frozen = backend.freeze()
         written = write_subtask(other.storage, other.store_id, "op", 0, frozen, format="arrow", new_id=new_id)
         states = [state.document for state in frozen.states]
-        document = operator_document("op", frozen.key, 128, states, [written.document])
+        document = OperatorDocument(
+            uid="op", key=list(frozen.key), max_parallelism=128, states=states, subtasks=[written.document]
+        )
         other.writer()._writer.commit([document], started_at_ms=number)
         forget_open_files()
 

@@ -1,12 +1,14 @@
 """What becomes of the files of a commit that fails, and of a fence that another writer comes before."""
 
 import itertools
+from unittest import mock
 
 import pytest
 
 from arrowstate.errors import CollectedError, CommitUnknownError, FencedError, InvalidInputError, StorageError
-from arrowstate.log.commit import append_fence, take_fence, written_for_commit
+from arrowstate.log.commit import Commit, append_fence, take_fence
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import next_fence
 from arrowstate.storage.registry import open_storage
 
 NOT_COMMITTED = [FencedError(1, 2), CollectedError(["data/1"]), InvalidInputError("x"), StorageError("x", "y")]
@@ -20,11 +22,18 @@ def storage(tmp_path):
 
 def fail(storage, error, *, is_tried):
     """Write a file for a commit that ends with an error; return whether the file is left."""
-    with pytest.raises(type(error)), written_for_commit(storage) as files:
+
+    def fails(*_):
+        raise error
+
+    with pytest.raises(type(error)), Commit(storage) as commit:
         with storage.write_file("data/1") as file:
             file.write(b"rows")
-        files.paths.append("data/1")
-        files.is_tried = is_tried
+        commit.paths.append("data/1")
+        if is_tried:
+            entry = next_fence(None, commit_id="c", now_ms=5, properties={})
+            with mock.patch.object(storage, "put_if_absent", fails):
+                commit.append(CommitLog(storage), entry)
         raise error
     return storage.exists("data/1")
 

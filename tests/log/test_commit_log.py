@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 import arrowstate
 from arrowstate.log.boundary import put_boundary
+from arrowstate.log.commit import Commit
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import HINT_PATH, create_store, open_store_document, path_of, put_store_document
 from arrowstate.storage import clear_memory_storage, open_storage
@@ -41,7 +42,7 @@ def fill(log, kinds):
     """Append entries of these kinds, numbered from 1."""
     parent = None
     for number, kind in enumerate(kinds, 1):
-        parent = log.append(entry(number, parent, kind)).as_parent
+        parent = Commit(log.storage).append(log, entry(number, parent, kind)).as_parent
     return log
 
 
@@ -61,7 +62,7 @@ def test_an_entry_reads_as_it_was_appended_with_the_checksum_of_its_bytes(storag
     log = CommitLog(storage)
     first = entry(1, kind=FENCE)
 
-    committed = log.append(first)
+    committed = Commit(log.storage).append(log, first)
 
     assert committed.document == first
     assert committed.xxh3_128 == checksum(storage.read(path_of(1)))
@@ -73,7 +74,7 @@ def test_a_number_can_be_taken_once(storage):
     log = fill(CommitLog(storage), [FENCE, CHECKPOINT])
     before = storage.read(path_of(2))
 
-    lost = log.append(replace(entry(2, log.read(1).as_parent), commit_id="another"))
+    lost = Commit(log.storage).append(log, replace(entry(2, log.read(1).as_parent), commit_id="another"))
 
     assert lost is None
     assert storage.read(path_of(2)) == before
@@ -118,7 +119,7 @@ def test_a_fence_is_no_checkpoint(storage):
 
 def test_a_checkpoint_is_found_by_an_id_that_is_not_its_number(storage):
     log = CommitLog(storage)
-    log.append(replace(entry(4), checkpoint_id=77, kind="savepoint"))
+    Commit(log.storage).append(log, replace(entry(4), checkpoint_id=77, kind="savepoint"))
 
     assert log.checkpoint(77).number == 4
     with pytest.raises(arrowstate.CheckpointNotFoundError):
@@ -178,8 +179,8 @@ def test_a_commit_under_a_collected_number_is_not_acknowledged_and_a_fence_is_lo
         storage.delete(path_of(number))
 
     with pytest.raises(arrowstate.CommitUnknownError, match="collected past it"):
-        log.append(entry(3))
-    assert log.append(entry(2, kind=FENCE)) is None
+        Commit(log.storage).append(log, entry(3))
+    assert Commit(log.storage).append(log, entry(2, kind=FENCE)) is None
 
     assert log.latest().document.number == 4
     assert storage.read(HINT_PATH) == b"4"

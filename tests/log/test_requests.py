@@ -11,6 +11,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import CollectedError, CommitUnknownError
 from arrowstate.log.boundary import NewReferences, path_of, put_boundary
+from arrowstate.log.commit import Commit
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import next_checkpoint
 from arrowstate.store import StateStore
@@ -152,7 +153,7 @@ def test_the_hint_is_written_while_collections_are_looked_up(counted: Counted) -
     entry = next_checkpoint(newest, [], commit_id="next", started_at_ms=0, now_ms=0, watermark=None, properties={})
     beside = Beside(counted.store.storage, {("list", "gc/"), ("put_hint", "_latest")})
 
-    CommitLog(beside).append(entry)  # type: ignore[arg-type]
+    Commit(beside).append(CommitLog(beside), entry)  # type: ignore[arg-type]
 
     assert counted.store.storage.read("_latest") == b"3"
     assert counted.store.latest().checkpoint_id == 2
@@ -212,6 +213,6 @@ def test_statements_that_were_read_before_an_append_do_not_hide_those_made_meanw
     references = NewReferences(everything=lambda: [path])
 
     with pytest.raises(CollectedError):
-        log.append(entry, references)
+        Commit(log.storage).append(log, entry, references)
     with pytest.raises(CommitUnknownError):
-        log.append(entry, references, said=history.said)
+        Commit(log.storage).append(log, entry, references, said=history.said)

@@ -8,7 +8,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import FencedError
-from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.commit import Commit
 from arrowstate.spark import progress
 
 TIGHT = arrowstate.CompactionPolicy(1.001, min_bytes=0)
@@ -63,14 +63,14 @@ def test_a_compaction_that_takes_the_number_of_a_commit_fences_nobody(
     filled: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = filled.fold(2, make_rows(2))
-    append = CommitLog.append
+    append = Commit.append
 
-    def beaten(self: CommitLog, *arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(CommitLog, "append", append)
+    def beaten(self: Commit, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Commit, "append", append)
         compact(filled)
         return append(self, *arguments, **options)
 
-    monkeypatch.setattr(CommitLog, "append", beaten)
+    monkeypatch.setattr(Commit, "append", beaten)
     entry = filled.commit(2, results)
 
     assert (entry.number, entry.properties["spark"]["batch_id"]) == (5, 2)

@@ -3,6 +3,7 @@
 import random
 
 from arrowstate.log.boundary import put_boundary
+from arrowstate.log.commit import Commit
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import next_checkpoint, next_compaction, next_fence, path_of
 from arrowstate.log.pins import put_tag
@@ -22,7 +23,7 @@ class Log:
         self.found = {}
 
     def add(self, document):
-        self.newest = self.log.append(document)
+        self.newest = Commit(self.storage).append(self.log, document)
         if document.kind != "fence":
             self.checkpoint = document
             self.found[document.checkpoint_id] = document.number
@@ -39,7 +40,7 @@ class Log:
 
     def compact(self):
         options = {"commit_id": f"k{random.random()}", "started_at_ms": 0, "now_ms": 0}
-        return self.add(next_compaction(self.newest, self.checkpoint, [], **options))
+        return self.add(next_compaction(self.newest, [], checkpoint=self.checkpoint, **options))
 
     def collect(self, boundary, keep=()):
         """Drop the entries below a number, except for tagged ones."""

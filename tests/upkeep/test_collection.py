@@ -791,6 +791,98 @@ def test_a_commit_whose_files_are_collected_while_its_entry_is_made_is_not_ackno
     assert sum_of_totals(whole) == expected(400)
 
 
+def bootstrapped(store, _):
+    rows = pa.table({"user": range(3000), "city": [f"city {number}" for number in range(3000)]})
+    store.bootstrap("people", ["user"], [arrowstate.ValueStateDescriptor("city", pa.string())], rows)
+
+
+def edited(store, _):
+    with store.edit() as changes:
+        changes.upsert("op.total", pa.table({"k": range(9000), "total": range(9000)}))
+        changes.commit()
+
+
+def imported(store, savepoint):
+    store.import_savepoint(savepoint)
+
+
+def compacted(store, _):
+    store.compact(arrowstate.CompactionPolicy(max_small_files=1, min_bytes=0)).apply()
+
+
+ONCE = {"bootstrap": (bootstrapped, 8), "edit": (edited, 8), "import": (imported, 8), "compaction": (compacted, 7)}
+
+
+@pytest.fixture(params=ONCE)
+def doubtful(request, filled):
+    """A store, and how to commit once to it, with files that go while the entry is made; and the number of that."""
+    act, number = ONCE[request.param]
+    backend = totals_from(400, 1500)
+    filled.writer.checkpoint({"op": [backend]}, allow_dropped_state=True)
+    backend.state(TOTAL).add_batch(pa.array(range(1500, 3000)), pa.array(range(1900, 3400)))
+    filled.writer.checkpoint({"op": [backend]}, properties={"offset": 7}, watermark=9)
+    savepoint = filled.store.savepoint("saved").storage.url
+    store, hooked = filled.process()
+
+    def commit():
+        act(store, savepoint)
+
+    hooked.act_before("put_if_absent", path_of(number), filled.collect_orphans)
+    return filled, commit, hooked, number
+
+
+def test_where_nobody_goes_on_after_an_entry_in_doubt_the_checkpoint_before_is_committed_again(doubtful):
+    filled, commit, _, number = doubtful
+    before = filled.store.latest().entry
+
+    with pytest.raises(arrowstate.CollectedError, match="nothing was committed, try again"):
+        commit()
+
+    repeated = filled.store.latest().entry
+    kind = "compaction" if number == 7 else "checkpoint"
+    assert (repeated.number, repeated.kind, repeated.checkpoint_id) == (number + 1, kind, 5 if number == 7 else 7)
+    assert repeated.operators == before.operators
+    assert (repeated.properties, repeated.watermark) == (before.properties, before.watermark)
+    assert filled.store.latest().verify(deep=True).ok
+    # What the entry in doubt refers to stays as long as it does, so a collection does not take it for damage.
+    assert CommitLog(filled.storage).read(number).document.checkpoint_id == (5 if number == 7 else 6)
+    filled.collect_orphans()
+    assert sum_of_totals(filled.store.latest()) == expected(400)
+    commit()
+    filled.collect_orphans()
+    assert filled.store.verify(deep=True).problems == []
+    assert filled.files("data/") == filled.referenced()
+
+
+def test_an_entry_in_doubt_that_others_go_on_from_is_not_taken_back(doubtful):
+    filled, commit, hooked, number = doubtful
+    hooked.act_after("put_if_absent", path_of(number), filled.store.writer)
+
+    with pytest.raises(arrowstate.CommitUnknownError, match="being collected"):
+        commit()
+
+    assert CommitLog(filled.storage).latest().document.kind == "fence"
+    assert CommitLog(filled.storage).latest().document.number == number + 1
+
+
+def test_an_entry_in_doubt_stays_so_if_the_checkpoint_before_cannot_be_committed_again(doubtful):
+    filled, commit, hooked, number = doubtful
+
+    def fails():
+        raise arrowstate.StorageError(path_of(number + 1), "no answer")
+
+    hooked.act_before("put_if_absent", path_of(number + 1), fails)
+
+    with pytest.raises(arrowstate.CommitUnknownError, match="being collected"):
+        commit()
+
+    assert CommitLog(filled.storage).latest().document.number == number
+    filled.collect_orphans()
+    with pytest.warns(RuntimeWarning, match="missing"):
+        whole = filled.store.latest_whole()
+    assert (whole.checkpoint_id, sum_of_totals(whole)) == (5, expected(400))
+
+
 def test_checkpoints_that_may_be_needed_instead_of_one_that_lost_its_files_are_not_collected(filled):
     store, hooked = filled.process()
     hooked.act_before("put_if_absent", "log/00000000000000000006", filled.collect_orphans)

@@ -79,7 +79,7 @@ def run(folder: Path, checkpoints: int, *, interval_ms: int = INTERVAL_MS) -> Fi
     made = arrowstate.open_store(folder / "store", create=True)
     time_ms: Callable[[], int] = lambda: START_MS  # noqa: E731
     store = StateStore(made.storage, made.store_id, clock_ms=lambda: time_ms())
-    committer = Committer(store.storage, store.store_id, clock_ms=store.clock_ms, new_id=store.new_id)
+    committer = Committer(store.storage, clock_ms=store.clock_ms, new_id=store.new_id)
     seconds: list[float] = []
 
     def collect() -> tuple[int, int]:

@@ -18,9 +18,9 @@ from arrowstate.files.operator import read_part
 from arrowstate.files.output_tables import OutputTable as StoredTable
 from arrowstate.files.output_tables import appended, merged_parts, write_output
 from arrowstate.files.references import operator_state_files
-from arrowstate.files.subtasks import whole_state
+from arrowstate.files.subtasks import lowest_watermark, operator_of, whole_state
 from arrowstate.functions.dead_letters import is_dead_letters
-from arrowstate.log.commit import delete_quietly
+from arrowstate.log.commit import Commit
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime.connectors import PreparingSink, Sink, Token
 from arrowstate.runtime.core.explaining import explained
@@ -107,9 +107,9 @@ class Entries:
         return entry
 
     def commit(self, checkpoint_id: int, handles: Sequence[TaskHandle], *, based_on: int, started_at_ms: int) -> None:
-        """Commit a checkpoint all of whose parts are written."""
-        paths: list[str] = []
-        try:
+        """Commit a checkpoint all of whose parts are written; their files stay, for whoever ends the checkpoint."""
+        with Commit(self.storage) as files:
+            paths = files.paths
             found = [
                 Kept(part.uid, part.epoch, handle.subtask, part.part, part.value_type)
                 for handle in handles
@@ -133,8 +133,6 @@ class Entries:
             written = {path for handle in handles for path in handle.paths}.union(paths)
             states = [state for operator in operators for state in operator.operator_states]
             needed = {path for handle in handles for path in handle.references}.union(operator_state_files(states))
-            watermarks = [handle.document.watermark for handle in handles if handle.document is not None]
-            known = [watermark for watermark in watermarks if watermark is not None]
             self.committer.commit(
                 operators,
                 properties={
@@ -143,15 +141,15 @@ class Entries:
                         "recorded": {uid: len(item.parts) for uid, item in recorded.items() if item.parts},
                     }
                 },
-                watermark=min(known) if known and len(known) == len(watermarks) else None,
+                watermark=lowest_watermark(
+                    item.watermark for handle in handles if (item := handle.document) is not None
+                ),
                 started_at_ms=started_at_ms,
                 checkpoint_id=checkpoint_id,
-                needs=Needs(needed, written, based_on),
+                needs=Needs(written, based_on, needed),
                 statistics=[handle.statistics for handle in handles if handle.statistics is not None],
+                files=files,
             )
-        except InvalidInputError:
-            delete_quietly(self.storage, paths)
-            raise
         self.committed_id = checkpoint_id
         self.waiting = kept
         self.recorded = recorded
@@ -231,16 +229,17 @@ class Entries:
             if isinstance(task, SourceNode):
                 # Those of the slots come first: how many follow stands in a property.
                 documents = [replace(item, parts=[*item.parts, *recorded[task.uid].parts]) for item in documents]
-            keyed = isinstance(task, StatefulNode)
-            if keyed or documents:
+            if [handle.subtask for handle in own] != [*range(self.parallelism)]:
+                raise InvalidInputError(
+                    f"task {task.uid!r} was written by the subtasks {[handle.subtask for handle in own]}, and a "
+                    f"checkpoint needs each of {self.parallelism} once"
+                )
+            if isinstance(task, StatefulNode):
+                made.append(operator_of(task.uid, own, documents))
+            elif documents:
                 made.append(
                     OperatorDocument(
-                        uid=task.uid,
-                        key=own[0].key,
-                        max_parallelism=self.max_parallelism if keyed else 1,
-                        states=own[0].states,
-                        subtasks=[handle.document for handle in own if handle.document is not None],
-                        operator_states=documents,
+                        uid=task.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=documents
                     )
                 )
         return made

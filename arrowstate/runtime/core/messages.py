@@ -51,6 +51,7 @@ class TaskHandle:
     task: str
     subtask: int
     key: list[FieldDocument] = field(default_factory=list)
+    max_parallelism: int = 1
     states: list[StateDocument] = field(default_factory=list)
     document: SubtaskDocument | None = None
     """Of its keyed state."""

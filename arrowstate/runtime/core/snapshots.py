@@ -106,6 +106,7 @@ class SnapshotWork:
             self.task,
             self.subtask,
             key=[] if self.keyed is None else list(self.keyed.key),
+            max_parallelism=1 if self.keyed is None else self.keyed.max_parallelism,
             states=[] if self.keyed is None else [state.document for state in self.keyed.states],
             document=None if keyed is None else keyed.document,
             parts=tuple(parts),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arrowstate.errors import ArrowStateError
-from arrowstate.log.boundary import path_of
+from arrowstate.log.boundary import number_of, path_of
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
 from arrowstate.storage.base import Storage
@@ -215,7 +215,8 @@ class Oracle:
             *(self._files(subtask["manifest"]) for operator in entry["operators"] for subtask in operator["subtasks"])
         )
         if kind != "fence":
-            self._check_history(number, token, kind)
+            if not self._takes_back(path, kind, token, files):
+                self._check_history(number, token, kind)
             self._check_id(entry["checkpoint_id"], kind)
         elif (content := entry["content"]) is not None and (named := self.commit(content["number"])) is not None:
             # A fence repeats nothing, so it needs what it names.
@@ -241,6 +242,36 @@ class Oracle:
         newest = max((commit.checkpoint_id or 0 for commit in self.checkpoints()), default=0)
         if checkpoint_id != newest + (kind != "compaction"):
             self.violated(f"the {kind} after checkpoint {newest} has the id {checkpoint_id}")
+
+    def _takes_back(self, path: str, kind: str, token: str | None, files: frozenset[str]) -> bool:
+        """Whether an entry repeats the checkpoint before one in doubt, whose writer does not go on."""
+        before = self.checkpoints()[-2:]
+        if len(before) < 2 or before[1] is not self.chain[-1] or before[1].kind != kind or before[1].acknowledged:
+            return False
+        held, doubtful = before
+        # A list of subtasks may be in the entry or in a file, and the entry is another one.
+        same = held.token == token and held.files - {path_of(held.number)} == files - {path}
+        return same and (not self.whole(doubtful) or not self._condemned().isdisjoint(doubtful.files))
+
+    def _condemned(self) -> set[str]:
+        """Return what a collection may be deleting."""
+        paths = [path for path in self.written if path.startswith("gc/condemned-")]
+        return {path for name in paths for path in json.loads(self.storage.read(name))["condemned"]}
+
+    def taken_back(self, made: list[str], actor: str) -> None:
+        """Check what a commit leaves that was not to be there: nothing, or the checkpoint before it once more."""
+        numbers = [number_of(path) for path in made if path.startswith("log/")]
+        commits = [commit for number in numbers if number is not None and (commit := self.commit(number)) is not None]
+        own = [commit for commit in commits if commit.kind != "fence"]
+        if not own:
+            return
+        held = [commit for commit in self.checkpoints() if commit.number < own[0].number][-1:]
+        if len(own) != 2 or not held or own[1].token != held[0].token:
+            self.violated(f"{actor} was told that nothing was committed, and {own[0].number} is not taken back")
+        elif held[0].acknowledged:
+            own[1].acknowledged = True
+            if own[1] in self.held():
+                self.check_content(own[1], "takes back one in doubt")
 
     def _check_history(self, number: int, token: str | None, kind: str) -> None:
         promise = self.promises.get(token or "")
@@ -319,7 +350,11 @@ class Oracle:
         checkpoints = self.checkpoints()
         numbers = {*self._leased(), *self.tags.values()}
         # A compaction counts in the place of the checkpoint that it repeats.
-        latest = {commit.token: commit for commit in checkpoints}
+        latest: dict[str | None, Commit] = {}
+        for commit in checkpoints:
+            # What is repeated after one in doubt is newer than that.
+            latest.pop(commit.token, None)
+            latest[commit.token] = commit
         kept = checkpoints if self.retained is None else [*latest.values()][-self.retained :]
         numbers.update(commit.number for commit in kept)
         return [commit for commit in checkpoints if commit.acknowledged and commit.number in numbers]

@@ -62,6 +62,10 @@ class Process:
         except arrowstate.CommitUnknownError:
             # It may be committed, so what it wrote must stay.
             raise
+        except arrowstate.CollectedError:
+            self.oracle.taken_back(self.made[made:], self.name)
+            self._settled(faults, made)
+            raise
         except BaseException:
             self._settled(faults, made)
             raise

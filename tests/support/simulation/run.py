@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from unittest import mock
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
+from arrowstate.log import commit as log_commit
 from arrowstate.log import commit_log
 from arrowstate.log.boundary import NewReferences
 from arrowstate.log.entries import create_store
@@ -143,7 +144,10 @@ def _commits(call: Call | None) -> bool:
 def _doing_without(guarantee: str | None) -> Iterator[None]:
     """Let commits overlook what collections have said, or what they have taken."""
     if guarantee == "boundary-check":
-        with mock.patch.object(commit_log, "boundaries", lambda _: []):
+        with (
+            mock.patch.object(log_commit, "boundaries", lambda _: []),
+            mock.patch.object(commit_log, "boundaries", lambda _: []),
+        ):
             yield
     elif guarantee == "grace":
         # No grace period alone costs attempts, and no checkpoint: commits look whether their files are there.
