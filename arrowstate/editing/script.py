@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from arrowstate.editing.verbs import Verbs
 
 _SHOWN_CHARACTERS = 200
+_FETCHED_ROWS = 10_000
 _VIEW = "base table"
 """What DuckDB says can be changed, where a script has another name for a state and finds its view."""
 
@@ -57,6 +58,9 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
         for number, statement in enumerate(_checked(statements_of(prepared)), 1):
             try:
                 connection.execute(statement)
+                # The rows of a query are nobody's; a connection with an unfinished result does nothing else.
+                while connection.fetchmany(_FETCHED_ROWS):
+                    pass
             except duckdb.Error as error:
                 shown = " ".join(statement.query.split())[:_SHOWN_CHARACTERS]
                 hint = "; a state is named by its operator and its name, as in op.state" if _VIEW in str(error) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import sys
 from collections import deque
 from itertools import islice
 from typing import Any, TypeAlias
@@ -38,9 +39,12 @@ def choose_checkpoint(
         return checkpoint_at(log, _since_epoch(reference), reference.isoformat())
     if isinstance(reference, str) and not (seen_from is not None and _BACK.fullmatch(reference)):
         return _by_text(storage, log, reference)
-    if seen_from is not None and int(reference) < 0:
-        return _before(log, seen_from, -int(reference))
-    return log.checkpoint(int(reference) if isinstance(reference, str) else reference)
+    given: object = reference
+    number = int(reference) if isinstance(reference, str) else reference
+    # What is no number is refused by the log.
+    if seen_from is not None and isinstance(given, (int, str)) and number < 0:
+        return _before(log, seen_from, -number)
+    return log.checkpoint(number)
 
 
 def named_checkpoint(storage: Storage, log: CommitLog, name: str) -> LogEntryDocument | None:
@@ -112,7 +116,8 @@ def _by_text(storage: Storage, log: CommitLog, text: str) -> LogEntryDocument:
 
 def _before(log: CommitLog, start: int, steps: int) -> LogEntryDocument:
     """Return the checkpoint that lies so many before another one."""
-    older = [*islice((entry for entry in log.backwards() if (entry.checkpoint_id or start) < start), steps)]
+    before = (entry for entry in log.backwards() if (entry.checkpoint_id or start) < start)
+    older = [*islice(before, min(steps, sys.maxsize))]
     if len(older) < steps:
         raise NotFoundError(f"there are {len(older)} checkpoints before checkpoint {start}, got {-steps}")
     return older[-1]

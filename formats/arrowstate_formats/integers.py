@@ -43,9 +43,10 @@ def check_integer(
             if least <= number <= most:
                 return number
     kind = f"whole number of {unit}" if unit else "whole number"
+    # Bounds beyond all integers of a store are none to speak of.
+    bounds = f" from {_text(least)} to {_text(most)}" if least >= INT64_MIN else ""
     raise InvalidInputError(
-        f"{what} must be a {kind} from {_text(least)} to {_text(most)}{' or None' if optional else ''}, "
-        f"got {value!r} ({type(value).__name__})"
+        f"{what} must be a {kind}{bounds}{' or None' if optional else ''}, got {value!r} ({type(value).__name__})"
     )
 
 

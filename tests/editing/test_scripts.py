@@ -128,6 +128,14 @@ def test_statements_of_every_kind_read_other_checkpoints(store, script, rows):
     assert after(store, script) == rows
 
 
+@pytest.mark.parametrize(
+    "script",
+    ["update op.v set v = 7; from op.v", "describe op.v; update op.v set v = 7; select * from op.v, range(50000)"],
+)
+def test_a_script_may_end_with_a_query_whose_rows_are_nobody_s(store, script):
+    assert after(store, script) == [(1, 7), (2, 7)]
+
+
 def test_a_state_may_be_named_at(store):
     script = 'update op."at" set "at" = o."at" from op."at" o at (version => 1) where o.k = "at".k'
 

@@ -522,8 +522,13 @@ def test_a_checkpoint_is_named_by_id_tag_or_time(store):
     assert store.show("gold")["checkpoint_id"] == 1
     with store.lease("gold") as lease:
         assert lease.snapshot.checkpoint_id == 1
-    with pytest.raises(NotFoundError, match="2 checkpoints before"):
-        store.diff(-3)
+    for steps in (-3, -(2**70)):
+        with pytest.raises(NotFoundError, match="2 checkpoints before"):
+            store.diff(steps)
+    for given in (1.5, datetime.date(2026, 3, 1), True):
+        for choose in (store.snapshot, store.diff):
+            with pytest.raises(InvalidInputError, match=r"the id of a checkpoint must be a whole number, got"):
+                choose(given)
     with pytest.raises(NotFoundError, match="no tag 'silver'"):
         store.snapshot("silver")
     with pytest.raises(NotFoundError, match="the oldest, 1,"):
