@@ -72,6 +72,11 @@ class CheckpointStreamFactory:
         self, folder: str, suffix: str, data: Any, *, id: str | None = None, xxh3_128: str | None = None
     ) -> StreamStateHandle:
         """Write bytes that are at hand, at least one, and return their handle; see `create`."""
+        size = memoryview(data).nbytes
+        if 0 < size < self.inline_bytes:
+            if self.cancelled():
+                raise CheckpointCancelledError
+            return StreamStateHandle(size, xxh3_128 or xxhash.xxh3_128_hexdigest(data), data=bytes(data))
         with self.create(folder, suffix, id=id, hashing=xxh3_128 is None) as stream:
             stream.write(data)
             handle = stream.close_and_get_handle(xxh3_128)

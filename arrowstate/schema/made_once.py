@@ -15,20 +15,10 @@ _MOST = 512
 """How many results of a function are kept, those used last; a state is a few kilobytes."""
 
 
-class _Documents:
-    """Arguments that are told apart by their JSON."""
+class _Documents(bytes):
+    """The JSON of arguments, by which they are told apart, and the arguments."""
 
-    __slots__ = ("given", "text")
-
-    def __init__(self, given: tuple[object, ...]) -> None:
-        self.given = given
-        self.text = pack([*given])
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Documents) and self.text == other.text
+    given: tuple[object, ...]
 
 
 def made_once(make: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -40,6 +30,8 @@ def made_once(make: Callable[Parameters, Result]) -> Callable[Parameters, Result
 
     @wraps(make)
     def made(*given: Parameters.args, **_: Parameters.kwargs) -> Result:
-        return kept(_Documents(given))
+        documents = _Documents(pack([*given]))
+        documents.given = given
+        return kept(documents)
 
     return made

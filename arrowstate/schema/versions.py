@@ -92,6 +92,9 @@ def evolve_state(stored: StateDocument, key: Sequence[FieldDocument], descriptor
             f"state {stored.name!r}: merge says what is done with keys that become equal; give it to restore"
         )
     have = descriptor_of(stored)
+    is_plain = descriptor.namespace is None and not isinstance(descriptor, AggregatingStateDescriptor)
+    if is_plain and descriptor.evolution is None and described(have) == described(descriptor):
+        return stored
     _check_rule(have, descriptor)
     layout = StateLayout.of(key_schema_of(key), descriptor)
     ids = _ids_after(stored, key)
@@ -227,7 +230,7 @@ def _next_version(
 
 def _check_rule(have: StateDescriptor, given: StateDescriptor) -> None:
     """Refuse another kind, reducer, aggregate, user key, clock or namespace; types are looked at apart."""
-    if _same_namespace(have, given):
+    if have.namespace is not None and _same_namespace(have, given):
         have = dataclasses.replace(have, namespace=given.namespace)
     rules = [described(item, types=False) for item in (have, given)]
     if rules[0] != rules[1]:

@@ -64,6 +64,8 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The longest text of a document of this kind; None for a part of one."""
     free_form: ClassVar[tuple[str, ...]] = ()
     """Members that hold JSON of any shape."""
+    is_read_again: ClassVar[bool] = False
+    """Whether a process reads the same documents of this kind again and again, so that they are kept by their text."""
     known_features: ClassVar[frozenset[str]] = frozenset()
     """The features that a document of this kind may need."""
 
@@ -131,25 +133,39 @@ def check_nesting(where: str, value: object) -> None:
         if not inner:
             return
         level = inner
-    raise InvalidInputError(f"{where} is nested more than {MAX_NESTING} levels deep")
+    raise InvalidInputError(f"{where} is nested more than {MAX_NESTING} levels deep; keep it flatter")
 
 
-def plain_json(where: str, value: Any, depth: int = 0) -> Any:
+def plain_json(where: str, value: Any) -> Any:
     """Return JSON of a caller as plain values, and refuse what the encoder would quietly change.
 
     Integers of NumPy become those of Python, tuples become lists.
     """
+    try:
+        plain = msgspec.json.decode(msgspec.json.encode(value))
+        # JSON has integers of any length, and this has none beyond 64 bits.
+        msgspec.msgpack.encode(plain)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return _plain_json(where, value, 0)
+    if plain != value:
+        return _plain_json(where, value, 0)
+    check_nesting(where, plain)
+    return plain
+
+
+def _plain_json(where: str, value: Any, depth: int) -> Any:
+    """Do the same part by part, so that a message says which is refused."""
     if value is None or type(value) in (str, bool):
         return value
     if depth > MAX_NESTING:
         raise InvalidInputError(f"{where} is nested more than {MAX_NESTING} levels deep; keep it flatter")
     if isinstance(value, (list, tuple)):
-        return [plain_json(f"{where}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+        return [_plain_json(f"{where}[{index}]", item, depth + 1) for index, item in enumerate(value)]
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
                 raise InvalidInputError(f"{where} must have text as names, got {name!r}")
-        return {name: plain_json(f"{where}.{name}", item, depth + 1) for name, item in value.items()}
+        return {name: _plain_json(f"{where}.{name}", item, depth + 1) for name, item in value.items()}
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, str):

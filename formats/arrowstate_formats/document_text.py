@@ -36,6 +36,7 @@ from arrowstate_formats.errors import (
     UnknownFeatureError,
 )
 from arrowstate_formats.integers import INT64_MAX, INT64_MIN
+from arrowstate_formats.kept_texts import KeptTexts
 
 FEATURES: frozenset[str] = frozenset({HOLDS_LATER})
 """The features that this package knows, each in the kinds of documents that may need it."""
@@ -76,6 +77,9 @@ def _from_text(kind: type[Any], value: Any) -> Any:
         raise ValueError(f"{value} is outside 64 bits")
     return number
 
+
+_KEPT: KeptTexts[Document] = KeptTexts(8 << 20)
+"""Of documents that are read again and again, those of late."""
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_text, order="deterministic")
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
@@ -119,7 +123,8 @@ def encode(document: Document) -> bytes:
     try:
         text = pack(document)
         # By the rules of the reader: what it would refuse must never be committed.
-        _check_limits(text, _read(text, kind))
+        read = _read(text, kind)
+        _check_limits(text, read)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInputError(f"the {kind.what} cannot be written, no reader would take it: {error}") from error
     data = _laid_out(text)
@@ -127,6 +132,8 @@ def encode(document: Document) -> bytes:
         start, end = _own_checksum(data)
         digest = xxhash.xxh3_128_hexdigest(data[:start] + NO_CHECKSUM.encode() + data[end:])
         data = data[:start] + digest.encode() + data[end:]
+    if kind.is_read_again:
+        _KEPT.put(data, read)
     return data
 
 
@@ -143,6 +150,9 @@ def _laid_out(text: bytes) -> bytes:
 
 def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
     """Return the document that `encode` wrote, or an implementation of another hand."""
+    kept = _KEPT.get(data) if document_type.is_read_again else None
+    if isinstance(kept, document_type):
+        return _own_copy(kept)
     try:
         if issubclass(document_type, (VersionedDocument, PinnedDocument)):
             head = _HEAD.decode(data)
@@ -163,8 +173,21 @@ def decode(data: bytes, document_type: type[V], *, path: str = "") -> V:
             raise FormatVersionError(path, FORMAT_VERSION, FORMAT_VERSION) from error
         raise CorruptDataError(path, str(error)) from error
     if isinstance(document, PinnedDocument):
-        return msgspec.structs.replace(document, document_xxh3_128=NO_CHECKSUM)
+        document = msgspec.structs.replace(document, document_xxh3_128=NO_CHECKSUM)
+    if document_type.is_read_again:
+        _KEPT.put(data, document)
+        return _own_copy(document)
     return document
+
+
+def _own_copy(document: V) -> V:
+    """Return a document with free-form parts of its own, which a caller may change."""
+    free_form = {name: value for name in document.free_form if (value := getattr(document, name))}
+    return msgspec.structs.replace(document, **{name: _json_copy(value) for name, value in free_form.items()})
+
+
+def _json_copy(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _is_draft(data: bytes) -> bool:

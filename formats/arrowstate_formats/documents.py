@@ -353,6 +353,7 @@ class LogEntryDocument(PinnedDocument, frozen=True, kw_only=True):
 
     what: ClassVar[str] = "log entry"
     max_bytes: ClassVar[int | None] = MAX_ENTRY_BYTES
+    is_read_again: ClassVar[bool] = True
     free_form: ClassVar[tuple[str, ...]] = ("properties", "extensions")
 
     number: Count

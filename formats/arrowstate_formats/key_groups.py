@@ -48,7 +48,9 @@ class KeyGroupRange:
 
     def __post_init__(self) -> None:
         for name in ("start", "end"):
-            object.__setattr__(self, name, check_integer(f"the {name} of a key group range", getattr(self, name)))
+            value = getattr(self, name)
+            if type(value) is not int:
+                object.__setattr__(self, name, check_integer(f"the {name} of a key group range", value))
         if not 0 <= self.start <= self.end < MAX_PARALLELISM:
             raise InvalidInputError(
                 f"a key group range needs 0 <= start <= end < {MAX_PARALLELISM}, got {self.start} to {self.end}"
@@ -199,7 +201,8 @@ def default_max_parallelism(parallelism: int) -> int:
 
 def check_max_parallelism(max_parallelism: int) -> int:
     """Return a max parallelism as an `int`; one of NumPy is taken too."""
-    max_parallelism = check_integer("max parallelism", max_parallelism)
+    if type(max_parallelism) is not int:
+        max_parallelism = check_integer("max parallelism", max_parallelism)
     if not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise InvalidInputError(f"max parallelism must be 1 to {MAX_PARALLELISM}, got {max_parallelism}")
     return max_parallelism

@@ -7,8 +7,6 @@ text is the one that `encode` writes: any other is decoded with its manifest eac
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +14,8 @@ import msgspec
 
 from arrowstate_formats.document_base import FORMAT_VERSION, check_key_groups
 from arrowstate_formats.document_text import decode, is_laid_out, pack, unpack
+from arrowstate_formats.kept_texts import KeptTexts
 from arrowstate_formats.run_documents import BatchDocument, BatchList, ManifestDocument, RunDocument, StateRunsDocument
-
-_KEPT_BYTES = 32 << 20
-"""Of text; what is decoded of it takes a few times as much."""
-
 
 _KEPT_RUNS = 1 << 9
 
@@ -49,35 +44,19 @@ _ID_FIRST = b'{"id":"'
 _FIELDS = [field.name for field in msgspec.structs.fields(RunDocument) if field.name != "batches"]
 
 
-class _Kept:
-    """Lists of batches by their text, the least recently used forgotten first."""
+_KEPT: KeptTexts[BatchList] = KeptTexts(32 << 20)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lists: OrderedDict[bytes, BatchList] = OrderedDict()
-        self._bytes = 0
 
-    def get(self, text: bytes) -> BatchList:
-        with self._lock:
-            found = self._lists.get(text)
-            if found is not None:
-                self._lists.move_to_end(text)
-                return found
+def _batches(text: bytes) -> BatchList:
+    found = _KEPT.get(text)
+    if found is None:
         found = BatchList(unpack(text, list[BatchDocument]))
         # Kept is what is in order; `ends` remembers that it is.
         _ = found.ends
         if msgspec.json.format(text, indent=-1) != pack(found):
             raise ValueError("a text that this package does not write")
-        with self._lock:
-            if text not in self._lists:
-                self._bytes += len(text)
-            self._lists[text] = found
-            while self._bytes > _KEPT_BYTES:
-                self._bytes -= len(self._lists.popitem(last=False)[0])
-        return found
-
-
-_KEPT = _Kept()
+        _KEPT.put(text, found)
+    return found
 
 
 def decode_manifest(data: bytes, *, path: str = "") -> ManifestDocument:
@@ -152,4 +131,4 @@ def _id_of(text: bytes) -> str:
 
 def _run(sketch: Any) -> RunDocument:
     given = {name: getattr(sketch, name) for name in _FIELDS}
-    return RunDocument(batches=_KEPT.get(bytes(sketch.batches)), **given)
+    return RunDocument(batches=_batches(bytes(sketch.batches)), **given)

@@ -359,6 +359,25 @@ def test_no_document_is_written_that_no_reader_takes(document: Document) -> None
     assert written
 
 
+def test_an_entry_that_is_read_again_is_as_it_was_whatever_a_reader_did_with_its_properties() -> None:
+    data = encode(ENTRY)
+    for _ in range(2):
+        found = decode(data, LogEntryDocument)
+        assert found == ENTRY
+        found.properties["nested"]["b"].append("mine")
+        found.properties["other"] = 1
+
+    assert encode(ENTRY) == data
+
+
+def test_a_text_that_is_kept_says_nothing_of_one_that_differs_in_a_byte() -> None:
+    data = encode(ENTRY)
+    assert decode(data, LogEntryDocument) == ENTRY
+
+    with pytest.raises(CorruptDataError, match="does not match its checksum"):
+        decode(data.replace(b'"writer_epoch": 1', b'"writer_epoch": 2'), LogEntryDocument)
+
+
 def test_documents_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         ENTRY.number = 5  # type: ignore[misc]

@@ -9,6 +9,7 @@ from arrowstate_formats import manifest_text
 from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import decode, encode
 from arrowstate_formats.errors import ArrowStateError, CorruptDataError
+from arrowstate_formats.kept_texts import KeptTexts
 from arrowstate_formats.manifest_text import RunsOfState, decode_manifest
 from arrowstate_formats.run_documents import BatchDocument, ManifestDocument, RunDocument, StateRunsDocument
 
@@ -90,7 +91,7 @@ def outcome(read: Any, data: bytes) -> Any:
 def test_what_decode_refuses_or_takes_it_refuses_or_takes_too(
     monkeypatch: pytest.MonkeyPatch, before: bytes, after: bytes, known: bool
 ) -> None:
-    monkeypatch.setattr(manifest_text, "_KEPT", manifest_text._Kept())
+    monkeypatch.setattr(manifest_text, "_KEPT", KeptTexts(1 << 20))
     data = encode(manifest(300))
     assert before in data
     if known:
@@ -101,14 +102,13 @@ def test_what_decode_refuses_or_takes_it_refuses_or_takes_too(
 
 
 def test_no_more_text_is_kept_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = manifest_text._Kept()
+    kept: KeptTexts[Any] = KeptTexts(100_000)
     monkeypatch.setattr(manifest_text, "_KEPT", kept)
-    monkeypatch.setattr(manifest_text, "_KEPT_BYTES", 100_000)
 
     for batches in range(260, 280):
         decode_manifest(encode(manifest(batches)))
 
-    assert 0 < kept._bytes == sum(map(len, kept._lists)) <= 100_000
+    assert 0 < kept._bytes == sum(map(len, kept._values)) <= 100_000
 
 
 def test_what_is_no_text_of_a_manifest_is_corrupt() -> None:

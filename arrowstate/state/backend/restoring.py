@@ -17,7 +17,6 @@ from arrowstate.files.savepoint_rows import cutoff_of
 from arrowstate.files.subtasks import restored_watermark, subtasks_of, with_manifests
 from arrowstate.files.validation import validated_savepoint
 from arrowstate.schema.evolution import SchemaEvolution
-from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import (
     key_schema_of,
 )
@@ -72,7 +71,7 @@ def restore_backend(
     maximum = operator.max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
     key_groups = key_group_range(maximum, parallelism=parallelism, subtask=subtask)
     backend = KeyedStateBackend(
-        key=check_key_schema(key_schema_of(key_fields)),
+        key=key_schema_of(key_fields),
         max_parallelism=maximum,
         key_groups=key_groups,
         memory_budget_bytes=memory_budget_bytes,

@@ -1,0 +1,37 @@
+"""What was read of texts, kept by the text: it is read once however often the same text comes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class KeptTexts(Generic[V]):
+    """Values by their text, the least recently used forgotten first; nobody may change a value."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """Keep texts of so many bytes; what is made of them takes a few times as much."""
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._values: OrderedDict[bytes, V] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, text: bytes) -> V | None:
+        """Return the value of a text, None if it is not kept."""
+        with self._lock:
+            found = self._values.get(text)
+            if found is not None:
+                self._values.move_to_end(text)
+            return found
+
+    def put(self, text: bytes, value: V) -> None:
+        """Keep the value of a text."""
+        with self._lock:
+            if text not in self._values:
+                self._bytes += len(text)
+            self._values[text] = value
+            while self._bytes > self._most_bytes:
+                self._bytes -= len(self._values.popitem(last=False)[0])
