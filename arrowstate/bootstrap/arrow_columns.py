@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.conversion import with_elements, with_entries
 from arrowstate.schema.evolution import widens
+from arrowstate.schema.types import is_bytes, is_list, is_text
 
 
 class ArrowColumns:
@@ -170,13 +171,13 @@ def _fits(given: pa.DataType, kind: pa.DataType) -> bool:
         return inner.keys() == wanted.keys() and all(_fits(inner[name], wanted[name]) for name in wanted)
     if types.is_map(given) and types.is_map(kind):
         return _fits(given.key_type, kind.key_type) and _fits(given.item_type, kind.item_type)
-    if _is_list(given) and _is_list(kind):
+    if is_list(given) and is_list(kind):
         return _fits(given.value_type, kind.value_type)
     if types.is_nested(given) or types.is_nested(kind):
         return False
     if types.is_timestamp(given) and types.is_timestamp(kind):
         return (given.tz is None) == (kind.tz is None)
-    same = (_is_text, _is_bytes, types.is_date, types.is_time, types.is_duration)
+    same = (is_text, is_bytes, types.is_date, types.is_time, types.is_duration)
     if any(is_one(given) and is_one(kind) for is_one in same):
         return not types.is_fixed_size_binary(kind)
     if types.is_integer(given) and types.is_floating(kind):
@@ -184,17 +185,3 @@ def _fits(given: pa.DataType, kind: pa.DataType) -> bool:
         return given.bit_width <= {16: 8, 32: 16, 64: 32}[kind.bit_width]
     number = (types.is_integer, types.is_floating, types.is_decimal)
     return any(is_one(given) and is_one(kind) for is_one in number) and widens(given, kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)

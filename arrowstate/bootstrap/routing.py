@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from arrowstate.bootstrap.plan import FillPlan
 from arrowstate.bootstrap.states import key_columns_of
 from arrowstate.errors import NullKeyError
+from arrowstate.schema.types import first_null
 from arrowstate.storage.posix import storage_errors
 from arrowstate.table.columns import canonical_floats
 from arrowstate_formats.key_groups import key_groups_of_hashes
@@ -59,7 +60,7 @@ class Routing:
         keys = key_columns_of(self._plan, rows)
         for name, column in zip(keys.schema.names, keys.columns, strict=True):
             if column.null_count:
-                row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                row = first_null(column)
                 raise NullKeyError(name, self._rows + row)
         self._rows += rows.num_rows
         return hash_columns([canonical_floats(column) for column in keys.columns])

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError, NullKeyError, ValueTypeError
 from arrowstate.schema.conversion import with_elements, with_entries
 from arrowstate.schema.layout import StateLayout
-from arrowstate.schema.types import CONVERSION_ERRORS
+from arrowstate.schema.types import CONVERSION_ERRORS, first_null, is_list
 from arrowstate.table.columns import canonical_floats
 
 SEQUENCE = "_seq"
@@ -114,7 +114,7 @@ class RowsForm:
         columns = {name: self._column(table, name) for name in names if name in table.column_names}
         for name in (*self.key, *self.entry):
             if columns[name].null_count:
-                raise NullKeyError(name, int(np.flatnonzero(columns[name].is_null().to_numpy(zero_copy_only=False))[0]))
+                raise NullKeyError(name, first_null(columns[name]))
         for name in columns.keys() & set(self.values) if not self.may_hold_nulls else ():
             null = columns[name].is_null()
             if name in kept:
@@ -194,7 +194,7 @@ def from_sql(array: pa.Array, kind: pa.DataType) -> pa.Array:
             lambda keys: from_sql(keys, kind.key_type),
             lambda items: from_sql(items, kind.item_type),
         )
-    if _is_list(kind) and _is_list(array.type):
+    if is_list(kind) and is_list(array.type):
         return _list_of_nulls(array, kind) if pa.types.is_null(kind.value_type) else _list_from_sql(array, kind)
     if pa.types.is_time(kind) and pa.types.is_string(array.type):
         return _time_of_text(array, kind)
@@ -255,11 +255,6 @@ def _duration_of_interval(array: pa.Array, kind: pa.DataType) -> pa.Array:
         row = int(np.flatnonzero(bad)[0])
         raise pa.ArrowInvalid(f"{array[row]} in row {row} is not a whole number of {kind.unit}; months have no length")
     return pa.array(total, mask=~known).view(kind)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return any(test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def _list_of_nulls(array: Any, kind: Any) -> pa.Array:

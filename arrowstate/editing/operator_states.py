@@ -20,6 +20,7 @@ from arrowstate.files.output_tables import STATE
 from arrowstate.files.subtasks import whole_operator
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.schema.operator_state import BroadcastStateDescriptor, operator_descriptor_of, operator_state_schema
+from arrowstate.schema.types import first_null
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
 from arrowstate_formats.documents import OperatorDocument
@@ -80,7 +81,7 @@ class OperatorRows:
             out[field.name] = assigned(column, field.type, f"{self.name}.{field.name}")
             required = not field.nullable or (len(self.fields) == 1 and not self._is_flat)
             if required and out[field.name].null_count:
-                row = int(np.flatnonzero(out[field.name].is_null().to_numpy(zero_copy_only=False))[0])
+                row = first_null(out[field.name])
                 if self.is_map:
                     raise NullKeyError(field.name, row)
                 raise InvalidInputError(f"an element of {self.name} must not be null, that of row {row} is")

@@ -16,6 +16,7 @@ from arrowstate.functions.runner import Runner, batches_of, key_columns_of
 from arrowstate.functions.side_outputs import ElementSides, element_array
 from arrowstate.schema.plain import plain_values
 from arrowstate.schema.times import timestamp_array
+from arrowstate.schema.types import first_null
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
@@ -253,7 +254,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
             )
         column = batch.column(name)
         if column.null_count:
-            raise NullKeyError(name, int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]))
+            raise NullKeyError(name, first_null(column))
         return timestamp_array(name, column, round_down=True)
 
 

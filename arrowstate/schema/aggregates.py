@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.types import is_text
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_hash import check_key_type
 
@@ -289,7 +290,7 @@ class TopK(BuiltIn):
     def check(self, kind: pa.DataType, where: str) -> None:
         number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
         other = (pa.types.is_temporal(kind) and not pa.types.is_interval(kind)) or pa.types.is_boolean(kind)
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        text = is_text(kind)
         binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
         if not (number or other or text or binary):
             raise InvalidInputError(f"{where}: {self.name} needs a type with an order, got {kind}")

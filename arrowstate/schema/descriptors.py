@@ -12,7 +12,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.aggregates import BUILT_IN, Aggregate, BuiltIn, StoredAggregate
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.keys import check_key_schema
-from arrowstate.schema.types import CONVERSION_ERRORS, check_type, python_scalar
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, is_text, python_scalar
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.names import check_column_name, check_state_name
 
@@ -247,7 +247,7 @@ class ReducingStateDescriptor(_Descriptor):
         if not fits:
             raise InvalidInputError(f"{where}: {reduce} needs {needed}, got {kind}; choose another reducer")
         ordered = number or pa.types.is_temporal(kind) or pa.types.is_boolean(kind)
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        text = is_text(kind)
         binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
         if reduce in ("min", "max") and (not (ordered or text or binary) or pa.types.is_interval(kind)):
             raise InvalidInputError(f"{where}: {reduce} needs a type with an order, got {kind}; use first or last")

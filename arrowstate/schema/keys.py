@@ -16,6 +16,7 @@ from arrowstate.schema.types import (
     as_arrow,
     check_type,
     check_values,
+    first_null,
     python_array,
     safe_cast,
     shown_misfit,
@@ -52,7 +53,7 @@ def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:
             given = _misfit(column, partial(to_type, kind=field.type, families=("string", "binary")), error, field.type)
             raise KeyTypeError(f"{field.name}: {field.type}", given) from None
         if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first_null(column)
             raise NullKeyError(field.name, row)
         out.append(column)
     lengths = {len(column) for column in out}
@@ -67,7 +68,7 @@ def _columns(keys: Any, key: pa.Schema) -> list[Any]:
         keys = read_rows(keys, "the keys")
     if isinstance(keys, pa.StructArray) and not (len(key) == 1 and pa.types.is_struct(key.field(0).type)):
         if keys.null_count:
-            row = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first_null(keys)
             raise NullKeyError(", ".join(key.names), row)
         keys = pa.RecordBatch.from_struct_array(keys)
     if isinstance(keys, (pa.RecordBatch, pa.Table)):

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, leaves, python_scalar, shown_misfit, type_parts
+from arrowstate.schema.types import CONVERSION_ERRORS, is_text, leaves, python_scalar, shown_misfit, type_parts
 
 
 def plain_values(values: pa.Array, what: str) -> list[Any]:
@@ -84,7 +84,7 @@ def fitting(kind: pa.DataType, name: str) -> Callable[[Any], Any]:
     if pa.types.is_integer(kind):
         lowest, highest = integer_bounds(kind)
         return lambda value: value if type(value) is int and lowest <= value <= highest else converted(value)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return _text(converted)
     if kind == pa.timestamp("us"):
         moment = datetime.datetime

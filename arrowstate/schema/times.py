@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow
+from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow, first_null
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
@@ -62,6 +62,6 @@ def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, sat
     except CONVERSION_ERRORS as error:
         raise ValueTypeError(name, "timestamps in milliseconds", str(error)) from None
     if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        row = first_null(column)
         raise InvalidInputError(f"a timestamp must not be null, the one in row {row} is")
     return column

@@ -53,6 +53,28 @@ def type_parts(kind: pa.DataType) -> Iterator[pa.DataType]:
             yield from type_parts(kind.field(number).type)
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists, of a fixed size or not; a map is none."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are texts, in a form that is stored."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values are bytes, of a fixed length or not."""
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def first_null(values: pa.Array) -> int:
+    """Return the first row that is null; there is one."""
+    return int(pc.index(values.is_null(), True).as_py())
+
+
 def check_values(values: pa.Array) -> pa.Array:
     """Return the values if each is what its type says, which Arrow does not ask for but Parquet does.
 

@@ -21,7 +21,7 @@ from arrowstate.schema.operator_state import (
     OperatorListStateDescriptor,
     operator_state_schema,
 )
-from arrowstate.schema.types import CONVERSION_ERRORS, python_array
+from arrowstate.schema.types import CONVERSION_ERRORS, first_null, python_array
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.map import MapState
 from arrowstate.table import kernels
@@ -132,7 +132,7 @@ class OperatorListState:
             what = str(values.type) if isinstance(values, (pa.Array, pa.ChunkedArray)) else repr(values)
             raise ValueTypeError(name, str(kind), f"{what} ({error})") from None
         if given.null_count:
-            row = int(np.flatnonzero(given.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first_null(given)
             raise InvalidInputError(
                 f"an element of list state {name!r} must not be null, the one at place {row} of those given is"
             )

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.types import is_bytes, is_text
 from arrowstate.shown import shown
 from arrowstate.ui.shown import Cut
 
@@ -41,9 +42,9 @@ def key_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
 def _column(text: str, field: pa.Field) -> pa.Array:
     kind = field.type
     try:
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text(kind):
             return pa.array([text], kind)
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        if is_bytes(kind):
             return pa.array([bytes.fromhex(text)], kind)
         if pa.types.is_nested(kind):
             return pa.array([_value(json.loads(text), kind)], kind)
@@ -60,6 +61,6 @@ def _value(given: Any, kind: pa.DataType) -> Any:
         return {field.name: _value(given.get(field.name), field.type) for field in kind}
     if pa.types.is_nested(kind):
         return [_value(item, kind.value_type) for item in given]
-    if isinstance(given, str) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if isinstance(given, str) and not is_text(kind):
         return _column(given, pa.field("", kind))[0].as_py()
     return given

@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 from rich import filesize
 
 from arrowstate.query.row_text import values_of
+from arrowstate.schema.types import is_bytes, is_text
 from arrowstate.shown import shown
 
 _UNKNOWN = "\N{EN DASH}"
@@ -175,10 +176,10 @@ def _taking(column: pa.Array, room: Room) -> Callable[[int], Any]:
 
 def _beginning(one: pa.Array) -> str | None:
     """Return how the only text or the only bytes of an array begin, None for other types."""
-    if pa.types.is_string(one.type) or pa.types.is_large_string(one.type):
+    if is_text(one.type):
         begin: str = pc.utf8_slice_codeunits(one, 0, _LONGEST)[0].as_py()
         return begin
-    if pa.types.is_binary(one.type) or pa.types.is_large_binary(one.type) or pa.types.is_fixed_size_binary(one.type):
+    if is_bytes(one.type):
         data: bytes = pc.binary_slice(one, 0, _LONGEST // 2)[0].as_py()
         return data.hex()
     return None

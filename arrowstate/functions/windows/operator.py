@@ -33,7 +33,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.times import saturated, timestamp_array
-from arrowstate.schema.types import as_arrow
+from arrowstate.schema.types import as_arrow, first_null
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.base import KeyedState
 from arrowstate.state.inspection import namespaces_of
@@ -281,7 +281,7 @@ class WindowOperator:
         kind = values.type if isinstance(values, (pa.Array, pa.ChunkedArray)) else descriptor.type
         column = value_array(values, kind, rows, descriptor.name)
         if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first_null(column)
             raise InvalidInputError(f"a value of a window must not be null, the one in row {row} is")
         return column
 

@@ -18,6 +18,7 @@ from arrowstate.schema.descriptors import ListStateDescriptor
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of
+from arrowstate.schema.types import first_null
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.many_rows import ManyRowsState, as_lists
 from arrowstate.state.kinds.merging import MergePlan, MergingState
@@ -246,7 +247,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
 
     def _refuse_nulls(self, values: pa.Array) -> None:
         if values.null_count:
-            row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first_null(values)
             raise InvalidInputError(
                 f"an element of list state {self.descriptor.name!r} must not be null, the one in row {row} is"
             )
