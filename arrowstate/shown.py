@@ -13,6 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def bytes_text(size: int) -> str:
+    """Return a size with its unit, as `1.2 MB`."""
+    if abs(size) < 1000:
+        return "1 byte" if size == 1 else f"{size:,} bytes"
+    units = ("kB", "MB", "GB", "TB", "PB", "EB")
+    step = min((len(str(abs(size))) - 1) // 3, len(units))
+    return f"{size / 1000**step:,.1f} {units[step - 1]}"
+
+
 def shown(value: Any) -> Any:
     """Return a value as JSON can hold it: bytes as hexadecimal digits, other types as text."""
     if value is None or isinstance(value, (bool, int, str)):

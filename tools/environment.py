@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,8 @@ def install(extra: str = EXTRAS) -> None:
             [*pip_command(), "install", "--quiet", "--disable-pip-version-check", "--editable", f"{ROOT}[{extra}]"],
             check=True,
             stdout=sys.stderr,
+            # The hook compiles kernels for a wheel; here they are compiled when they are called.
+            env={**os.environ, "HATCH_BUILD_NO_HOOKS": "true"},
         )
         version = python_version()
         assert version is not None

@@ -62,9 +62,9 @@ def _run(given: Sequence[str], as_json: bool) -> int:
     parser = make_parser(as_json=as_json)
     options = parser.parse_args(given)
     if options.version:
-        import arrowstate
+        from arrowstate.cli.versions import print_versions
 
-        print(f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}")
+        print_versions()
         return 0
     if options.command is None:
         *others, last = parser.commands

@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.cli.listing import open_checkpoint
-from arrowstate.cli.output import Bar, bytes_text, print_json, print_table, problems_text, progress_bar, say
+from arrowstate.cli.output import Bar, print_json, print_table, problems_text, progress_bar, say
 from arrowstate.clock import new_id, now_ms
 from arrowstate.files.verification import Verification, first_key_column, noting
 from arrowstate.log.leases import held_while_read
 from arrowstate.schema.layout import StateLayout, descriptor_of
+from arrowstate.shown import bytes_text
 from arrowstate.store import Snapshot
 from arrowstate_formats.documents import OperatorDocument
 

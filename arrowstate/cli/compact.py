@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
-from arrowstate.cli.output import bytes_text, print_json, print_table, say
+from arrowstate.cli.output import print_json, print_table, say
 from arrowstate.files.storage_use import StorageUse
+from arrowstate.shown import bytes_text
 from arrowstate.store import open_store
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from arrowstate.cli.formats import Format, format_of
 from arrowstate.cli.listing import open_checkpoint
-from arrowstate.cli.output import bytes_text, print_json, say
+from arrowstate.cli.output import print_json, say
 from arrowstate.cli.results import new_file, write_binary
 from arrowstate.cli.running_queries import interruptible
 from arrowstate.clock import new_id, now_ms
@@ -21,6 +21,7 @@ from arrowstate.log.leases import held_while_read
 from arrowstate.query.catalog import quoted, sql_names
 from arrowstate.query.duckdb.preparing import expressions
 from arrowstate.query.state import StateReader
+from arrowstate.shown import bytes_text
 from arrowstate.store import Snapshot
 
 _BATCH_ROWS = 65_536

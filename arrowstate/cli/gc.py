@@ -6,7 +6,8 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from arrowstate.cli.output import bytes_text, print_json, print_table, say, time_text
+from arrowstate.cli.output import print_json, print_table, say, time_text
+from arrowstate.shown import bytes_text
 from arrowstate.store import open_store
 from arrowstate.upkeep.collection import CollectionReport
 from arrowstate.upkeep.planned import CollectionPlan

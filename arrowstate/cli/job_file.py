@@ -74,11 +74,8 @@ def _from_file(error: BaseException, path: Path) -> Any:
 
 def _pickle_by_value(module: ModuleType) -> None:
     """Let slots in processes of their own have the functions of the file, which they cannot import."""
-    try:
-        import cloudpickle
-    except ImportError:
-        # Whoever starts processes says what is missing; threads need none.
-        return
+    import cloudpickle
+
     cloudpickle.register_pickle_by_value(module)
 
 

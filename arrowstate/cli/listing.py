@@ -7,7 +7,6 @@ import itertools
 from typing import Any
 
 from arrowstate.cli.output import (
-    bytes_text,
     print_json,
     print_narrow_table,
     print_table,
@@ -25,6 +24,7 @@ from arrowstate.files.validation import Validation
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.catalog import resolve
 from arrowstate.query.describe import bytes_of, columns_of, live_rows, runs_of, state_overview
+from arrowstate.shown import bytes_text
 from arrowstate.storage.base import Storage
 from arrowstate.store import Snapshot, open_store
 from arrowstate_formats.arrow_types import type_from_json

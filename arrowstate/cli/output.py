@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import os
 import shutil
@@ -11,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
-
-from rich import filesize
 
 from arrowstate.cli.tables import table_text
 from arrowstate.shown import shown
@@ -109,7 +108,7 @@ class Bar:
 @contextmanager
 def progress_bar(text: str) -> Iterator[Bar]:
     """Give a progress bar on stderr; nothing is shown, and none is loaded, where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield Bar()
         return
     from rich.console import Console
@@ -118,11 +117,6 @@ def progress_bar(text: str) -> Iterator[Bar]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield Bar(progress, text)
-
-
-def bytes_text(size: int) -> str:
-    """Return a size with its unit."""
-    return filesize.decimal(size)
 
 
 def problems_text(problems: Sequence[str], advice: str) -> str:

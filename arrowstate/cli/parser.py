@@ -41,7 +41,9 @@ def make_parser(*, as_json: bool = False) -> Parser:
         epilog="STORE is a folder or a URL of a store. Each command takes --json for machines.",
         formatter_class=_formatter,
     )
-    parser.add_argument("--version", action="store_true", help="show the version and the format version")
+    parser.add_argument(
+        "--version", action="store_true", help="show the versions of arrowstate, its format, and its packages"
+    )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     _add_reading(commands)
     _add_savepoints(commands)

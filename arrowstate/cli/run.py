@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from arrowstate.cli.job_file import load_job
 from arrowstate.cli.output import print_json_line, say
-from arrowstate.cli.run_display import Display, display_of
+from arrowstate.cli.run_display import Display, Lines, Objects
 from arrowstate.errors import ArrowStateError
 from arrowstate.store import Snapshot, open_store
 
@@ -66,6 +68,20 @@ class _Signals:
         self.changed.set()
 
 
+@contextmanager
+def _display_of(running: RunningJob, options: argparse.Namespace) -> Iterator[Display]:
+    """Give the display that fits the options and the terminal."""
+    if options.json:
+        yield Objects(running.store.url, options.every)
+    elif not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        yield Lines(running.store.url, options.every)
+    else:
+        from arrowstate.cli.run_table import live_table
+
+        with live_table(running.store.url) as table:
+            yield table
+
+
 def run_job(options: argparse.Namespace) -> int:
     """Run a job; return 0 if it has ended or was stopped, 128 and the signal if it was stopped at once."""
     job = load_job(options.file, options.job)
@@ -74,7 +90,7 @@ def run_job(options: argparse.Namespace) -> int:
             setattr(job, name, getattr(options, name))
     if options.begin_from is not None:
         _begin_from(job, options.begin_from)
-    with _Signals() as signals, job.start(mode=options.mode) as running, display_of(running, options) as display:
+    with _Signals() as signals, job.start(mode=options.mode) as running, _display_of(running, options) as display:
         if not _watch(running, signals, display):
             display.event("ended", "ended at once, without another checkpoint")
             _close(running, signals.exit_code)

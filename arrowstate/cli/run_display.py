@@ -1,28 +1,18 @@
-"""How `arrowstate run` shows a job: a table on a terminal, lines elsewhere, objects for machines."""
+"""How `arrowstate run` shows a job: lines for people, objects for machines, and what a table on a terminal says too."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
-
-from rich.cells import cell_len
-from rich.console import Console, Group
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from arrowstate.cli.output import print_json_line
 from arrowstate.clock import now_ms
 
 if TYPE_CHECKING:
     from arrowstate.checkpoints.coordination import CheckpointRecord
-    from arrowstate.runtime.running import RunningJob
     from arrowstate.runtime.status import JobStatus, TaskStatus
 
 
@@ -34,21 +24,6 @@ class Display(Protocol):
 
     def event(self, event: str, text: str, **more: Any) -> None:
         """Tell of something that has happened."""
-
-
-@contextmanager
-def display_of(running: RunningJob, options: argparse.Namespace) -> Iterator[Display]:
-    """Give the display that fits the options and the terminal."""
-    console = Console(stderr=True)
-    if options.json:
-        yield _Objects(running.store.url, options.every)
-    elif not console.is_terminal:
-        yield _Lines(running.store.url, options.every)
-    else:
-        # What sinks print appears above it, if it would be on the same terminal.
-        both = sys.stdout.isatty()
-        with Live(console=console, auto_refresh=False, redirect_stdout=both, transient=True) as live:
-            yield _Table(live, running.store.url)
 
 
 class _Changes:
@@ -68,7 +43,7 @@ class _Changes:
                 self._told_ms = record.failed_at_ms
                 yield "failed", f"attempt {record.attempt} failed: {record.reason}"
         if status.state != self._state and status.state in _STATES:
-            yield status.state, _down_text(status) or _STATES[status.state].format(attempt=status.attempt)
+            yield status.state, down_text(status) or _STATES[status.state].format(attempt=status.attempt)
         self._state = status.state
         over = status.state in ("finished", "stopped", "failed")
         if over or time.monotonic() >= self._figures_at:
@@ -83,7 +58,7 @@ _STATES = {
 }
 
 
-class _Lines:
+class Lines:
     """A line for what happens, and for the figures from time to time, on stderr."""
 
     def __init__(self, url: str, every_s: float) -> None:
@@ -96,10 +71,10 @@ class _Lines:
 
     def event(self, event: str, text: str, **_: Any) -> None:  # noqa: ARG002
         # The rest of an error is in the log, which is on stderr too.
-        print(f"{time.strftime('%H:%M:%S')} {_first_line(text)}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {first_line(text)}", file=sys.stderr, flush=True)
 
 
-class _Objects:
+class Objects:
     """A JSON object in a line for each of them, on stdout."""
 
     def __init__(self, url: str, every_s: float) -> None:
@@ -118,112 +93,53 @@ class _Objects:
         print_json_line({"event": event, "at_ms": now_ms(), **said, **more})
 
 
-class _Table:
-    """A table that changes in place, on stderr."""
-
-    def __init__(self, live: Live, url: str) -> None:
-        self._live = live
-        self._url = url
-        self._note = "Ctrl-C stops it with a savepoint"
-
-    def show(self, status: JobStatus) -> None:
-        head = Text(f"{status.state}, attempt {status.attempt}, {self._url}", style="bold")
-        lines = [Text(_checkpoint_text(_last_completed(status)))]
-        down = _down_text(status)
-        if down:
-            lines.append(Text(down, style="bold red"))
-        elif status.restarts:
-            lines.append(Text(f"{len(status.restarts)} restarts, the last: {_first_line(status.restarts[-1].reason)}"))
-        left_out = _left_out_text(status)
-        if left_out:
-            lines.append(Text(left_out, style="yellow"))
-        lines.append(Text(self._note, style="dim"))
-        self._live.update(Group(head, _tasks_table(status, self._live.console.width), *lines), refresh=True)
-
-    def event(self, event: str, text: str, **_: Any) -> None:  # noqa: ARG002
-        self._note = text
-
-
-def _tasks_table(status: JobStatus, width: int) -> Table:
-    """Return the table of the operators; where there is little room, without what says least."""
-    names = ["operator", "rows/s in", "rows/s out", "rows in", "queued", "busy", "blocked", "idle", "lag"]
-    rows = [
-        (
-            uid if len(tasks) == 1 else f"{uid} ({len(tasks)})",
-            f"{sum(task.rows_per_second for task in tasks):,.0f}",
-            f"{sum(task.rows_out_per_second for task in tasks):,.0f}",
-            f"{sum(task.rows for task in tasks):,}",
-            f"{sum(task.queued_rows for task in tasks):,}",
-            # The slot that is worst off says what limits the job.
-            f"{max(task.busy for task in tasks):.0%}",
-            f"{max(task.blocked for task in tasks):.0%}",
-            f"{min(task.idle for task in tasks):.0%}",
-            _lag_text(tasks),
-        )
-        for uid, tasks in _by_operator(status).items()
-    ]
-    left = list(range(len(names)))
-    for dropped in (7, 2, 3, 6, 4):
-        if sum(max(cell_len(line[number]) for line in (names, *rows)) + 3 for number in left) < width:
-            break
-        left.remove(dropped)
-    table = Table()
-    for number in left:
-        table.add_column(names[number], justify="right" if number else "left", no_wrap=number > 0)
-    for row in rows:
-        table.add_row(*(escape(row[number]) for number in left))
-    return table
-
-
-def _by_operator(status: JobStatus) -> dict[str, list[TaskStatus]]:
+def by_operator(status: JobStatus) -> dict[str, list[TaskStatus]]:
+    """Return the tasks of each operator."""
     found: dict[str, list[TaskStatus]] = {}
     for task in status.tasks:
         found.setdefault(task.task, []).append(task)
     return found
 
 
-def _lag_text(tasks: list[TaskStatus]) -> str:
-    lags = [task.lag_ms for task in tasks if task.lag_ms is not None]
-    return f"{max(lags) / 1000:,.1f} s" if lags else ""
-
-
 def _line(status: JobStatus) -> str:
     """Return the figures in one line: rows a second of each operator, who is busiest, and the last checkpoint."""
-    down = _down_text(status)
+    down = down_text(status)
     if down:
-        return f"{down}; {_checkpoint_text(_last_completed(status))}"
-    speeds = {uid: sum(task.rows_per_second for task in tasks) for uid, tasks in _by_operator(status).items()}
+        return f"{down}; {checkpoint_text(last_completed(status))}"
+    speeds = {uid: sum(task.rows_per_second for task in tasks) for uid, tasks in by_operator(status).items()}
     rates = ", ".join(f"{uid} {speed:,.0f} rows/s" for uid, speed in speeds.items())
     busiest = max(status.tasks, key=lambda task: task.busy, default=None)
     busy = status.state if busiest is None else f"{rates}; busiest is {busiest.task}, {busiest.busy:.0%}"
-    left_out = _left_out_text(status)
-    return f"{busy}; {_checkpoint_text(_last_completed(status))}{left_out and '; '}{left_out}"
+    left_out = left_out_text(status)
+    return f"{busy}; {checkpoint_text(last_completed(status))}{left_out and '; '}{left_out}"
 
 
-def _down_text(status: JobStatus) -> str:
+def down_text(status: JobStatus) -> str:
     """Return when a job that is down starts again, and why it is down; nothing for one that is not."""
     last = status.restarts[-1] if status.restarts else None
     if status.state not in ("failing", "waiting") or last is None or last.again_at_ms is None:
         return ""
     seconds = max(last.again_at_ms - now_ms(), 0) / 1000
-    return f"down, again in {seconds:,.0f} s: {_first_line(last.reason)}"
+    return f"down, again in {seconds:,.0f} s: {first_line(last.reason)}"
 
 
-def _left_out_text(status: JobStatus) -> str:
+def left_out_text(status: JobStatus) -> str:
     """Return what operators set aside or left out, nothing if they took all rows."""
     told = []
-    for uid, tasks in _by_operator(status).items():
+    for uid, tasks in by_operator(status).items():
         dead, late = sum(task.dead_rows for task in tasks), sum(task.late_rows for task in tasks)
         told += [f"{uid} set {dead:,} rows aside"] if dead else []
         told += [f"{uid} left out {late:,} late rows"] if late else []
     return ", ".join(told)
 
 
-def _last_completed(status: JobStatus) -> CheckpointRecord | None:
+def last_completed(status: JobStatus) -> CheckpointRecord | None:
+    """Return the last checkpoint that was completed, if there is one."""
     return next((record for record in reversed(status.checkpoints) if record.status.value == "completed"), None)
 
 
-def _checkpoint_text(record: CheckpointRecord | None) -> str:
+def checkpoint_text(record: CheckpointRecord | None) -> str:
+    """Return how long ago a checkpoint was completed, and how long it took."""
     if record is None or record.ended_at_ms is None:
         return "no checkpoint yet"
     ago_s = max(now_ms() - record.ended_at_ms, 0) / 1000
@@ -232,7 +148,7 @@ def _checkpoint_text(record: CheckpointRecord | None) -> str:
 
 
 def _figures(status: JobStatus) -> dict[str, Any]:
-    last = _last_completed(status)
+    last = last_completed(status)
     return {
         "state": status.state,
         "attempt": status.attempt,
@@ -242,5 +158,6 @@ def _figures(status: JobStatus) -> dict[str, Any]:
     }
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """Return the first line of a text."""
     return text.partition("\n")[0]

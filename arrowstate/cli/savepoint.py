@@ -7,10 +7,11 @@ import warnings
 
 from arrowstate.checkpoints.importing import ClaimMode
 from arrowstate.cli.messages import in_own_terms
-from arrowstate.cli.output import bytes_text, print_json, progress_bar, say
+from arrowstate.cli.output import print_json, progress_bar, say
 from arrowstate.files.disposal import dispose_savepoint
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import whole_operators
+from arrowstate.shown import bytes_text
 from arrowstate.store import Snapshot, open_store
 
 _FORMAT_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "lance": "Lance"}

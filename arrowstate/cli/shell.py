@@ -24,7 +24,7 @@ from arrowstate.cli.running_queries import interruptible
 from arrowstate.cli.shell_names import CatalogNames, CheckpointNames, Names
 from arrowstate.cli.sql import format_asked, opened, show, statements_of
 from arrowstate.discovery import StateCatalog
-from arrowstate.errors import ArrowStateError, InvalidInputError
+from arrowstate.errors import ArrowStateError, InvalidInputError, MissingDependencyError
 from arrowstate.store import Snapshot
 
 if TYPE_CHECKING:
@@ -188,7 +188,12 @@ class _Shell:
 
 
 def _session(shell: _Shell) -> PromptSession[str]:
-    from prompt_toolkit import PromptSession
+    try:
+        from prompt_toolkit import PromptSession
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the shell of queries (not `arrowstate sql STORE QUERY`)", "prompt_toolkit", "cli"
+        ) from error
 
     from arrowstate.cli.shell_completion import ShellCompleter
 

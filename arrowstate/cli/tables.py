@@ -8,9 +8,18 @@ still too wide is a list, with a line for each column of each row.
 from __future__ import annotations
 
 import decimal
+import unicodedata
 from collections.abc import Iterator, Sequence
 
-from rich.cells import cell_len
+try:
+    from rich.cells import cell_len
+except ImportError:
+
+    def cell_len(text: str, /) -> int:  # type: ignore[misc]
+        """Return the columns of a terminal that a text takes, as near as Python alone can tell."""
+        wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+        return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me", "Cf") for character in text)
+
 
 _LEAST_TEXT = 16
 """A column of texts is not made narrower than this, or its longest word."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from arrowstate.cli.output import bytes_text, print_json, print_table, problems_text, progress_bar, say, time_text
+from arrowstate.cli.output import print_json, print_table, problems_text, progress_bar, say, time_text
+from arrowstate.shown import bytes_text
 from arrowstate.store import open_store
 from arrowstate.upkeep.recovery import StoreVerification, proposals
 

@@ -31,7 +31,7 @@ from arrowstate.query.expiry import Seen
 from arrowstate.query.kept_reads import Recent
 from arrowstate.query.key_history import KeyHistory
 from arrowstate.query.state import StateReader
-from arrowstate.query.state_table import StateTable
+from arrowstate.query.state_table import StateTable, polars_frame
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, pack, unpack
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -225,11 +225,7 @@ class SnapshotReader:
         polars.DataFrame
             The columns of `to_arrow`.
         """
-        import polars
-
-        frame = polars.from_arrow(self.to_arrow(state, columns=columns, key_groups=key_groups, expired=expired))
-        assert isinstance(frame, polars.DataFrame)
-        return frame
+        return polars_frame(self.to_arrow(state, columns=columns, key_groups=key_groups, expired=expired))
 
     def lookup(self, state: str | tuple[str, str], keys: Any, *, expired: bool = False) -> pa.Table:
         """Return the rows of some keys.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
 from arrowstate_formats.documents import LogEntryDocument
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 10
 """In a notebook."""
+
+
+def imported_polars(method: str) -> Any:
+    """Return the package Polars for a method that needs it."""
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingDependencyError(f"{method}()", "polars", "polars") from error
+    return polars
+
+
+def polars_frame(rows: pa.Table) -> polars.DataFrame:
+    """Return rows as a data frame of Polars, for the methods `to_polars`."""
+    frame: polars.DataFrame = imported_polars("to_polars").from_arrow(rows)
+    return frame
 
 
 class _Snapshot(Protocol):
@@ -107,11 +122,7 @@ class StateTable:
 
     def to_polars(self, *, columns: Sequence[str] | None = None) -> polars.DataFrame:
         """Return the rows as a Polars data frame."""
-        import polars
-
-        frame = polars.from_arrow(self.to_arrow(columns=columns))
-        assert isinstance(frame, polars.DataFrame)
-        return frame
+        return polars_frame(self.to_arrow(columns=columns))
 
     def to_pandas(self, *, columns: Sequence[str] | None = None) -> pandas.DataFrame:
         """Return the rows as a pandas data frame."""
@@ -132,9 +143,7 @@ class StateTable:
 
     def lazy(self) -> polars.LazyFrame:
         """Return the rows as a lazy frame of Polars, whose filters and columns are pushed down as for `dataset`."""
-        import polars
-
-        return polars.scan_pyarrow_dataset(self.dataset())
+        return imported_polars("lazy").scan_pyarrow_dataset(self.dataset())
 
     def with_expired(self) -> StateTable:
         """Return a table that has the rows that had expired, too, and `_expires_at`, when each does."""

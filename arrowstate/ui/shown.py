@@ -11,11 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from markupsafe import Markup, escape
-from rich import filesize
 
 from arrowstate.query.row_text import values_of
 from arrowstate.schema.types import is_bytes, is_text
-from arrowstate.shown import shown
+from arrowstate.shown import bytes_text, shown
 
 _UNKNOWN = "\N{EN DASH}"
 _LONGEST = 500
@@ -40,7 +39,7 @@ _LAST_TIME_MS = 253_402_300_799_000
 
 def as_bytes(size: int | None) -> str:
     """Return a size with its unit, as `1.2 MB`."""
-    return _UNKNOWN if size is None else filesize.decimal(size)
+    return _UNKNOWN if size is None else bytes_text(size)
 
 
 def as_count(number: float | None) -> str:

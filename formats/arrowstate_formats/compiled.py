@@ -1,8 +1,10 @@
-"""How the package compiles kernels: when they are first called, for one signature each, without the GIL.
+"""How the package has its kernels compiled: for one signature each, called without the GIL.
 
-A kernel is declared with the types of its arguments, so it is compiled once, whatever the flags of the arrays that it
-is called with, and `warm` can compile it before. numba is loaded by the first kernel that is called and not by the
-import of the package. Compiled kernels are kept on disk (`kernel_cache`).
+A wheel for a platform brings all of them in a library that was compiled when it was built (`_kernels`, made by
+`tools/kernel_library`); nothing is compiled then, and numba is not needed. Elsewhere, as in a checkout, numba compiles
+a kernel when it is first called. As a kernel is declared with the types of its arguments, that happens once, whatever
+the flags of the arrays that it is called with, and `warm` can do it before. What numba compiled is kept on disk
+(`kernel_cache`).
 
 Compiling is most of what a first use costs, and its price is what numba has to type and not the work of a kernel. So
 kernels allocate nothing, assign no slices and call few functions: their callers make the arrays. Data that may lie
@@ -11,7 +13,9 @@ anywhere in a mapped file, and values of any width, are taken by their address.
 
 from __future__ import annotations
 
+import functools
 import gc
+import logging
 import threading
 from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
@@ -20,7 +24,14 @@ from typing import Any
 import numpy as np
 
 from arrowstate_formats import numba_internals
+from arrowstate_formats.errors import MissingDependencyError
 from arrowstate_formats.kernel_cache import KernelCache
+
+try:
+    import arrowstate_formats._kernels as _library  # type: ignore[import-not-found]
+except ImportError:
+    # A checkout, or a wheel for all platforms.
+    _library = None
 
 KERNELS: list[Kernel] = []
 """All kernels of the modules that were imported, in the order of their declaration."""
@@ -33,6 +44,8 @@ _NOT_FROM_PYTHON: dict[str, Any] = {"no_cpython_wrapper": True}
 
 # numba's compiler has a lock of its own; this one keeps two threads from building a kernel twice.
 _lock = threading.RLock()
+
+_logger = logging.getLogger("arrowstate")
 
 
 class _Part:
@@ -132,28 +145,44 @@ class Kernel(_Part):
     @property
     def is_kept(self) -> bool:
         """Whether a process that needs the kernel finds it compiled."""
-        return self._cache().read() is not None
+        return self.is_in_library or self._cache().read() is not None
+
+    @property
+    def is_in_library(self) -> bool:
+        """Whether the package came with the kernel compiled."""
+        return hasattr(_library, self.name)
+
+    def typed(self, **options: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return numba's dispatcher of the kernel, which has compiled nothing yet, and the types of the signature."""
+        try:
+            import numba
+        except ImportError as error:
+            what = "a package that came without compiled kernels, as for a platform that has no wheel,"
+            raise MissingDependencyError(what, "numba", "jit") from error
+        return numba.njit(**_OPTIONS, **options)(self._linked()), _types(self.signature)
 
     def _first_call(self, *arguments: Any) -> Any:
         self.compile()
         return self(*arguments)
 
     def _build(self) -> Any:
-        import numba
-
-        linked = self._linked()
-        dispatcher: Any = numba.njit(**_OPTIONS)(linked)
+        if self.is_in_library:
+            self.__call__ = getattr(_library, self.name)
+            return self.__call__
+        dispatcher, types = self.typed()
         numba_internals.keep_in(dispatcher, self._cache())
         # The compiler makes a great many objects, none of them garbage until it is done.
         collects = gc.isenabled()
         gc.disable()
         try:
-            dispatcher.compile(_types(self.signature))
+            dispatcher.compile(types)
         finally:
             if collects:
                 gc.enable()
         dispatcher.disable_compile()
         self.__call__ = dispatcher
+        if dispatcher.stats.cache_misses:
+            _tell_of_compiling()
         return dispatcher
 
     def _cache(self) -> KernelCache:
@@ -161,6 +190,16 @@ class Kernel(_Part):
 
     def _details(self) -> Any:
         return self.signature
+
+
+@functools.cache
+def _tell_of_compiling() -> None:
+    _logger.info("compiling kernels once, of which there are %d (`arrowstate warm` does it beforehand)", len(KERNELS))
+
+
+def library_is_there() -> bool:
+    """Whether the package came with its kernels compiled."""
+    return _library is not None
 
 
 def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:

@@ -32,6 +32,21 @@ def rebuilt(target_context: Any, data: bytes) -> Any:
     return CompileResult._rebuild(target_context, *pickle.loads(data))  # type: ignore[no-untyped-call]  # noqa: S301
 
 
+def lowered(dispatcher: Any, types: tuple[Any, ...]) -> tuple[str, str, str]:
+    """Compile for the types; return (LLVM code, its function, the type that is returned: none or a number's).
+
+    The function takes where to write what is returned, where to write what was raised, and the arguments: a number as
+    it is; an array as two owners, which are null, the number of its elements, the bytes of an element, its address,
+    and number and bytes once more. It returns 0 or -2 where nothing was raised.
+    """
+    dispatcher.compile(types)
+    compiled = dispatcher.overloads[types]
+    returned = compiled.signature.return_type
+    # A kernel that returns a constant has a type of its own.
+    returned = getattr(returned, "literal_type", returned)
+    return dispatcher.inspect_llvm(types), compiled.fndesc.llvm_func_name, returned.name
+
+
 @functools.cache
 def array_types(element: str) -> dict[bool, Any]:
     """Return the types of arrays of an element for a signature, those that may be written under True.

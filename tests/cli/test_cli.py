@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -365,7 +366,11 @@ def test_wrong_usage_is_exit_code_2(capsys, arguments):
 def test_the_version_is_shown(capsys):
     code, out, _ = run(capsys, "--version")
 
-    assert (code, out) == (0, f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}\n")
+    first, second, packages = out.splitlines()
+    assert (code, first) == (0, f"arrowstate {arrowstate.__version__}, format {arrowstate.FORMAT_VERSION}")
+    assert second.startswith(f"Python {platform.python_version()}, ")
+    assert f"pyarrow {pa.__version__}" in packages.split(", ")
+    assert "pytest" not in packages
 
 
 def test_the_module_is_the_command_and_a_closed_pipe_is_no_error(store):

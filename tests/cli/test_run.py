@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 import arrowstate
-from arrowstate.cli import main, run_display
+from arrowstate.cli import main, run_display, run_table
 from arrowstate.cli.job_file import load_job
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
@@ -233,7 +233,7 @@ def test_a_terminal_shows_a_table_of_the_operators(write):
         Live(console=console, auto_refresh=False) as live,
     ):
         running.checkpoint()
-        run_display._Table(live, "memory://run-table").show(running.status())
+        run_table.LiveTable(live, "memory://run-table").show(running.status())
     shown = console.file.getvalue()
 
     for text in ("running, attempt 1, memory://run-table", "numbers", "counts", "blocked", "s ago, took", "Ctrl-C"):

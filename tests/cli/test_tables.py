@@ -10,7 +10,7 @@ from rich.console import Console
 import arrowstate
 from arrowstate.cli import main
 from arrowstate.cli.output import print_table, progress_bar
-from arrowstate.cli.run_display import _tasks_table
+from arrowstate.cli.run_table import tasks_table
 from arrowstate.cli.tables import table_text
 from arrowstate.runtime.status import JobStatus, TaskStatus
 
@@ -155,7 +155,7 @@ def test_the_table_of_a_running_job_fits_60_columns():
 
     console = Console(width=60)
     with console.capture() as captured:
-        console.print(_tasks_table(status, 60))
+        console.print(tasks_table(status, 60))
 
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 60

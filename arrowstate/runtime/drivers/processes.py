@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from arrowstate.clock import now_ms
-from arrowstate.errors import InvalidInputError, MissingDependencyError, UnsupportedStorageError
+from arrowstate.errors import InvalidInputError, UnsupportedStorageError
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.explaining import unpicklable
 from arrowstate.runtime.core.messages import Deploy, ToSlot
@@ -276,10 +276,8 @@ class ProcessSlots:
 
 
 def _pickled(job: Declared) -> bytes:
-    try:
-        import cloudpickle
-    except ImportError as error:
-        raise MissingDependencyError("a job whose slots are processes", "cloudpickle", "runtime") from error
+    import cloudpickle
+
     try:
         data: bytes = cloudpickle.dumps(job.graph)
     except Exception as error:
