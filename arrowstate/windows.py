@@ -1,11 +1,14 @@
-"""Windows over keyed state: tumbling, sliding, session, count and global, in event time, a batch at a time."""
+"""Windows over keyed state: tumbling, sliding and session, by event time or processing time, count and global."""
 
 from arrowstate.functions.windows.assigners import (
     CountWindows,
     EventTimeSessionWindows,
     GlobalWindows,
+    ProcessingTimeSessionWindows,
     SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
 )
 from arrowstate.functions.windows.assigning import WindowOutput
 from arrowstate.functions.windows.function import WindowFunction
@@ -16,9 +19,12 @@ __all__ = [
     "CountWindows",
     "EventTimeSessionWindows",
     "GlobalWindows",
+    "ProcessingTimeSessionWindows",
     "SlidingEventTimeWindows",
+    "SlidingProcessingTimeWindows",
     "Trigger",
     "TumblingEventTimeWindows",
+    "TumblingProcessingTimeWindows",
     "WindowFunction",
     "WindowOperator",
     "WindowOutput",

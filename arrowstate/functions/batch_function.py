@@ -203,6 +203,17 @@ class BatchFunction:
         """Called after the watermark advanced, in milliseconds, and before event-time timers up to it fire."""
         return None
 
+    def on_processing_time(self, now_ms: int, context: BatchContext) -> Output:  # noqa: ARG002
+        """Called after processing time has passed, in milliseconds, and before processing-time timers up to it fire."""
+        return None
+
+    def next_processing_time(self) -> int | None:
+        """Return when `on_processing_time` has something to do next, in milliseconds since 1970; None for never.
+
+        Timers need no answer: what they are due at is known.
+        """
+        return None
+
     def on_timers(self, timers: pa.RecordBatch, context: BatchContext) -> Output:  # noqa: ARG002
         """Called with timers that are due, and again while there are more: those it registers fire in the same step.
 
@@ -333,9 +344,14 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
 
         def run() -> Iterable[Output]:
             self._time = max(self._time, now_ms)
-            return self._fire("processing_time", now_ms)
+            emitted = [self._function.on_processing_time(now_ms, self._context)]
+            return [*emitted, *self._fire("processing_time", now_ms)]
 
         return self._applied(run)
+
+    def next_processing_time(self) -> int | None:
+        of_timers, of_function = super().next_processing_time(), self._function.next_processing_time()
+        return of_function if of_timers is None else of_timers if of_function is None else min(of_timers, of_function)
 
     def _fire(self, clock: Literal["event_time", "processing_time"], until: int) -> list[Output]:
         emitted: list[Output] = []

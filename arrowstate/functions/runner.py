@@ -11,6 +11,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.side_outputs import OutputTag, Sides
 from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
 from arrowstate.state.shown import Shown
 
@@ -96,6 +97,18 @@ class Runner(Generic[F, C]):
             If the function has no such side output.
         """
         return self._sides.last(tag)
+
+    def next_processing_time(self) -> int | None:
+        """Return the processing time at which something is due next.
+
+        Returns
+        -------
+        int or None
+            Milliseconds since 1970; None where nothing waits for processing time.
+        """
+        timers = [state for state in self._backend.states.values() if isinstance(state, TimerState)]
+        times = [state.next_timestamp() for state in timers if state.descriptor.clock == "processing_time"]
+        return min((time for time in times if time is not None), default=None)
 
     def close(self) -> None:
         """Call the function's `close`, once."""

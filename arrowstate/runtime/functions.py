@@ -89,6 +89,8 @@ class _BatchesOfTwo(OneOfTwo, BatchFunction):
         self.close = function.close  # type: ignore[method-assign]
         self.on_watermark = function.on_watermark  # type: ignore[method-assign]
         self.on_timers = function.on_timers  # type: ignore[method-assign]
+        self.on_processing_time = function.on_processing_time  # type: ignore[method-assign]
+        self.next_processing_time = function.next_processing_time  # type: ignore[method-assign]
 
     def process_batch(self, batch: pa.RecordBatch, context: BatchContext) -> Output:
         process = self._function.process_batch2 if self.port else self._function.process_batch1

@@ -23,7 +23,7 @@ from arrowstate.runtime import (
     TableSource,
     Watermarks,
 )
-from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
+from arrowstate.windows import TumblingEventTimeWindows, TumblingProcessingTimeWindows, WindowFunction
 
 LONG_MS = 60_000
 ROWS = pa.table(
@@ -578,6 +578,21 @@ def test_timers_by_processing_time_fire_while_no_row_comes(tmp_path):
 
     with job.start(mode="threads") as running:
         wait_for(lambda snapshot: latest(snapshot) == TOTALS, running)
+
+
+def test_windows_by_processing_time_fire_while_no_row_comes(tmp_path):
+    job = Job(tmp_path / "store", restart=Restart.none(), parallelism=2)
+    total = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+    windows = WindowFunction(TumblingProcessingTimeWindows(50), total, value="amount")
+    given = job.source(Endless(ROWS), uid="given")
+    given.stateful(windows, key=["user"], uid="windows").sink(OutputTable("fired"))
+    sums = "select user, sum(total) from fired.rows group by user"
+
+    with job.start(mode="threads") as running:
+        wait_for(lambda snapshot: dict(snapshot.sql(sums).fetchall()) == TOTALS, running)
+        last = running.stop()
+
+    assert last.sql("select count(*) from windows.total").fetchall() == [(0,)]
 
 
 def test_a_job_that_has_ended_takes_no_checkpoint_and_says_so(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, KeyTypeError, UnsupportedStorageError
+from arrowstate.windows import TumblingEventTimeWindows, TumblingProcessingTimeWindows, WindowFunction
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
@@ -152,8 +153,6 @@ def test_elements_come_in_the_order_asked_for_and_timers_fire_by_the_watermark_o
 
 
 def test_windows_close_when_the_watermark_passes_them(job: Job, stream: Any) -> None:
-    from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
-
     stream.schema = "k long, at timestamp"
     stream.add(timed([1, 1, 2], [1_000, 9_000, 11_000]), timed([2], [25_000]), timed([2], [40_000]))
     clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="count")
@@ -338,6 +337,16 @@ def test_time_to_live_and_processing_time_go_by_the_time_of_the_micro_batch(job:
     (row,) = job.seen[1][1]
     assert row["k"] == 0
     assert row["due"] <= row["now"]
+
+
+def test_windows_by_processing_time_end_by_the_time_of_the_micro_batch(job: Job, stream: Any) -> None:
+    total = arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")
+    windows = WindowFunction(TumblingProcessingTimeWindows(1), total)
+    stream.add(*[pa.table({"k": [number], "v": [number], "n": [0]}) for number in range(2)])
+
+    job.run(operator=windows, uid="windows", output_schema="k long, window_start long, window_end long, v long")
+
+    assert [[(row["k"], row["v"]) for row in rows] for _, rows in job.seen] == [[], [(0, 0)]]
 
 
 class Dividing(arrowstate.KeyedProcessFunction):

@@ -8,7 +8,7 @@ cannot hold become the lowest or highest they can.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,48 @@ def _check_offset(offset: Any, below: int) -> None:
         )
 
 
+Clock: TypeAlias = Literal["event_time", "processing_time"]
+
+
 @dataclass(frozen=True, slots=True)
-class TumblingEventTimeWindows:
+class TumblingWindows:
+    """What tumbling windows by event time and by processing time are made of."""
+
+    size_ms: int
+    offset_ms: int = 0
+    clock: ClassVar[Clock]
+
+    def __post_init__(self) -> None:
+        _check_offset(self.offset_ms, whole_number("size_ms", self.size_ms, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindows:
+    """What sliding windows by event time and by processing time are made of."""
+
+    size_ms: int
+    slide_ms: int
+    offset_ms: int = 0
+    clock: ClassVar[Clock]
+
+    def __post_init__(self) -> None:
+        whole_number("size_ms", self.size_ms, 1)
+        _check_offset(self.offset_ms, whole_number("slide_ms", self.slide_ms, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindows:
+    """What sessions by event time and by processing time are made of."""
+
+    gap_ms: int
+    clock: ClassVar[Clock]
+
+    def __post_init__(self) -> None:
+        whole_number("gap_ms", self.gap_ms, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingEventTimeWindows(TumblingWindows):
     """Windows of one size, each of which begins where the one before ends.
 
     Parameters
@@ -60,15 +100,38 @@ class TumblingEventTimeWindows:
     [(0, 10, 1), (10, 20, 2)]
     """
 
-    size_ms: int
-    offset_ms: int = 0
-
-    def __post_init__(self) -> None:
-        _check_offset(self.offset_ms, whole_number("size_ms", self.size_ms, 1))
+    clock: ClassVar[Clock] = "event_time"
 
 
 @dataclass(frozen=True, slots=True)
-class SlidingEventTimeWindows:
+class TumblingProcessingTimeWindows(TumblingWindows):
+    """Windows of one size, one after the other, by the time at which a row is processed.
+
+    A window fires when processing time reaches its end. No row is late: each goes into the window of the moment.
+
+    Parameters
+    ----------
+    size_ms, offset_ms
+        As for `TumblingEventTimeWindows`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import TumblingProcessingTimeWindows, WindowFunction
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> process = arrowstate.BatchRunner(backend, WindowFunction(TumblingProcessingTimeWindows(10), clicks))
+    >>> _ = process.advance_processing_time(1)
+    >>> _ = process.process(pa.record_batch({"user": ["ann", "ann"], "clicks": [1, 2]}))
+    >>> process.advance_processing_time(10).to_pylist()
+    [{'user': 'ann', 'window_start': 0, 'window_end': 10, 'clicks': 3}]
+    """
+
+    clock: ClassVar[Clock] = "processing_time"
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingEventTimeWindows(SlidingWindows):
     """Windows of one size that start every `slide_ms`.
 
     An element is in size / slide windows; with a slide above the size, elements in the gaps are in none.
@@ -93,17 +156,37 @@ class SlidingEventTimeWindows:
     [(-5, 5, 1), (0, 10, 3), (5, 15, 2)]
     """
 
-    size_ms: int
-    slide_ms: int
-    offset_ms: int = 0
-
-    def __post_init__(self) -> None:
-        whole_number("size_ms", self.size_ms, 1)
-        _check_offset(self.offset_ms, whole_number("slide_ms", self.slide_ms, 1))
+    clock: ClassVar[Clock] = "event_time"
 
 
 @dataclass(frozen=True, slots=True)
-class EventTimeSessionWindows:
+class SlidingProcessingTimeWindows(SlidingWindows):
+    """Windows of one size that start every `slide_ms`, by the time at which a row is processed.
+
+    Parameters
+    ----------
+    size_ms, slide_ms, offset_ms
+        As for `SlidingEventTimeWindows`.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import SlidingProcessingTimeWindows, WindowFunction
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> windows = SlidingProcessingTimeWindows(10, slide_ms=5)
+    >>> process = arrowstate.BatchRunner(backend, WindowFunction(windows, clicks))
+    >>> _ = process.advance_processing_time(6)
+    >>> _ = process.process(pa.record_batch({"user": ["ann"], "clicks": [2]}))
+    >>> [(row["window_start"], row["clicks"]) for row in process.advance_processing_time(15).to_pylist()]
+    [(0, 2), (5, 2)]
+    """
+
+    clock: ClassVar[Clock] = "processing_time"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeSessionWindows(SessionWindows):
     """Windows of a key that last until there has been no element for `gap_ms`.
 
     An element opens the window from its timestamp to `gap_ms` later; windows of a key that overlap or touch are one.
@@ -125,10 +208,33 @@ class EventTimeSessionWindows:
     [(1, 16, 3), (30, 40, 4)]
     """
 
-    gap_ms: int
+    clock: ClassVar[Clock] = "event_time"
 
-    def __post_init__(self) -> None:
-        whole_number("gap_ms", self.gap_ms, 1)
+
+@dataclass(frozen=True, slots=True)
+class ProcessingTimeSessionWindows(SessionWindows):
+    """Windows of a key that last until no row of it was processed for `gap_ms`.
+
+    Parameters
+    ----------
+    gap_ms
+        Milliseconds, 1 to 2^63 - 1.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.windows import ProcessingTimeSessionWindows, WindowFunction
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+    >>> process = arrowstate.BatchRunner(backend, WindowFunction(ProcessingTimeSessionWindows(10), clicks))
+    >>> for now, n in ((1, 1), (6, 2)):
+    ...     _ = process.advance_processing_time(now)
+    ...     _ = process.process(pa.record_batch({"user": ["ann"], "clicks": [n]}))
+    >>> process.advance_processing_time(16).to_pylist()
+    [{'user': 'ann', 'window_start': 1, 'window_end': 16, 'clicks': 3}]
+    """
+
+    clock: ClassVar[Clock] = "processing_time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +293,12 @@ class CountWindows:
             whole_number("slide", self.slide, 1)
 
 
-WindowAssigner: TypeAlias = (
-    TumblingEventTimeWindows | SlidingEventTimeWindows | EventTimeSessionWindows | GlobalWindows | CountWindows
-)
+WindowAssigner: TypeAlias = TumblingWindows | SlidingWindows | SessionWindows | GlobalWindows | CountWindows
+
+
+def clock_of(windows: WindowAssigner) -> Clock | None:
+    """Return which time windows end by, None for those that know no time."""
+    return None if isinstance(windows, (GlobalWindows, CountWindows)) else windows.clock
 
 
 def fixed_windows(places: Ints, size: int, slide: int, offset: int) -> tuple[Ints, Ints, Ints]:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from arrowstate.functions.windows.assigners import (
     CountWindows,
     GlobalWindows,
-    SlidingEventTimeWindows,
-    TumblingEventTimeWindows,
+    SlidingWindows,
+    TumblingWindows,
     fixed_windows,
     merged_sessions,
     session_ends,
@@ -25,7 +25,7 @@ from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate_formats.key_hash import hash_columns
 
 Ints = npt.NDArray[np.int64]
-FixedWindows: TypeAlias = TumblingEventTimeWindows | SlidingEventTimeWindows | GlobalWindows | CountWindows
+FixedWindows: TypeAlias = TumblingWindows | SlidingWindows | GlobalWindows | CountWindows
 
 WINDOW = pa.schema([("window_start", pa.int64()), ("window_end", pa.int64())])
 """The namespace of window state."""
@@ -127,7 +127,7 @@ def assign(assigner: FixedWindows, batch: Batch) -> Assigned:
         size, slide = assigner.size, assigner.slide or assigner.size
         # It is their ends that lie at multiples of the slide.
         offset = -size
-    elif isinstance(assigner, SlidingEventTimeWindows):
+    elif isinstance(assigner, SlidingWindows):
         size, slide, offset = assigner.size_ms, assigner.slide_ms, assigner.offset_ms
     else:
         size, slide, offset = assigner.size_ms, assigner.size_ms, assigner.offset_ms

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.batch_function import BatchContext, BatchFunction
 from arrowstate.functions.side_outputs import OutputTag
-from arrowstate.functions.windows.assigners import CountWindows, GlobalWindows, WindowAssigner
+from arrowstate.functions.windows.assigners import WindowAssigner, clock_of
 from arrowstate.functions.windows.operator import WindowOperator
 from arrowstate.functions.windows.triggers import Trigger
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
@@ -30,8 +31,8 @@ class WindowFunction(BatchFunction):
     descriptor
         What a window holds, as for `WindowOperator`.
     timestamp
-        The column with the event time of each row, a timestamp or milliseconds since 1970; None for global and for
-        count windows.
+        The column with the event time of each row, a timestamp or milliseconds since 1970; None for windows by
+        processing time, global windows and count windows.
     value
         The column with the values. By default the columns named after the fields of a struct type, else the column
         named after the descriptor.
@@ -63,7 +64,7 @@ class WindowFunction(BatchFunction):
     late: OutputTag | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        timed = not isinstance(self.windows, (GlobalWindows, CountWindows))
+        timed = clock_of(self.windows) == "event_time"
         if timed != (self.timestamp is not None):
             required = "the name of a timestamp column" if timed else "timestamp=None"
             raise InvalidInputError(f"{self.windows!r} needs {required}, got {self.timestamp!r}")
@@ -88,7 +89,10 @@ class WindowFunction(BatchFunction):
     def process_batch(self, batch: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
         """Put the rows into their windows; emit those that fire at once."""
         assert self._operator is not None, "open was called"
-        times = None if self.timestamp is None else _column(batch, self.timestamp)
+        if clock_of(self.windows) == "processing_time":
+            times = pa.array(np.full(batch.num_rows, context.processing_time, dtype=np.int64))
+        else:
+            times = None if self.timestamp is None else _column(batch, self.timestamp)
         output = self._operator.process(context.key_columns(batch), times, self._values(batch))
         if self.late is not None and len(output.late_row_numbers):
             columns = [_column(batch, name).take(output.late_row_numbers) for name in self.late.schema.names]
@@ -99,6 +103,15 @@ class WindowFunction(BatchFunction):
         """Emit the windows that the watermark has passed."""
         assert self._operator is not None, "open was called"
         return self._operator.advance_watermark(watermark)
+
+    def on_processing_time(self, now_ms: int, context: BatchContext) -> pa.RecordBatch:  # noqa: ARG002
+        """Emit the windows by processing time that end up to it."""
+        assert self._operator is not None, "open was called"
+        return self._operator.advance_processing_time(now_ms)
+
+    def next_processing_time(self) -> int | None:
+        """Return when the next window by processing time ends."""
+        return None if self._operator is None else self._operator.next_processing_time()
 
     def _values(self, batch: pa.RecordBatch) -> pa.Array:
         kind = self.descriptor.type

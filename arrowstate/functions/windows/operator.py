@@ -19,9 +19,9 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.windows.assigners import (
     CountWindows,
-    EventTimeSessionWindows,
-    GlobalWindows,
+    SessionWindows,
     WindowAssigner,
+    clock_of,
 )
 from arrowstate.functions.windows.assigning import WINDOW, Batch, WindowOutput, Windows, assign, assign_sessions
 from arrowstate.functions.windows.triggers import HIGHEST, LOWEST, Progress, Trigger, check_triggers
@@ -106,7 +106,7 @@ class WindowOperator:
         self._windows = windows
         self._trigger = trigger or Trigger()
         self._lateness = int(allowed_lateness_ms)
-        self._timed = not isinstance(windows, (GlobalWindows, CountWindows))
+        self._clock = clock_of(windows)
         self._contents = backend.state(replace(descriptor, namespace=WINDOW))
         self._counts: ReducingState | None = None
         self._seen: ReducingState | None = None
@@ -142,6 +142,11 @@ class WindowOperator:
         return f"<WindowOperator {self._windows!r}, {self._contents.descriptor.name!r}>"
 
     @property
+    def _time(self) -> int | None:
+        """How far the clock is that windows end by."""
+        return self._progress.processing_time if self._clock == "processing_time" else self._backend.watermark
+
+    @property
     def late_rows(self) -> int:
         """How many rows have come too late since the operator was made."""
         return self._progress.late_rows
@@ -154,8 +159,8 @@ class WindowOperator:
         keys
             An Array for one key column, else a RecordBatch or StructArray with the key schema.
         timestamps
-            As many event times: milliseconds since 1970 or Arrow timestamps, finer ones rounded down. None for global
-            and for count windows.
+            As many event times: milliseconds since 1970 or Arrow timestamps, finer ones rounded down; for windows by
+            processing time the times at which the rows are processed. None for global and for count windows.
         values
             As many values for the state, without nulls.
 
@@ -179,9 +184,9 @@ class WindowOperator:
             return self._process(self._checked(keys, timestamps, values))
 
     def _process(self, batch: Batch) -> WindowOutput:
-        watermark = self._backend.watermark
+        watermark = self._time
         removed = self._removed_end(watermark)
-        if isinstance(self._windows, EventTimeSessionWindows):
+        if isinstance(self._windows, SessionWindows):
             known = self._backend.group_keys(self._key_rows(batch.keys))
             have = namespaces_of(self._contents, known)
             assigned = assign_sessions(self._windows.gap_ms, batch, known, *have, removed)
@@ -189,7 +194,7 @@ class WindowOperator:
             assigned = assign(self._windows, batch)
         windows, rows = assigned.windows, assigned.rows
         late = np.empty(0, dtype=np.int64)
-        if self._timed and (len(windows) < len(batch.values) or (windows.ends <= removed).any()):
+        if self._clock is not None and (len(windows) < len(batch.values) or (windows.ends <= removed).any()):
             pairs = np.flatnonzero(windows.ends > removed)
             rows, windows = assigned.row_of(pairs), windows.only(pairs)
             late = self._late(batch, rows, watermark)
@@ -239,18 +244,56 @@ class WindowOperator:
             return self._advance(time)
 
     def _advance(self, time: int) -> pa.RecordBatch:
-        fired = self._nothing
-        if self._timed:
-            passed, removed = _passed_end(time), self._removed_end(time)
-            for state in self._by_window:
-                state.flush()
-            if self._counts is None:
-                fired = self._fire_passed(passed, removed)
-            for rows in self._to_remove:
-                rows.remove(rows.find(removed))
-            if self._fired is not None:
-                self._fired.pop_due(removed - 1)
+        fired = self._pass(time) if self._clock == "event_time" else self._nothing
         self._backend.advance_watermark(time)
+        return fired
+
+    def advance_processing_time(self, now_ms: int) -> pa.RecordBatch:
+        """Let processing time pass: fire and remove the windows by processing time that end up to it.
+
+        Parameters
+        ----------
+        now_ms
+            Milliseconds since 1970. One below an earlier one is passed over: nothing fires.
+
+        Returns
+        -------
+        pa.RecordBatch
+            As `advance_watermark`; the errors too.
+        """
+        time = saturated(now_ms)
+        if self._clock != "processing_time" or time < self._progress.processing_time:
+            return self._nothing
+        with self._backend.transaction():
+            fired = self._pass(time)
+            self._progress.processing_time = time
+        return fired
+
+    def next_processing_time(self) -> int | None:
+        """Return the processing time at which the next window fires or is removed, None if there is none.
+
+        Returns
+        -------
+        int or None
+            Milliseconds since 1970.
+        """
+        if self._clock != "processing_time":
+            return None
+        for state in self._by_window:
+            state.flush()
+        ends = [rows.earliest() for rows in (self._to_fire, *self._to_remove)]
+        return min((end for end in ends if end is not None), default=None)
+
+    def _pass(self, time: int) -> pa.RecordBatch:
+        """Fire the windows that a time passes, and remove those that it passes for good."""
+        passed, removed = self._passed_end(time), self._removed_end(time)
+        for state in self._by_window:
+            state.flush()
+        fired = self._fire_passed(passed, removed) if self._counts is None else self._nothing
+        for rows in self._to_remove:
+            rows.remove(rows.find(removed))
+        if self._fired is not None:
+            self._fired.pop_due(removed - 1)
         return fired
 
     # From rows to windows
@@ -260,7 +303,7 @@ class WindowOperator:
         columns = [canonical_floats(column) for column in key_columns(keys, self._backend.key)]
         rows = len(columns[0])
         given = self._value_column(values, rows)
-        if not self._timed:
+        if self._clock is None:
             if timestamps is not None:
                 raise InvalidInputError(f"{self._windows!r} knows no time; pass None for the timestamps")
             if self._seen is None:
@@ -271,6 +314,9 @@ class WindowOperator:
         times = timestamp_array(self._contents.descriptor.name, timestamps, round_down=True).to_numpy()
         if times.size != rows:
             raise InvalidInputError(f"{rows} keys need {rows} timestamps, got {times.size}")
+        if self._clock == "processing_time":
+            # A clock that was set back must not lead rows into windows that have fired.
+            times = np.maximum(times, self._progress.processing_time)
         return Batch(columns, given, times)
 
     def _value_column(self, values: Any, rows: int) -> pa.Array:
@@ -318,15 +364,24 @@ class WindowOperator:
 
     def _removed_end(self, watermark: int | None) -> int:
         """Return the highest end of windows that the watermark has passed for good."""
-        if watermark is None or watermark == HIGHEST:
-            return LOWEST if watermark is None else HIGHEST
+        if watermark is None or watermark == HIGHEST or self._clock == "processing_time":
+            return self._passed_end(watermark)
         return max(watermark - self._lateness + 1, LOWEST)
+
+    def _passed_end(self, time: int | None) -> int:
+        """Return the highest end of windows that a time has passed.
+
+        At a watermark no row of that time is to come. At a processing time one may be: its window ends later.
+        """
+        if time is None or self._clock == "processing_time":
+            return LOWEST if time is None else time
+        return min(time + 1, HIGHEST)
 
     def _due_end(self, batch: Batch, rows: Ints | None, watermark: int | None) -> Any:
         """Return up to which end windows fire with this batch."""
         if batch.totals is not None:
             return batch.totals if rows is None else batch.totals[rows]
-        return _passed_end(watermark) if self._timed and self._counts is None else LOWEST
+        return self._passed_end(watermark) if self._clock is not None and self._counts is None else LOWEST
 
     def _merge(self, sources: Windows, targets: Windows) -> None:
         keys = self._key_rows(sources.keys)
@@ -402,11 +457,6 @@ class WindowOperator:
     def _key_rows(self, columns: Sequence[pa.Array]) -> Any:
         """Return key columns as the verbs of a state take them."""
         return columns[0] if len(columns) == 1 else pa.RecordBatch.from_arrays(columns, schema=self._backend.key)
-
-
-def _passed_end(watermark: int | None) -> int:
-    """Return the highest end of windows that the watermark has passed."""
-    return LOWEST if watermark is None else min(watermark + 1, HIGHEST)
 
 
 def _schema(contents: KeyedState[Any]) -> pa.Schema:

@@ -10,9 +10,10 @@ import numpy as np
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.windows.assigners import (
     CountWindows,
-    EventTimeSessionWindows,
     GlobalWindows,
+    SessionWindows,
     WindowAssigner,
+    clock_of,
     whole_number,
 )
 from arrowstate.schema.descriptors import (
@@ -31,7 +32,8 @@ class Trigger:
     Parameters
     ----------
     count
-        None: when the watermark passes the end of the window, and again with every batch that brings it late elements.
+        None: when the watermark passes the end of the window, and again with every batch that brings it late elements;
+        or when processing time reaches the end.
         A number from 1: with every batch after which it has got at least so many elements since it fired last; time
         alone does not make it fire.
     purging
@@ -62,18 +64,20 @@ class Trigger:
 class Progress:
     """What a window operator knows besides its states."""
 
+    processing_time: int = LOWEST
+    "How far processing time is, for windows that end by it."
     fired_end: int = LOWEST
     "All windows with an end up to this have fired, and so do those at once that get elements later."
     late_rows: int = 0
 
     def begin(self) -> Any:
-        return self.fired_end, self.late_rows
+        return self.processing_time, self.fired_end, self.late_rows
 
     def keep(self) -> None:
         """There is nothing to give up."""
 
     def go_back(self, mark: Any) -> None:
-        self.fired_end, self.late_rows = mark
+        self.processing_time, self.fired_end, self.late_rows = mark
 
 
 def check_triggers(windows: Any, descriptor: Any, trigger: Any, lateness: Any) -> None:
@@ -93,11 +97,12 @@ def check_triggers(windows: Any, descriptor: Any, trigger: Any, lateness: Any) -
         raise InvalidInputError(f"global windows never end, so they need a trigger with a count; got {trigger!r}")
     if isinstance(windows, CountWindows) and trigger is not None:
         raise InvalidInputError(f"count windows fire when they are full and take no trigger, got {trigger!r}")
-    if isinstance(windows, EventTimeSessionWindows) and trigger is not None and trigger.purging:
+    if isinstance(windows, SessionWindows) and trigger is not None and trigger.purging:
         raise InvalidInputError(
             f"a session that was purged could not be merged with later elements, so session windows take no trigger "
             f"that purges; got {trigger!r}"
         )
     whole_number("allowed_lateness_ms", lateness, 0)
-    if lateness and isinstance(windows, (GlobalWindows, CountWindows)):
-        raise InvalidInputError(f"{windows!r} knows no time, so nothing is late for it; got {lateness} ms of lateness")
+    if lateness and clock_of(windows) != "event_time":
+        why = "knows no time" if clock_of(windows) is None else "takes each row at the time it is processed"
+        raise InvalidInputError(f"{windows!r} {why}, so nothing is late for it; got {lateness} ms of lateness")

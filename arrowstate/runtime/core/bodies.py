@@ -21,7 +21,6 @@ from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate.state.backend.keyed import KeyedStateBackend
-from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import BroadcastState
 
 Given = tuple[pa.Table | pa.Array, list[tuple[str, pa.Table]]]
@@ -43,7 +42,7 @@ class Body(Protocol):
         """Let processing time pass."""
 
     def next_timer_ms(self) -> int | None:
-        """The earliest processing time at which a timer is due."""
+        """The earliest processing time at which something is due."""
 
     def freeze(self) -> FrozenSubtask | None:
         """Return the keyed state as it is now."""
@@ -195,9 +194,7 @@ class FunctionBody:
         self._give(emitted, self._sides())
 
     def next_timer_ms(self) -> int | None:
-        timers = [state for state in self._backend.states.values() if isinstance(state, TimerState)]
-        times = [state.next_timestamp() for state in timers if state.descriptor.clock == "processing_time"]
-        return min((time for time in times if time is not None), default=None)
+        return self._runner.next_processing_time()
 
     def freeze(self) -> FrozenSubtask | None:
         return self._backend.freeze()

@@ -24,7 +24,6 @@ from arrowstate.spark.metrics import TaskMeter
 from arrowstate.spark.task import Emitted, Step, Subtask, SubtaskResult, TaskPlan
 from arrowstate.state.backend.broadcast import restored_broadcast
 from arrowstate.state.backend.keyed import KeyedStateBackend
-from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.storage.base import Storage
 
@@ -58,7 +57,7 @@ def run_subtask(
     backend = task.restored(lambda: step.processing_time)
     table = _rows(plan, rows)
     dead = None if plan.dead_letters is None else DeadLetters(plan.dead_letters, step.batch.batch_id)
-    emitted = _process(plan, step, backend, table, _broadcasts(storage, step), dead)
+    emitted, next_timer = _process(plan, step, backend, table, _broadcasts(storage, step), dead)
 
     def emit(paths: list[str]) -> Emitted:
         outputs = (plan.stored_output, emitted), (plan.dead_letters, None if dead is None else dead.take())
@@ -74,15 +73,8 @@ def run_subtask(
         new_id=new_id,
         emit=emit,
         output_rows=emitted.num_rows,
-        next_timer=_next_timer(backend),
+        next_timer=next_timer,
     )
-
-
-def _next_timer(backend: KeyedStateBackend) -> int | None:
-    """Return the earliest processing time at which a timer is due."""
-    timers = [state for state in backend.states.values() if isinstance(state, TimerState)]
-    times = [state.next_timestamp() for state in timers if state.descriptor.clock == "processing_time"]
-    return min((time for time in times if time is not None), default=None)
 
 
 def _process(
@@ -92,8 +84,11 @@ def _process(
     table: pa.Table,
     broadcasts: Mapping[str, ReadOnlyBroadcastState],
     dead: DeadLetters | None = None,
-) -> pa.Table:
-    """Let time pass, process the rows, and return what was emitted; rows that fail go to `dead` if they may."""
+) -> tuple[pa.Table, int | None]:
+    """Let time pass and process the rows; rows that fail go to `dead` if they may.
+
+    Return what was emitted, and the processing time at which something is due next.
+    """
     output = None if plan.output is None else plan.output.columns
     process: BatchRunner | KeyedProcessRunner
     with explained(plan.uid, "open"):
@@ -138,9 +133,10 @@ def _process(
                 )
             elif table.num_rows:
                 emitted.append(process.process(table))
+        next_timer = process.next_processing_time()
     if output is None:
-        return pa.table({})
-    return pa.concat_tables([_as_table(item, output) for item in emitted])
+        return pa.table({}), next_timer
+    return pa.concat_tables([_as_table(item, output) for item in emitted]), next_timer
 
 
 def _as_table(emitted: pa.Table | pa.Array, output: pa.Schema) -> pa.Table:
