@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -159,6 +160,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     leave_out(config, items, left_out)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -LONGEST.get(unit_of(item.nodeid), 0))
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests stay to the end: what looks for garbage need not look at all of them each time.
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    # Libraries tell of what is left at the end.
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What libraries do not promise to keep, each claim by itself: a test that fails here names what an upgrade changed."""
 
 import re
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +18,7 @@ from arrowstate.query.duckdb.duckdb_internals import Scannable, aggregate_names,
 from arrowstate.query.duckdb.pyarrow_internals import parts_of
 from arrowstate.storage.clients import Failure, classify, make_client
 from arrowstate_formats import numba_internals
+from processes import python
 
 ROOMS = [Path(arrowstate.__file__).parent, Path(arrowstate_formats.__file__).parent]
 
@@ -297,6 +296,6 @@ def test_what_is_done_at_the_end_of_the_interpreter_comes_before_executors_refus
         "before_executors_end(lambda: print(pool.submit(lambda: 'worked').result()))\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = python("-c", script, timeout=300)
 
     assert (done.stdout, done.stderr) == ("worked\n", "")

@@ -1,9 +1,6 @@
 """Several tables and operators in one checkpoint; what a fill takes of memory, and leaves behind when it is killed."""
 
-import os
 import signal
-import subprocess
-import sys
 import uuid
 
 import pyarrow as pa
@@ -15,9 +12,9 @@ from arrowstate.bootstrap.planning import AskedStates
 from arrowstate.bootstrap.tables import TableFill, fill_operators, plan_table
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import FencedError, InvalidInputError
+from processes import python
 from stores import CITY, TOTAL, USER, ids
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 CARTS = MapStateDescriptor("carts", pa.string(), pa.int64())
 
 
@@ -160,12 +157,7 @@ print(peak - before)
 def test_a_table_larger_than_memory_takes_little_more_than_the_budget(tmp_path, order_by):
     rows, budget = 1_000_000, 16 << 20
 
-    ran = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(tmp_path), str(budget), str(rows), *order_by],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
+    ran = python("-c", MEASURED, tmp_path, budget, rows, *order_by)
 
     assert ran.returncode == 0, ran.stderr
     # What is held of the rows at a time comes on top, and with it the batches of a merge; all rows are 216 MB.
@@ -214,7 +206,7 @@ def test_a_bootstrap_that_is_killed_does_no_harm(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     store.bootstrap("people", ["user"], [CITY], cities)
 
-    ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT)
+    ran = python("-c", KILLED, tmp_path)
 
     assert ran.stdout.split() == ["rows", "9", "files", "9", "fence", "9"], ran.stderr
     assert signal.SIGKILL == 9

@@ -1,6 +1,5 @@
 """The writer of a store: fencing, numbering, and what a failed checkpoint leaves behind."""
 
-import threading
 from itertools import pairwise
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from arrowstate.files.writing import write_subtask
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
 from arrowstate_formats.run_files import checksum
+from processes import at_once
 from storages import Failing
 from stores import KEY, TOTAL, commit, files, sum_of_totals
 
@@ -85,18 +85,7 @@ def test_a_fenced_writer_writes_nothing_any_more(store):
 
 
 def test_writers_that_open_at_once_get_epochs_and_numbers_of_their_own(store):
-    writers = []
-    barrier = threading.Barrier(8)
-
-    def run():
-        barrier.wait()
-        writers.append(store.writer())
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    writers = at_once(lambda _: store.writer(), range(8))
 
     assert sorted(writer.epoch for writer in writers) == list(range(1, 9))
     assert CommitLog(store.storage).numbers() == list(range(1, 9))

@@ -1,18 +1,15 @@
 """What a store holds after its writer was killed, or the disk was full, at any moment."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from arrowstate import KeyedStateBackend, ReducingStateDescriptor, open_store
+from processes import python, started_python
 from stores import commit, files
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.mark.slow
@@ -21,12 +18,7 @@ def test_what_killed_writers_were_told_is_safe_is_there_and_nothing_else_is_left
     script = Path(__file__).with_name("kill_rounds.py")
     url = str(tmp_path / "store") if place == "local" else place
 
-    ran = subprocess.run(
-        [sys.executable, str(script), url, "--rounds", str(rounds), "--seed", "5"],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
+    ran = python(script, url, "--rounds", rounds, "--seed", "5")
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{rounds} rounds on {url}" in ran.stdout
@@ -67,14 +59,7 @@ def test_a_full_disk_fails_the_checkpoint_and_leaves_the_store_as_it_was(tmp_pat
     folder = tmp_path / "store"
     before = files(folder)
 
-    with subprocess.Popen(
-        [sys.executable, "-c", FULL, store.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    ) as job:
+    with started_python("-c", FULL, store.url, stderr=subprocess.PIPE) as job:
         answers = [job.stdout.readline() for _ in range(3)]
         during = files(folder)
         output, errors = job.communicate("go on\n")

@@ -15,6 +15,7 @@ import arrowstate
 from arrowstate.cli.app import make_parser
 from arrowstate.cli.output import print_table
 from arrowstate.query.kept_reads import forget_checkpoints
+from processes import python
 from stores import commit, run
 
 HELP = Path(__file__).with_name("help.txt")
@@ -324,7 +325,7 @@ def test_sql_over_a_damaged_file_says_in_two_lines_what_is_damaged_and_what_help
     path.write_bytes(data)
 
     query = "select sum(clicks), max(user) from counter.clicks"
-    done = subprocess.run([sys.executable, "-m", "arrowstate", "sql", store, query], capture_output=True, text=True)
+    done = python("-m", "arrowstate", "sql", store, query)
 
     assert (done.returncode, done.stdout) == (1, "")
     damage, advice = done.stderr.splitlines()

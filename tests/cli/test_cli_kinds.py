@@ -7,6 +7,7 @@ import pytest
 
 import arrowstate
 from arrowstate.cli import main
+from stores import backend_of, commit
 
 DAY = pa.schema([("day", pa.int32())])
 
@@ -123,13 +124,10 @@ def test_sql_joins_the_kinds(store, capsys):
 
 
 def test_rows_that_have_expired_are_shown_where_they_are_asked_for(tmp_path, capsys):
-    backend = arrowstate.KeyedStateBackend(
-        key=pa.schema([("user", pa.string())]), max_parallelism=128, clock_ms=lambda: 0
-    )
+    backend = backend_of(pa.schema([("user", pa.string())]), clock_ms=lambda: 0)
     city = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeToLive(60_000))
     backend.state(city).update_batch(["ann"], ["Rome"])
-    with arrowstate.open_store(tmp_path, create=True).writer() as writer:
-        writer.checkpoint({"people": [backend]})
+    commit(arrowstate.open_store(tmp_path, create=True), {"people": [backend]})
 
     def found(*arguments):
         assert main([*arguments, "--json"]) == 0

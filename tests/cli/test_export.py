@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from stores import commit, run
+from stores import backend_of, commit, run
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +130,7 @@ def test_the_checkpoint_is_held_while_it_is_read(store, tmp_path, capsys, monkey
 
 
 def test_expired_rows_are_left_out_unless_they_are_asked_for(tmp_path, capsys):
-    backend = arrowstate.KeyedStateBackend(
-        key=pa.schema([("user", pa.string())]), max_parallelism=8, clock_ms=lambda: 0
-    )
+    backend = backend_of(pa.schema([("user", pa.string())]), max_parallelism=8, clock_ms=lambda: 0)
     city = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeToLive(1000))
     backend.state(city).update_batch(["ann"], ["Rome"])
     commit(arrowstate.open_store(tmp_path / "store", create=True), {"people": [backend]})

@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +12,8 @@ import arrowstate
 from arrowstate.cli import main
 from arrowstate.cli.messages import _OWN_TERMS, in_own_terms
 from arrowstate.errors import CollectedError, StoreNotFoundError
+from processes import python
+from stores import commit
 
 PACKAGE = Path(arrowstate.__file__).parent
 
@@ -25,8 +25,7 @@ def store(tmp_path_factory):
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
     backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
     opened = arrowstate.open_store(folder, create=True)
-    with opened.writer() as writer:
-        writer.checkpoint({"people": [backend]})
+    commit(opened, {"people": [backend]})
     opened.tag("gold", 1)
     return str(folder)
 
@@ -105,12 +104,7 @@ def test_a_warning_is_a_line_without_the_place_in_the_code(tmp_path):
             writer.checkpoint({"people": [backend]})
     max((tmp_path / "store/log").glob("*.json")).unlink()
 
-    said, told = (
-        subprocess.run(
-            [sys.executable, "-m", "arrowstate", "list", tmp_path / "store", *json_], capture_output=True, text=True
-        )
-        for json_ in ([], ["--json"])
-    )
+    said, told = (python("-m", "arrowstate", "list", tmp_path / "store", *json_) for json_ in ([], ["--json"]))
 
     assert (said.returncode, told.returncode) == (0, 0)
     assert re.fullmatch(r"arrowstate: warning: .* is damaged: the log has lost entries: .*\n", said.stderr)

@@ -21,6 +21,7 @@ import arrowstate
 from arrowstate.cli.shell import COMMANDS, history_path, is_complete
 from arrowstate.cli.shell_completion import ShellCompleter
 from arrowstate.cli.shell_names import CheckpointNames
+from processes import python
 
 FOREVER = "select count(*) from range(1000000000) a cross join range(1000000) b where a.range + b.range = 7;"
 SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
@@ -267,7 +268,7 @@ def test_the_history_is_kept_in_the_state_folder_of_the_user(monkeypatch, tmp_pa
 
 def test_the_line_editor_is_loaded_where_there_is_a_terminal():
     script = "import sys; from arrowstate.cli import main; main(['--help']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = python("-c", script, check=True)
 
     modules = done.stdout.split()
     assert "arrowstate.cli.parser" in modules

@@ -17,6 +17,7 @@ from arrowstate.files.reading import store_key
 from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage import clear_memory_storage
 from long_form import short_or_long
+from stores import backend_of
 from suites import Clock
 from suites.models import Folding, StateModel, TimerModel
 
@@ -166,8 +167,8 @@ class Job(RuleBasedStateMachine):
         self.states = [*states, TOTAL] if TOTAL not in states else states
         self.policy, self.budget = policy, budget
         self.backends = [
-            arrowstate.KeyedStateBackend(
-                key=KEY,
+            backend_of(
+                KEY,
                 max_parallelism=self.max_parallelism,
                 key_groups=arrowstate.key_group_range(self.max_parallelism, parallelism=parallelism, subtask=subtask),
                 merge_policy=policy,

@@ -12,6 +12,7 @@ import arrowstate
 from arrowstate.editing.forms import assigned, from_sql
 from arrowstate.errors import ArrowStateError, ValueTypeError
 from arrowstate.query.duckdb.sql_types import SqlForm
+from stores import commit
 
 _names = itertools.count()
 MONEY = pa.decimal128(18, 2)
@@ -70,8 +71,7 @@ def store():
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
     for name, (kind, value) in TYPES.items():
         backend.state(arrowstate.ValueStateDescriptor(name, kind)).update_batch([3], pa.array([value], kind))
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     return store
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.errors import InvalidInputError, SourceError
-from arrowstate.runtime import Batch, ChangesSource, Reader, Source, Split
-from other_stores import Counts, Output, State
+from arrowstate.runtime import Batch, ChangesSource, Reader, Split
+from other_stores import Counts, Output, State, reader_of
 
 Edited = tuple[Callable[[Any], Any], Callable[[State], State]]
 """What is done to a checkpoint, and to a dict."""
@@ -36,12 +36,6 @@ def edited(counts: Counts, change: Callable[[Any], Any], becomes: Mapping[int, i
     if "my.counter" in operators:
         counts.backend = counts.opened.latest().restore("my.counter")
     return checkpoint_id
-
-
-def reader_of(source: Source, *splits: Split) -> Reader:
-    reader = source.reader()
-    reader.add(splits or source.discover(()))
-    return reader
 
 
 def read(reader: Reader, *, batches: int = 1_000_000, max_rows: int = 1_000) -> tuple[list[Any], dict[str, Any]]:

@@ -8,6 +8,7 @@ import pytest
 import arrowstate
 from edit_model import NOW_MS, OPERATOR, Job, Plain, Statements, stored_rows
 from long_form import TURN, short_or_long
+from stores import commit
 
 
 def a_store(name):
@@ -73,8 +74,7 @@ def restored_is(snapshot, job, plain, random):
         for descriptor in OPERATOR:
             each.state(descriptor)
     again = a_store(f"{snapshot.storage.url}-again")
-    with again.writer() as writer:
-        writer.checkpoint({"op": backends}, operator_states={"op": operator}, watermark=snapshot.watermark)
+    commit(again, {"op": backends}, operator_states={"op": operator}, watermark=snapshot.watermark)
     for name, columns in plain.columns.items():
         both = [Counter(map(repr, stored_rows(each, name, columns).to_pylist())) for each in (snapshot, again.latest())]
         assert both[0] == both[1], name

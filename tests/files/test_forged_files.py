@@ -28,6 +28,7 @@ from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.directory import read_directory, write_directory
 from arrowstate_formats.documents import RunDocument, decode_inline, encode, encode_inline
 from arrowstate_formats.run_files import checksum, frame_checksum
+from stores import commit
 
 STATE = ValueStateDescriptor("v", pa.string())
 ROWS = 100
@@ -67,8 +68,7 @@ def written(place: str | Path) -> StateStore:
     # Texts in the order of the rows, so that the bytes to forge are easy to find.
     keys = pa.array(range(ROWS), pa.int64()).take(pa.array(np.argsort(hashes())))
     backend.state(STATE).update_batch(keys, pa.array(TEXTS))
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]}, format="arrow")
+    commit(store, {"op": [backend]}, format="arrow")
     return store
 
 

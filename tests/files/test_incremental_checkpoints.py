@@ -14,7 +14,7 @@ from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.subtasks import operator_of, read_states
 from arrowstate.files.writing import RunWriter, write_subtask
 from arrowstate.table.merging import MergePolicy
-from stores import TOTAL, commit
+from stores import TOTAL, backend_of, commit
 
 EVERY = pa.array(range(100_000))
 
@@ -184,11 +184,7 @@ def test_a_small_run_is_kept_inline(store, files):
 
 
 def test_after_a_merge_the_merged_run_is_written_and_older_checkpoints_stay_readable(store, files):
-    backend = KeyedStateBackend(
-        key=pa.schema([("k", pa.int64())]),
-        max_parallelism=128,
-        merge_policy=MergePolicy(fan_in=2, first_tier_rows=10**6),
-    )
+    backend = backend_of(merge_policy=MergePolicy(fan_in=2, first_tier_rows=10**6))
     expected = []
     with store.writer() as writer:
         for number in range(5):

@@ -14,7 +14,7 @@ from arrowstate.files.subtasks import read_states
 from arrowstate.files.writing import write_subtask
 from arrowstate.schema.versions import RunSchemas
 from arrowstate_formats.documents import OperatorDocument
-from stores import KEY, NOTE, TOTAL, commit
+from stores import KEY, NOTE, TOTAL, backend_of, commit
 
 SCALES = [(1, 1), (1, 128), (2, 128), (3, 128), (4, 128), (3, 192), (5, 7), (7, 7), (2, 32768), (9, 100)]
 
@@ -105,10 +105,7 @@ def history(store):
     """A store whose last checkpoint has several runs with dead rows, and what it holds."""
     keys = pa.array(range(6000))
     backends = [
-        arrowstate.KeyedStateBackend(
-            key=KEY, max_parallelism=128, key_groups=arrowstate.key_group_range(128, parallelism=2, subtask=subtask)
-        )
-        for subtask in range(2)
+        backend_of(key_groups=arrowstate.key_group_range(128, parallelism=2, subtask=subtask)) for subtask in range(2)
     ]
     model = {}
     with store.writer() as writer:
@@ -225,10 +222,7 @@ def _open(snapshot, hash_bounds, name="total"):
 
 def test_rescaling_reads_little_more_than_it_needs(store):
     backends = [
-        arrowstate.KeyedStateBackend(
-            key=KEY, max_parallelism=128, key_groups=arrowstate.key_group_range(128, parallelism=4, subtask=subtask)
-        )
-        for subtask in range(4)
+        backend_of(key_groups=arrowstate.key_group_range(128, parallelism=4, subtask=subtask)) for subtask in range(4)
     ]
     write_in(backends, pa.array(range(400_000)), 1, {})
     snapshot = commit(store, {"op": backends})

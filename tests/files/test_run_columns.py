@@ -36,6 +36,7 @@ from arrowstate_formats.documents import BatchDocument, RunDocument, decode_inli
 from arrowstate_formats.run_reading import read_run
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, StateDocument
 from arrowstate_formats.state_columns import HIDDEN_FIELD_IDS
+from stores import commit
 
 PLACE = pa.struct([("x", pa.int8()), ("y", pa.int8())])
 KEY = pa.schema([("user", pa.string()), ("at", PLACE)])
@@ -89,8 +90,7 @@ def contents(snapshot: Snapshot, run: RunDocument) -> pa.Buffer:
 
 
 def written(store: StateStore, backend: KeyedStateBackend, run_format: str = "parquet") -> Snapshot:
-    with store.writer() as writer:
-        return writer.checkpoint({"op": [backend]}, format=run_format)
+    return commit(store, {"op": [backend]}, format=run_format)
 
 
 def as_savepoint(store: StateStore, run_format: str) -> Snapshot:

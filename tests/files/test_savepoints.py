@@ -3,8 +3,6 @@
 import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import duckdb
@@ -18,8 +16,9 @@ from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.savepoint import write_frozen_savepoint, write_savepoint
 from arrowstate.storage import open_storage
 from arrowstate.testing.faults import Fault
+from processes import python
 from storages import Failing, refusing
-from stores import TOTAL, commit
+from stores import TOTAL, backend_of, commit
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int32())])
 NOTE = arrowstate.ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
@@ -40,9 +39,7 @@ def own(backend, keys):
 def model(store):
     """What the two checkpoints of the store hold; the second has dead rows, several runs and an empty state."""
     backends = [
-        arrowstate.KeyedStateBackend(
-            key=KEY, max_parallelism=128, key_groups=arrowstate.key_group_range(128, parallelism=3, subtask=subtask)
-        )
+        backend_of(KEY, key_groups=arrowstate.key_group_range(128, parallelism=3, subtask=subtask))
         for subtask in range(3)
     ]
     models = []
@@ -296,12 +293,7 @@ def test_a_full_disk_leaves_no_savepoint(store, counts, tmp_path):
     commit(store, {"op": [counts]})
     before = [(path, path.read_bytes()) for path in files_in(store.url)]
 
-    ran = subprocess.run(
-        [sys.executable, "-c", FULL, store.url, str(tmp_path / "copy"), "100000"],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
-    )
+    ran = python("-c", FULL, store.url, tmp_path / "copy", "100000")
 
     assert ran.stdout == "full\n", ran.stderr
     assert files_in(tmp_path / "copy") == []
@@ -399,9 +391,8 @@ class Job:
     def __init__(self):
         self.now_ms = 0
         self.backends = [
-            arrowstate.KeyedStateBackend(
-                key=KEY,
-                max_parallelism=128,
+            backend_of(
+                KEY,
                 key_groups=arrowstate.key_group_range(128, parallelism=2, subtask=subtask),
                 merge_policy=arrowstate.MergePolicy(fan_in=2, first_tier_rows=64),
                 clock_ms=lambda: self.now_ms,

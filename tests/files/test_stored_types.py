@@ -9,6 +9,7 @@ import pytest
 
 from arrowstate import KeyedStateBackend, ValueStateDescriptor
 from arrowstate.files.open_files import forget_open_files
+from stores import commit
 
 NAN = math.nan
 TYPES = {
@@ -111,8 +112,7 @@ def test_keys_of_every_type_find_their_rows(store, name, format):
 
 
 def through(store, backend, format):
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]}, format="arrow" if format == "savepoint" else format)
+    snapshot = commit(store, {"op": [backend]}, format="arrow" if format == "savepoint" else format)
     if format == "savepoint":
         snapshot = store.savepoint("copy")
     forget_open_files()

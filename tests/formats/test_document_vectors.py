@@ -24,6 +24,7 @@ from arrowstate_formats.documents import (
     encode,
 )
 from arrowstate_formats.run_files import checksum
+from stores import commit
 
 VECTORS = Path(__file__).parents[2] / "formats/vectors"
 KINDS: dict[str, type[Document]] = {
@@ -89,8 +90,7 @@ def test_operator_state_is_shared_out_as_in_the_vectors(case: dict[str, Any]) ->
             state = backend.state(arrowstate.OperatorListStateDescriptor(f"s{number}", pa.int64()))
             state.add_all(list(range(first, first + parts[subtask])))
         backends.append(backend)
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({}, operator_states={"source": backends})
+    snapshot = commit(store, {}, operator_states={"source": backends})
 
     count = case["parallelism"]
     restored = [snapshot.restore_operator_state("source", parallelism=count, subtask=item) for item in range(count)]

@@ -13,6 +13,7 @@ from independent_reader import Damage, plain, read_store
 
 import arrowstate
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
+from stores import commit
 
 FORMATS = pytest.mark.parametrize("run_format", ["arrow", "parquet", "lance"])
 GOLDEN = Path(__file__).parents[2] / "formats/golden"
@@ -217,8 +218,7 @@ def test_the_independent_reader_finds_fault(tmp_path: Path, altered: dict[str, i
     store = arrowstate.open_store(tmp_path, create=True)
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=12)
     fill(backend, 0, 10)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     path = max((tmp_path / "log").glob("*.json"))
     entry = json.loads(path.read_text())
     entry["operators"][0]["subtasks"][0]["live_rows"]["order"] = next(iter(altered.values()))

@@ -4,8 +4,6 @@ import errno
 import logging
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import arrowstate_formats
 from arrowstate.cli.warm import KERNEL_MODULES
 from arrowstate_formats import kernel_cache
 from arrowstate_formats.compiled import Kernel, subroutine
+from processes import python
 
 PACKAGES = [Path(package.__file__).parent for package in (arrowstate, arrowstate_formats)]
 
@@ -292,6 +291,6 @@ def test_the_import_loads_neither_numba_nor_an_engine():
     unwanted = [*engines, *slow, "pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet"]
     code = f"import sys, arrowstate; print([name for name in {unwanted!r} if name in sys.modules])"
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
 
     assert done.stdout.strip() == "[]"

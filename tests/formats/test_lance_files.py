@@ -4,7 +4,6 @@ import errno
 import gc
 import io
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from arrowstate_formats.lance_files import LocalCopy
 from arrowstate_formats.run_files import RunFile
 from arrowstate_formats.run_reading import read_run
 from arrowstate_formats.run_writing import write_run
+from processes import python, started_python
 
 LONG = st.integers(-(2**63), 2**63 - 1)
 FLAT: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -301,10 +301,7 @@ sys.stdin.read()
 """
     processes = []
     for _ in range(2):
-        environment = {**os.environ, "TMPDIR": str(temporary)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        process = started_python("-c", script, env={"TMPDIR": str(temporary)})
         processes.append((process, Path(process.stdout.readline().strip())))  # type: ignore[union-attr]
     (killed, left), (living, kept) = processes
 
@@ -349,7 +346,7 @@ def forked():
 print(forked() >> 8, both(), forked() >> 8, both())
 """
 
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
+    done = python("-W", "ignore", "-c", script, timeout=120)
 
     assert (done.stdout, done.returncode) == ("True\nTrue\n0 True 1 True\n", 0), done.stderr
 

@@ -10,6 +10,7 @@ import pytest
 
 import arrowstate
 from arrowstate.checkpoints.compaction import CompactionPolicy
+from stores import commit
 
 FORMATS = Path(__file__).parents[2] / "formats"
 GOLDEN = FORMATS / "golden" / "v1"
@@ -69,8 +70,7 @@ def test_a_job_goes_on_from_it(name: str, tmp_path: Path) -> None:
     backend = store.latest().restore("shop", clock_ms=lambda: 0)
     own = [store.latest().restore_operator_state("shop")]
 
-    with store.writer() as writer:
-        after = writer.checkpoint({"shop": [backend]}, operator_states={"shop": own})
+    after = commit(store, {"shop": [backend]}, operator_states={"shop": own})
     store.compact(CompactionPolicy(max_space_amplification=1.01, min_bytes=0)).apply()
     store.untag("first")
     store.collect(arrowstate.RetentionPolicy(count=1), grace_ms=60_000).apply()

@@ -11,7 +11,7 @@ from arrowstate.files.verification import verify_log
 from arrowstate.log.boundary import boundaries, number_of, path_of
 from arrowstate.log.commit_log import CommitLog
 from storages import Hooked
-from stores import ids
+from stores import commit, ids
 
 COUNTS = arrowstate.ReducingStateDescriptor("counts", pa.int64(), reduce="sum")
 
@@ -238,8 +238,7 @@ def test_only_the_digits_0_to_9_are_a_number():
 
 
 def go_on_and_collect(store):
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend_of(50)]}, properties={"start": 50})
+    commit(store, {"op": [backend_of(50)]}, properties={"start": 50})
     store.collect().apply()
 
 

@@ -17,7 +17,7 @@ from arrowstate.log.entries import next_checkpoint
 from arrowstate.store import StateStore
 from arrowstate.testing.faults import Call, FaultyStorage
 from arrowstate_formats.documents import BoundaryDocument, ManifestHandle, SubtaskDocument
-from stores import CITY, USER
+from stores import CITY, USER, commit
 
 
 @dataclass
@@ -70,8 +70,7 @@ def test_a_restore_reads_a_manifest_once_however_many_states_there_are(counted: 
     keys = [f"user {number}" for number in range(300)]
     for number in range(10):
         backend.state(arrowstate.ValueStateDescriptor(f"city{number}", pa.string())).update_batch(keys, keys)
-    with counted.store.writer() as writer:
-        snapshot = writer.checkpoint({"people": [backend]})
+    snapshot = commit(counted.store, {"people": [backend]})
     manifest = snapshot.entry.operators[0].subtasks[0].manifest.path
     snapshot = counted.held.latest()
 
@@ -191,8 +190,7 @@ def test_a_store_without_an_entry_is_empty_after_a_collection_too(counted: Count
 
 def test_what_is_done_to_the_properties_of_a_snapshot_stays_there(counted: Counted) -> None:
     backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
-    with counted.store.writer() as writer:
-        writer.checkpoint({"people": [backend]}, properties={"offsets": [1]})
+    commit(counted.store, {"people": [backend]}, properties={"offsets": [1]})
 
     counted.held.latest().properties["offsets"].append(2)
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from stores import backend_of
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +64,7 @@ def people(new_store: Callable[[], arrowstate.StateStore]) -> arrowstate.Snapsho
         ],
     )
     people.state(arrowstate.ValueStateDescriptor("age", pa.int8())).update_batch(["ann", "bob"], [30, 40])
-    views = arrowstate.KeyedStateBackend(
-        key=pa.schema([("name", pa.string()), ("page", pa.int32())]), max_parallelism=128
-    )
+    views = backend_of(pa.schema([("name", pa.string()), ("page", pa.int32())]))
     keys = pa.record_batch({"name": ["ann", "ann", "bob"], "page": pa.array([1, 2, 1], pa.int32())})
     views.state(arrowstate.ReducingStateDescriptor("count.all", pa.int64(), reduce="sum")).add_batch(keys, [5, 6, 7])
     return new_store().writer().checkpoint({"people": [people], "page-views.v1": [views]})

@@ -10,6 +10,7 @@ from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.store import StateStore
 from arrowstate.testing.faults import FaultyStorage
+from stores import backend_of
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +159,7 @@ def crowded():
     schema = pa.schema([("n", pa.int64())])
     backends = {
         uid: [
-            arrowstate.KeyedStateBackend(
-                key=schema,
-                max_parallelism=128,
-                key_groups=arrowstate.key_group_range(128, parallelism=parallelism, subtask=subtask),
-            )
+            backend_of(schema, key_groups=arrowstate.key_group_range(128, parallelism=parallelism, subtask=subtask))
             for subtask in range(parallelism)
         ]
         for uid, parallelism in (("small", 1), ("wide", 128))

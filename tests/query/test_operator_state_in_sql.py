@@ -5,7 +5,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import StateNotFoundError
-from stores import OFFSETS, commit
+from stores import OFFSETS, backend_of, commit
 
 PLACES = arrowstate.OperatorListStateDescriptor("places", pa.struct([("x", pa.int64()), ("name", pa.string())]))
 RULES = arrowstate.BroadcastStateDescriptor("rules", pa.string(), pa.int64())
@@ -21,10 +21,8 @@ def snapshot():
         backend.state(PLACES).add_all([{"x": number, "name": f"p{number}"}, {"x": None, "name": None}])
         backend.state(RULES).put_all({"a": 1, "b": 2})
     halves = [
-        arrowstate.KeyedStateBackend(
-            key=keyed.key,
-            max_parallelism=8,
-            key_groups=arrowstate.key_group_range(8, parallelism=2, subtask=number),
+        backend_of(
+            keyed.key, max_parallelism=8, key_groups=arrowstate.key_group_range(8, parallelism=2, subtask=number)
         )
         for number in range(2)
     ]

@@ -18,7 +18,7 @@ from arrowstate.errors import (
 )
 from arrowstate.store import StateStore
 from long_form import short_or_long
-from stores import KEY, commit
+from stores import KEY, backend_of, commit
 
 
 class History:
@@ -222,10 +222,7 @@ class ExpiringHistory:
         parallelism = self.random.choice([1, 3])
         self.groups = [arrowstate.key_group_range(128, parallelism=parallelism, subtask=n) for n in range(parallelism)]
         self.backends = [
-            arrowstate.KeyedStateBackend(
-                key=KEY, max_parallelism=128, key_groups=own, clock_ms=lambda: self.clock, memory_budget_bytes=1 << 20
-            )
-            for own in self.groups
+            backend_of(key_groups=own, clock_ms=lambda: self.clock, memory_budget_bytes=1 << 20) for own in self.groups
         ]
         self.descriptors = {
             "v": arrowstate.ValueStateDescriptor("v", pa.int64(), ttl=ttl),

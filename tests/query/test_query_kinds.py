@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from stores import backend_of
 
 DAY = pa.schema([("day", pa.int32())])
 PAGES = arrowstate.ListStateDescriptor("pages", pa.string())
@@ -14,9 +15,7 @@ CITY = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=arrowstate.TimeT
 
 @pytest.fixture(params=["arrow", "parquet", "lance"])
 def snapshot(request, new_store):
-    backend = arrowstate.KeyedStateBackend(
-        key=pa.schema([("user", pa.string())]), max_parallelism=128, clock_ms=lambda: 7
-    )
+    backend = backend_of(pa.schema([("user", pa.string())]), clock_ms=lambda: 7)
     for number in range(3):
         backend.state(PAGES).add_batch(["ann", "bob", "ann"], [f"/{number}", "/", f"/{number}/cart"])
     backend.state(PAGES).clear_batch(["bob"])

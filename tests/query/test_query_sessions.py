@@ -2,7 +2,6 @@
 
 import gc
 import random
-import threading
 
 import pyarrow as pa
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from long_form import short_or_long
+from processes import at_once
 
 ROWS = 3_000
 
@@ -90,23 +90,13 @@ def test_results_that_live_beside_each_other_keep_their_own_rows(snapshots, seed
 
 
 def test_threads_do_not_meet(snapshots):
-    wrong = []
-
     def ask(seed):
         chance = random.Random(seed)
         for _ in range(30):
             relation, rows = asked(snapshots, chance)
-            found = fetched(relation, chance)
-            if found != rows:
-                wrong.append((found, rows))
+            assert fetched(relation, chance) == rows
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert wrong == []
+    at_once(ask, range(4))
 
 
 def test_a_scan_is_told_to_the_snapshot_that_was_asked(snapshots):

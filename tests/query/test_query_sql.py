@@ -1,9 +1,6 @@
 import datetime
 import decimal
 import gc
-import subprocess
-import sys
-import threading
 
 import duckdb
 import pyarrow as pa
@@ -15,6 +12,8 @@ from hypothesis import strategies as st
 import arrowstate
 from arrowstate.query.duckdb.dataset import ScannedDataset, StateSource
 from arrowstate.query.state import StateReader
+from processes import at_once, python
+from stores import backend_of
 
 
 def scan_of(snapshot, query, **options):
@@ -254,9 +253,7 @@ VALUES = {
 @pytest.fixture(scope="module")
 def typed(new_store):
     """A state with a column of each type, nulls and dead rows; and the same rows in a table of DuckDB's own."""
-    backend = arrowstate.KeyedStateBackend(
-        key=pa.schema([("k1", pa.int64()), ("k2", pa.string())]), max_parallelism=128
-    )
+    backend = backend_of(pa.schema([("k1", pa.int64()), ("k2", pa.string())]))
     state = backend.state(arrowstate.ValueStateDescriptor("typed", TYPES))
     rows = [
         {
@@ -396,20 +393,14 @@ def test_a_connection_is_the_callers_own(people):
 
 
 def test_threads_query_one_snapshot_at_a_time_each(large):
-    found: dict[int, list[int]] = {}
-
     def ask(number):
         query = f"select count(*) from counter.clicks where clicks % 4 = {number}"
-        found[number] = [large.snapshot.sql(query).fetchall()[0][0] for _ in range(5)]
+        return [large.snapshot.sql(query).fetchall()[0][0] for _ in range(5)]
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = at_once(ask, range(4))
 
-    assert all(len(set(counts)) == 1 for counts in found.values())
-    assert sum(counts[0] for counts in found.values()) == 200_000
+    assert all(len(set(counts)) == 1 for counts in found)
+    assert sum(counts[0] for counts in found) == 200_000
 
 
 def test_a_savepoint_is_queried_like_a_checkpoint(new_store, tmp_path):
@@ -440,7 +431,7 @@ reader = connection.sql("from op.v").to_arrow_reader(10)
 print(len(relation.limit(3).fetchall()), reader.read_next_batch().num_rows)
 """
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = python("-c", script, timeout=120)
 
     assert (done.stdout, done.stderr, done.returncode) == ("3 10\n", "", 0)
 
@@ -461,7 +452,7 @@ if child == 0:
 print(os.waitpid(child, 0)[1])
 """
 
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
+    done = python("-W", "ignore", "-c", script, timeout=120)
 
     assert (done.stdout, done.returncode) == ("[(44999850000,)]\n" * 2 + "0\n", 0)
 
@@ -469,7 +460,7 @@ print(os.waitpid(child, 0)[1])
 def test_importing_the_reader_loads_no_engine():
     script = "import sys, arrowstate; print(sorted({'duckdb', 'lance', 'polars', 'pyspark'} & set(sys.modules)))"
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = python("-c", script, timeout=120)
 
     assert done.stdout == "[]\n"
 

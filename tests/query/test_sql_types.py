@@ -2,8 +2,6 @@
 
 import datetime
 import json
-import subprocess
-import sys
 from decimal import Decimal
 
 import numpy as np
@@ -12,6 +10,8 @@ import pytest
 
 import arrowstate
 from every_type import KINDS, places, to_arrow
+from processes import python
+from stores import commit
 
 
 def in_utc(value):
@@ -90,8 +90,7 @@ def test_one_type_that_duckdb_has_not_leaves_all_other_tables_alone(new_store):
     lists.state(arrowstate.OperatorListStateDescriptor("l", element)).add_all(
         [{"h": 0.5, "in": {"x": Decimal("2.5"), "X": 9}}, {"h": None, "in": None}]
     )
-    with new_store().writer() as writer:
-        snapshot = writer.checkpoint({"op": [keyed]}, operator_states={"op": [lists]})
+    snapshot = commit(new_store(), {"op": [keyed]}, operator_states={"op": [lists]})
 
     assert snapshot.sql("select k, n from op.n where k = '1.50'").fetchall() == [("1.50", 1)]
     assert snapshot.sql("select count(*) from arrowstate.checkpoints").fetchall() == [(1,)]
@@ -120,7 +119,7 @@ sys.exit(main(sys.argv[1:]))
 """
     query = ["sql", str(tmp_path / "store"), "select moment, parts from op.seen", "--json"]
 
-    done = subprocess.run([sys.executable, "-c", script, *query], capture_output=True, text=True, timeout=120)
+    done = python("-c", script, *query, timeout=120)
 
     assert (done.stderr, done.returncode) == ("", 0)
     assert json.loads(done.stdout) == [

@@ -12,6 +12,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import InvalidInputError, StateNotFoundError
+from stores import commit
 
 ROWS = 5000
 
@@ -31,8 +32,7 @@ def snapshot(tmp_path_factory):
         backend.state(arrowstate.ValueStateDescriptor("number", pa.int64())).update_batch(mine, numbers)
         backend.state(arrowstate.ListStateDescriptor("seen", pa.int64())).add_batch(mine, numbers)
         backend.state(arrowstate.ValueStateDescriptor("number", pa.int64())).clear_batch(mine.slice(0, len(mine) // 10))
-    with store.writer() as writer:
-        return writer.checkpoint({"counter": backends})
+    return commit(store, {"counter": backends})
 
 
 def rows_of(table):

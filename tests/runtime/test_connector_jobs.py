@@ -22,7 +22,6 @@ from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource
 from arrowstate.testing.jobs import simulate
 from long_form import short_or_long
 from other_stores import Counts, Output
-from postgres import postgres_programs, postgres_server
 
 SEEDS = short_or_long(6, 200)
 ROWS = 230
@@ -127,14 +126,6 @@ def test_committables_that_are_never_null_come_back_from_a_checkpoint(tmp_path: 
     running.wait(timeout_ms=100_000)
 
     assert Counter(in_folder(tmp_path / "out")) == Counter(range(ROWS))
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    if postgres_programs() is None:
-        pytest.skip("PostgreSQL is not installed: no initdb on the PATH, nothing in /usr/lib/postgresql")
-    with postgres_server() as conninfo:
-        yield conninfo
 
 
 def test_every_row_is_in_the_table_once(database: str) -> None:

@@ -4,9 +4,6 @@ import datetime
 import decimal
 import os
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,7 @@ from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
 from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
 from arrowstate.runtime.sinks.postgres import PostgresSink
 from arrowstate.testing import PreparingSinkConformance, SinkConformance
-from object_servers import S3_OPTIONS, s3_server
-from postgres import postgres_programs, postgres_server
+from processes import at_once, python
 
 ROWS = pa.table({"user": ["ann", "bob", None, "", 'a "b", c', "é\n\\."], "total": [3, None, 5, 2**62, -1, 0]})
 
@@ -50,16 +46,10 @@ class TestParquetSink(SinkConformance):
         return lambda: rows_in_folder(tmp_path / "out")
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    with s3_server() as endpoint:
-        yield {**S3_OPTIONS, "endpoint_url": endpoint}
-
-
-def rows_in_bucket(s3: dict[str, Any], folder: str) -> pa.Table:
+def rows_in_bucket(bucket: dict[str, Any], folder: str) -> pa.Table:
     import s3fs
 
-    files = s3fs.S3FileSystem(**s3)
+    files = s3fs.S3FileSystem(**bucket)
     files.invalidate_cache()
     found = [path for path in files.find(folder) if not path.rpartition("/")[2].startswith(".")]
     return pa.concat_tables([pq.ParquetFile(files.open(path)).read() for path in found] or [ROWS.slice(0, 0)])
@@ -67,16 +57,16 @@ def rows_in_bucket(s3: dict[str, Any], folder: str) -> pa.Table:
 
 class TestParquetSinkInABucket(SinkConformance):
     @pytest.fixture
-    def sink(self, s3: dict[str, Any], tmp_path: Path) -> ParquetSink:
-        return ParquetSink(f"s3://bucket/{tmp_path.name}/out", storage_options=s3)
+    def sink(self, bucket: dict[str, Any], tmp_path: Path) -> ParquetSink:
+        return ParquetSink(f"s3://bucket/{tmp_path.name}/out", storage_options=bucket)
 
     @pytest.fixture
     def rows(self) -> pa.Table:
         return ROWS
 
     @pytest.fixture
-    def visible(self, s3: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
-        return lambda: rows_in_bucket(s3, f"bucket/{tmp_path.name}/out")
+    def visible(self, bucket: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
+        return lambda: rows_in_bucket(bucket, f"bucket/{tmp_path.name}/out")
 
 
 class TestBulkParquetSink(PreparingSinkConformance):
@@ -95,24 +85,16 @@ class TestBulkParquetSink(PreparingSinkConformance):
 
 class TestBulkParquetSinkInABucket(PreparingSinkConformance):
     @pytest.fixture
-    def sink(self, s3: dict[str, Any], tmp_path: Path) -> BulkParquetSink:
-        return BulkParquetSink(f"s3://bucket/{tmp_path.name}/out", storage_options=s3)
+    def sink(self, bucket: dict[str, Any], tmp_path: Path) -> BulkParquetSink:
+        return BulkParquetSink(f"s3://bucket/{tmp_path.name}/out", storage_options=bucket)
 
     @pytest.fixture
     def rows(self) -> pa.Table:
         return ROWS
 
     @pytest.fixture
-    def visible(self, s3: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
-        return lambda: rows_in_bucket(s3, f"bucket/{tmp_path.name}/out")
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    if postgres_programs() is None:
-        pytest.skip("PostgreSQL is not installed: no initdb on the PATH, nothing in /usr/lib/postgresql")
-    with postgres_server() as conninfo:
-        yield conninfo
+    def visible(self, bucket: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
+        return lambda: rows_in_bucket(bucket, f"bucket/{tmp_path.name}/out")
 
 
 @pytest.fixture
@@ -221,18 +203,10 @@ def test_a_parquet_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) ->
 
 def test_of_two_who_commit_a_token_at_once_each_finds_whole_rows(tmp_path: Path) -> None:
     sinks = [ParquetSink(tmp_path) for _ in range(8)]
-    start = threading.Barrier(len(sinks))
-
-    def commit(sink: ParquetSink) -> None:
+    for sink in sinks:
         sink.open("a-store", "a-sink")
-        start.wait()
-        sink.commit(ROWS, token(7))
 
-    threads = [threading.Thread(target=commit, args=(sink,)) for sink in sinks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda sink: sink.commit(ROWS, token(7)), sinks)
 
     (file,) = tmp_path.iterdir()
     assert pq.read_table(file).equals(ROWS)
@@ -418,21 +392,13 @@ def test_a_connection_that_was_cut_is_made_again(database: str, connection: Any)
 
 def test_of_many_who_commit_a_token_at_once_one_adds_the_rows(database: str, connection: Any) -> None:
     connection.execute('create table totals ("user" text, total bigint)')
-    start = threading.Barrier(6)
+    sinks = [PostgresSink(database, "totals") for _ in range(6)]
 
-    def commit() -> None:
-        sink = PostgresSink(database, "totals")
-        start.wait()
-        sink.open("a-store", "a-sink")
-        start.wait()
-        sink.commit(ROWS, token(1))
+    at_once(lambda sink: sink.open("a-store", "a-sink"), sinks)
+    at_once(lambda sink: sink.commit(ROWS, token(1)), sinks)
+
+    for sink in sinks:
         sink.close()
-
-    threads = [threading.Thread(target=commit) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
     assert connection.execute("select count(*) from totals").fetchone() == (len(ROWS),)
 
@@ -509,7 +475,7 @@ die()
 
 
 def kill_at(point: str, place: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, point, place], capture_output=True, text=True)
+    ended = python("-c", KILLED, point, place)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 

@@ -17,7 +17,6 @@ from arrowstate.runtime.connectors import Batch, EndOfSplit, Source, Split
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.testing import SourceConformance
-from object_servers import S3_OPTIONS, s3_server
 
 NUMBERS = pa.schema({"n": pa.int64()})
 ROWS = pa.table(
@@ -173,12 +172,6 @@ class TestUnboundedFileSource(SourceConformance):
         write_parquet(tmp_path / "a.parquet", ROWS.slice(0, 40))
         write_parquet(tmp_path / "b.parquet", ROWS.slice(40))
         return FileSource(tmp_path, is_bounded=False)
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[dict[str, Any]]:
-    with s3_server() as endpoint:
-        yield {**S3_OPTIONS, "endpoint_url": endpoint}
 
 
 def test_files_of_a_bucket_are_read_as_local_ones(bucket: dict[str, Any], tmp_path: Path) -> None:

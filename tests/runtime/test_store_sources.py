@@ -12,10 +12,10 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import InvalidInputError, NotFoundError, SourceError
-from arrowstate.runtime.connectors import Batch, Reader, Source, Split
+from arrowstate.runtime.connectors import Batch, Reader, Split
 from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
 from arrowstate.testing import SourceConformance
-from other_stores import Counts, Output
+from other_stores import Counts, Output, reader_of
 
 
 @pytest.fixture
@@ -61,12 +61,6 @@ class TestChangesSource(SourceConformance):
     @pytest.fixture
     def source(self, counts: Counts, options: dict[str, Any]) -> ChangesSource:
         return counts.source(**options)
-
-
-def reader_of(source: Source, *splits: Split) -> Reader:
-    reader = source.reader()
-    reader.add(splits or source.discover(()))
-    return reader
 
 
 def read(reader: Reader, *, max_rows: int = 1_000) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """What becomes of failures wherever they happen in a job: they are told, and the job starts again or ends."""
 
 import logging
-import subprocess
 import sys
 import textwrap
 import threading
@@ -15,6 +14,7 @@ from arrowstate.runtime import Batch, DirectSink, GeneratorSource, Job, Reader, 
 from arrowstate.runtime import running as running_module
 from arrowstate.runtime.core import task, turns
 from arrowstate.runtime.restart import is_unrecoverable
+from processes import python
 
 ROWS = pa.table({"k": pa.array([1, 2, 3] * 10, pa.int64())})
 SCHEMA = ROWS.schema
@@ -462,7 +462,7 @@ if ENDS == "exits":
 def test_a_script_that_leaves_a_job_open_ends_without_tracebacks_of_the_job(mode, ends, code):
     script = textwrap.dedent(SCRIPT).replace("MODE", repr(mode)).replace("ENDS", repr(ends))
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = python("-c", script, timeout=300)
 
     assert done.returncode == code
     assert done.stderr.count("Traceback") == (ends == "raises")

@@ -16,6 +16,7 @@ from arrowstate.schema.conversion import Conversion, converter
 from arrowstate.schema.evolution import evolve, widens
 from arrowstate.schema.fields import documents_of, fields_of, fresh_field
 from arrowstate.storage import clear_memory_storage
+from stores import backend_of, commit
 
 INTEGERS = [getattr(pa, f"{sign}int{bits}")() for bits in (8, 16, 32, 64) for sign in ("", "u")]
 FLOATS = [pa.float16(), pa.float32(), pa.float64()]
@@ -220,9 +221,7 @@ def test_a_history_of_schemas_equals_a_dict(history, kind, data):
     url = f"memory://{uuid.uuid4().hex}"
     store = arrowstate.open_store(url, create=True)
     policy = data.draw(st.sampled_from([None, arrowstate.MergePolicy(fan_in=2, first_tier_rows=2, segment_bytes=1)]))
-    backend = arrowstate.KeyedStateBackend(
-        key=pa.schema([("id_", pa.int64())]), max_parallelism=128, merge_policy=policy
-    )
+    backend = backend_of(pa.schema([("id_", pa.int64())]), merge_policy=policy)
     model: dict[int, list[Any]] = {}
     make: Any = {
         "value": arrowstate.ValueStateDescriptor,
@@ -253,10 +252,8 @@ def test_a_history_of_schemas_equals_a_dict(history, kind, data):
             else:
                 state.update_batch(keys, given)
             assert _read(state, kind) == model
-            with store.writer() as writer:
-                snapshot = writer.checkpoint(
-                    {"op": [backend]}, format=data.draw(st.sampled_from(["arrow", "parquet", "lance"]))
-                )
+            run_format = data.draw(st.sampled_from(["arrow", "parquet", "lance"]))
+            snapshot = commit(store, {"op": [backend]}, format=run_format)
             table = snapshot.to_arrow("op.s").to_pylist()
             names = [item.name for item in type] if pa.types.is_struct(type) else ["s"]
             found = sorted((row["id_"], [row[name] for name in names]) for row in table if kind != "list")

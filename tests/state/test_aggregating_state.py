@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 import arrowstate
-from stores import backend_of
+from stores import USER, backend_of
 
-USER = pa.schema([("user", pa.string())])
 OLD, NEW = datetime.date(2024, 1, 1), datetime.date(2025, 1, 1)
 
 

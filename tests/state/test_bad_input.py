@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from stores import backend_of
+from stores import USER, backend_of
 
-USER = pa.schema([("user", pa.string())])
 INT = pa.int64()
 WINDOW = pa.schema([("window", pa.int64())])
 

@@ -12,6 +12,7 @@ import pytest
 from arrowstate import KeyedStateBackend, ReducingStateDescriptor, ValueStateDescriptor, key_hash, open_store
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.table.merging import MergePolicy
+from stores import commit
 
 MASK = 2**64 - 1
 P1, P2, P3, P4, P5 = (
@@ -188,8 +189,7 @@ def test_nested_keys_that_collide_by_nature_are_different_keys(tmp_path, name):
 
     state.update_batch(keys, range(len(values)))
     state.update_batch(keys.slice(0, 1), [100])
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
+    snapshot = commit(store, {"op": [backend]})
 
     expected = [100, *range(1, len(values))]
     assert state.get_batch(keys).to_pylist() == expected

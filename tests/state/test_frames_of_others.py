@@ -8,6 +8,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import KeyTypeError, NullKeyError, ValueTypeError
+from stores import commit
 
 USERS = ["ann", "bob", "ann"]
 
@@ -79,8 +80,7 @@ def test_a_snapshot_is_asked_by_series(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     backend = backend_of(n=pa.int64())
     backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(np.arange(5), np.arange(5))
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [backend]})
+    snapshot = commit(store, {"op": [backend]})
 
     for keys in (pl.Series([3, 4]), pd.Series([3, 4]), np.array([3, 4]), Capsule([3, 4])):
         assert snapshot.lookup("op.v", keys)["v"].to_pylist() == [3, 4]

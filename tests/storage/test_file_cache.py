@@ -6,9 +6,6 @@ import multiprocessing
 import os
 import signal
 import stat
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.storage import FileCache
 from arrowstate.storage import cache as cache_module
 from arrowstate.storage.cache import CacheUse, cache_use
+from processes import at_once, python, started_python
 
 
 class Source:
@@ -268,7 +266,7 @@ for fetch in (lambda file: file.sink.write(body), lambda file: file.write_at(0, 
 
 
 def test_a_full_local_disk_is_an_error_of_its_own(tmp_path):
-    ran = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False)
+    ran = python("-c", FULL, tmp_path)
 
     assert (ran.stdout, ran.stderr) == ("full\nfull\n", "")
     assert list(tmp_path.iterdir()) == []
@@ -290,10 +288,7 @@ FileCache(Path(sys.argv[1])).open("a", 100_000, fetch)
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_fills_is_not(cache):
     cache.folder.mkdir(parents=True)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", DIES, str(cache.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with writer:
+    with started_python("-c", DIES, cache.folder) as writer:
         assert writer.stdout.readline() == "written\n"
         [temporary] = cache.folder.iterdir()
         Source(b=b"abc").open(cache, "b")
@@ -351,18 +346,8 @@ def test_processes_share_a_folder_within_its_bound(tmp_path):
 
 def test_threads_that_open_one_file_at_once_all_get_it(cache):
     source = Source(a=b"a" * 100_000)
-    start = threading.Barrier(8)
-    found = []
 
-    def read():
-        start.wait()
-        found.append(source.open(cache, "a").to_pybytes())
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = at_once(lambda _: source.open(cache, "a").to_pybytes(), range(8))
 
     assert found == [source.contents["a"]] * 8
     assert len(copies(cache)) == 1

@@ -15,6 +15,7 @@ from arrowstate.errors import CommitUnknownError, CorruptDataError, StorageError
 from arrowstate.storage import Outcome, open_storage
 from arrowstate.storage import local as local_module
 from arrowstate.storage.base import listed_level
+from processes import python, started_python
 from stores import write
 
 
@@ -27,7 +28,7 @@ def test_of_many_racers_in_several_processes_one_wins_each_number(local):
     script = Path(__file__).with_name("commit_racers.py")
     shape = ["--rounds", "200", "--processes", "3", "--threads", "4"]
 
-    ran = subprocess.run([sys.executable, script, local.url, *shape], capture_output=True, text=True, check=False)
+    ran = python(script, local.url, *shape)
 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert f"200 won, {200 * 11} lost, 0 problems" in ran.stdout
@@ -46,10 +47,7 @@ with open_storage(sys.argv[1]).write_file("data/a.bin") as file:
 
 
 def test_a_writer_that_is_killed_leaves_no_file_under_the_name(local):
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, local.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with writer:
+    with started_python("-c", WRITER, local.url) as writer:
         assert writer.stdout.readline() == "written\n"
 
         writer.send_signal(signal.SIGKILL)
@@ -108,7 +106,7 @@ for verb in (write_file, write_small_pieces, write_arrow, write_parquet, put, hi
 
 
 def test_a_full_disk_is_an_error_of_its_own_and_leaves_nothing(local):
-    ran = subprocess.run([sys.executable, "-c", FULL, local.url], capture_output=True, text=True, check=False)
+    ran = python("-c", FULL, local.url)
 
     assert ran.stderr == ""
     assert ran.stdout.splitlines() == [

@@ -18,16 +18,12 @@ from arrowstate.storage.base import many_deletions
 from arrowstate.storage.objects import ObjectStorage
 from arrowstate.storage.retries import RetryBudget
 from arrowstate.table.spill import SpillSink
+from stores import write
 
 
 @pytest.fixture
 def local(tmp_path):
     return open_storage(tmp_path / "store", create=True)
-
-
-def write(storage, path, data=b"data"):
-    with storage.write_file(path) as file:
-        file.write(data)
 
 
 def is_folder(descriptor):

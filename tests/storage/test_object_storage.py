@@ -32,6 +32,7 @@ from arrowstate.storage.clients import describe
 from arrowstate.storage.clients import unfinished_uploads as list_uploads
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, HANG, LOSE, REFUSE, faulty_proxy
 from object_servers import AZURE_KEY, S3_OPTIONS, azure_options, google_options
+from processes import python
 from stores import write
 
 PART = 8 << 20
@@ -777,7 +778,7 @@ def test_opening_a_local_store_loads_no_client():
         "print([name for name in ('fsspec', 's3fs', 'gcsfs', 'adlfs', 'botocore', 'aiohttp') if name in sys.modules])"
     )
 
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ran = python("-c", script, check=True)
 
     assert ran.stdout == "[]\n"
 
@@ -802,12 +803,7 @@ print((written - before) >> 10)
 def test_an_upload_takes_little_memory(s3_endpoint, tmp_path):
     options = json.dumps({**S3_OPTIONS, "endpoint_url": s3_endpoint, "cache_dir": str(tmp_path), "cache_bytes": 0})
 
-    ran = subprocess.run(
-        [sys.executable, "-c", MEMORY, f"s3://bucket/{uuid.uuid4().hex}", options],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = python("-c", MEMORY, f"s3://bucket/{uuid.uuid4().hex}", options, check=True)
 
     assert int(ran.stdout) < 100, "MiB more for a file of 160 MiB"
 
@@ -817,7 +813,7 @@ def test_of_processes_that_race_on_s3_one_wins_each_number():
     script = Path(__file__).with_name("commit_racers.py")
     shape = ["--rounds", "25", "--processes", "2", "--threads", "4"]
 
-    ran = subprocess.run([sys.executable, script, "moto", *shape], capture_output=True, text=True, check=False)
+    ran = python(script, "moto", *shape)
 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "25 won, 175 lost, 0 problems" in ran.stdout

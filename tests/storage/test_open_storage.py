@@ -1,7 +1,5 @@
 """Which storage a path or URL means, and which are refused."""
 
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -9,6 +7,7 @@ import pytest
 
 from arrowstate.errors import InvalidInputError, StorageError, StoreNotFoundError, UnsupportedStorageError
 from arrowstate.storage import SUPPORTED, LocalStorage, MemoryStorage, clear_memory_storage, open_storage, registry
+from processes import python
 
 
 def test_every_spelling_of_a_local_path_is_one_folder(tmp_path, monkeypatch):
@@ -54,12 +53,7 @@ def test_every_spelling_of_a_memory_url_is_one_storage():
 def test_memory_is_of_one_process():
     open_storage("memory://process", create=True)
 
-    ran = subprocess.run(
-        [sys.executable, "-c", "from arrowstate.storage import open_storage; open_storage('memory://process')"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = python("-c", "from arrowstate.storage import open_storage; open_storage('memory://process')")
 
     assert ran.returncode == 1
     assert "StoreNotFoundError: no store at memory://process" in ran.stderr

@@ -18,7 +18,7 @@ import arrowstate
 from arrowstate.files.open_files import forget_open_files
 from faulty_proxy import CUT_ANSWER, CUT_UPLOAD, DROP, FORBID, LOSE, REFUSE, faulty_proxy
 from object_servers import S3_OPTIONS, azure_options, google_options
-from stores import backend_of
+from stores import backend_of, commit
 
 KEY = pa.schema([("user", pa.int64())])
 CLICKS = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
@@ -109,8 +109,7 @@ def test_a_restore_at_another_parallelism_goes_on_in_the_bucket(place, tmp_path)
     parts = [store.latest().restore("counter", parallelism=3, subtask=subtask) for subtask in range(3)]
     for part in parts:
         part.state(CLICKS)
-    with store.writer() as writer:
-        writer.checkpoint({"counter": parts})
+    commit(store, {"counter": parts})
 
     again = arrowstate.open_store(url, storage_options=elsewhere(options, tmp_path, "third"))
     assert clicks_in(again.latest()) == expected(1)

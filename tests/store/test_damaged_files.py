@@ -14,7 +14,7 @@ import arrowstate
 from arrowstate.files import writing
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.log.commit_log import CommitLog
-from stores import TOTAL, commit
+from stores import TOTAL, backend_of, commit
 
 NOTE = arrowstate.ValueStateDescriptor("note", pa.struct([("text", pa.string()), ("tags", pa.list_(pa.string()))]))
 KEYS = pa.array(range(2500))
@@ -30,9 +30,7 @@ def pristine(tmp_path_factory):
         patch.setattr(writing, "INLINE_BYTES", 100)
         patch.setattr(writing, "_DIRECTORY_ROWS", 100)
         policy = arrowstate.MergePolicy(max_dead_share=1.0)
-        backend = arrowstate.KeyedStateBackend(
-            key=pa.schema([("k", pa.int64())]), max_parallelism=128, merge_policy=policy
-        )
+        backend = backend_of(merge_policy=policy)
         backend.state(TOTAL).add_batch(pa.array(range(2000)), pa.array(np.arange(2000) * 7 + 1))
         notes = [{"text": f"note {number}", "tags": ["x"] * (number % 3)} for number in range(2000)]
         backend.state(NOTE).update_batch(pa.array(range(2000)), pa.array(notes, NOTE.type))

@@ -8,6 +8,7 @@ import pytest
 import arrowstate
 from arrowstate.storage.retries import Retries, RetryBudget, RetryClock
 from arrowstate.table.merging import MergePolicy
+from stores import backend_of, commit
 
 CLICKS = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
 
@@ -24,9 +25,8 @@ def records(caplog):
 
 @pytest.fixture
 def backend(tmp_path):
-    return arrowstate.KeyedStateBackend(
-        key=pa.schema([("user", pa.int64())]),
-        max_parallelism=128,
+    return backend_of(
+        pa.schema([("user", pa.int64())]),
         memory_budget_bytes=10_000,
         spill_dir=tmp_path / "spilled",
         merge_policy=MergePolicy(),
@@ -104,8 +104,7 @@ def test_a_new_state_named_almost_as_a_restored_one_is_said_once(tmp_path, backe
     own = arrowstate.OperatorStateBackend()
     own.state(offsets).add(1)
     backend.state(CLICKS)
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"counter": [backend]}, operator_states={"counter": [own]})
+    snapshot = commit(store, {"counter": [backend]}, operator_states={"counter": [own]})
     assert records("state", logging.INFO) == []
 
     keyed, own = snapshot.restore("counter"), snapshot.restore_operator_state("counter")

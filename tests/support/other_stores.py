@@ -8,11 +8,18 @@ from typing import Any
 import pyarrow as pa
 
 import arrowstate
+from arrowstate.runtime import Reader, Source, Split
 from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
 
 ROW = pa.struct({"user": pa.string(), "n": pa.int64()})
 COUNTS = arrowstate.ValueStateDescriptor("counts", pa.int64())
 State = dict[int, int]
+
+
+def reader_of(source: Source, *splits: Split) -> Reader:
+    reader = source.reader()
+    reader.add(splits or source.discover(()))
+    return reader
 
 
 class Output:

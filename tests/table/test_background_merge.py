@@ -7,7 +7,7 @@ import pytest
 from arrowstate import KeyedStateBackend, ListStateDescriptor, ReducingStateDescriptor, StorageFullError, TimeToLive
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.spill import SpillSink
-from stores import KEY, TOTAL
+from stores import KEY, TOTAL, backend_of
 from suites import Clock
 
 PATIENT = MergePolicy(fan_in=1000, max_dead_share=1.0, segment_bytes=2000)
@@ -160,9 +160,7 @@ def test_a_disk_without_room_leaves_the_table_as_it_was(state, tmp_path, monkeyp
     def full(self, batch):
         raise StorageFullError(str(self._path), "no room")
 
-    backend = KeyedStateBackend(
-        key=KEY, max_parallelism=128, merge_policy=PATIENT, memory_budget_bytes=0, spill_dir=tmp_path
-    )
+    backend = backend_of(merge_policy=PATIENT, memory_budget_bytes=0, spill_dir=tmp_path)
     spilled = backend.state(TOTAL)
     for start in (0, 1000):
         spilled.add_batch(range(start, start + 1000), np.arange(1000))

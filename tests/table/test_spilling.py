@@ -2,9 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +14,7 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate.table.spill import Budget, SpillSink
 from arrowstate.table.table import Table
 from arrowstate_formats.key_hash import hash_columns
+from processes import python
 
 SCHEMA = pa.schema(
     [
@@ -203,12 +201,7 @@ print(json.dumps({"errors": errors, "number": number, "ones": got.count(1), "nul
 
 @pytest.mark.parametrize("budget", [0, 100_000])
 def test_a_full_disk_leaves_the_state_as_before_the_batch_and_no_file(tmp_path, budget):
-    ran = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), str(budget)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    ran = python("-c", FULL, tmp_path, budget)
 
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)

@@ -1,7 +1,6 @@
 """Spans and metrics of OpenTelemetry: what an exporter and a reader of its SDK get, and what it costs without."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,8 +17,9 @@ import arrowstate
 from arrowstate.errors import CheckpointAbortedError, CommitUnknownError, StorageError
 from arrowstate.telemetry import SpansAndMetrics, instrument
 from arrowstate.telemetry.records import PartRecord, Recording, listen
+from processes import python
+from stores import TOTAL, backend_of, commit
 
-TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 START_MS = 1_700_000_000_000
 TABLE = Path(__file__).parents[2] / "docs" / "operating" / "telemetry.md"
 
@@ -68,9 +68,7 @@ def subtasks():
     made = []
     for subtask in range(2):
         groups = arrowstate.key_group_range(128, parallelism=2, subtask=subtask)
-        backend = arrowstate.KeyedStateBackend(
-            key=pa.schema([("k", pa.int64())]), max_parallelism=128, key_groups=groups
-        )
+        backend = backend_of(key_groups=groups)
         found = arrowstate.key_groups(pa.array(range(5000)), 128).to_numpy()
         keys = pa.array([key for key in range(5000) if groups.start <= found[key] <= groups.end])
         backend.state(TOTAL).add_batch(keys, pa.array([1] * len(keys)))
@@ -140,8 +138,7 @@ def test_a_checkpoint_is_a_span_with_a_child_for_each_phase_and_each_subtask(sto
 
 
 def test_savepoints_and_restores_are_spans_with_their_bytes(store, exported, tmp_path):
-    with store.writer() as writer:
-        snapshot = writer.checkpoint({"op": [one()]})
+    snapshot = commit(store, {"op": [one()]})
     records = []
     stop = listen(records.append)
     store.savepoint("kept")
@@ -291,8 +288,7 @@ def test_nothing_is_made_after_the_end(store, exported):
     found = Exported()
     instrument(**found.providers)()
 
-    with store.writer() as writer:
-        writer.checkpoint({"op": [one()]})
+    commit(store, {"op": [one()]})
 
     assert found.spans() == []
     assert exported.spans("arrowstate.checkpoint")
@@ -310,7 +306,7 @@ assert told
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = python("-c", program, check=True)
 
     assert done.stdout == "[]\n"
 

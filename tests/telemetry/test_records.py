@@ -15,6 +15,7 @@ from arrowstate.storage import open_storage
 from arrowstate.telemetry import OperationRecord, listen
 from arrowstate.telemetry import records as telemetry_records
 from arrowstate.testing import Fault, FaultyStorage
+from processes import at_once
 from stores import KEY, OFFSETS, TOTAL, commit
 
 START_MS = 1_700_000_000_000
@@ -82,19 +83,15 @@ def test_listeners_that_come_and_go_in_several_threads_take_no_other_along(monke
     monkeypatch.setattr(telemetry_records, "_listeners", ())
     kept = []
 
-    def come_and_go():
+    def come_and_go(_):
         for _ in range(100):
             kept.append(listen(lambda _: None))
             listen(lambda _: None)()
 
-    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(come_and_go, range(8))
     finally:
         sys.setswitchinterval(interval)
 

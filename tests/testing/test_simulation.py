@@ -4,10 +4,7 @@ The long form: `tools/python tests/support/simulate.py --seeds 20000`.
 """
 
 import dataclasses
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +17,7 @@ from arrowstate.upkeep import collection
 from arrowstate_formats.documents import LeaseDocument, encode
 from arrowstate_formats.run_files import checksum
 from long_form import LONG, TURN, short_or_long
+from processes import python
 from simulate import main, simulate_many
 from simulation import CONTROLS, simulate
 from simulation.actors import SCRIPTS
@@ -141,16 +139,7 @@ def test_a_guarantee_that_does_not_exist_cannot_be_left_out():
 def test_a_seed_is_the_same_run_in_every_process():
     script = "from simulation import simulate; print([simulate(s).digest for s in (5, 17)])"
 
-    answers = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
+    answers = {python("-c", script, env={"PYTHONHASHSEED": hash_seed}, check=True).stdout for hash_seed in ("1", "2")}
 
     assert answers == {f"{[simulate(seed).digest for seed in (5, 17)]}\n"}
 

@@ -2,11 +2,9 @@
 
 import importlib.util
 import inspect
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +12,7 @@ import pytest
 import yaml
 
 import docs_checks
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,10 +123,9 @@ def test_what_hides_nothing_has_an_entry_without_filters_of_its_own():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs MkDocs: tools/docs installs it")
 def test_the_site_is_built_without_a_warning(tmp_path):
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    options = {"cwd": ROOT, "env": {"NO_MKDOCS_2_WARNING": "1"}}
+
+    built = python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site", **options)
 
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "site" / "index.html").is_file()

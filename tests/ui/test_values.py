@@ -12,6 +12,7 @@ import pytest
 
 import arrowstate
 from arrowstate.ui.shown import Room, as_cell, as_text, cells
+from stores import commit
 
 from .conftest import Visit
 
@@ -217,8 +218,7 @@ def test_rows_that_do_not_fit_come_with_the_next_ones(tmp_path):
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
     values = backend.state(arrowstate.ListStateDescriptor("v", pa.string()))
     values.add_batch(list(range(200)), ["x" * 99_000] * 200)
-    with store.writer() as writer:
-        writer.checkpoint({"op": [backend]})
+    commit(store, {"op": [backend]})
     visit, seen, after = Visit(store), [], 0
 
     while after is not None:

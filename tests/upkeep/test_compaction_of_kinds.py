@@ -9,6 +9,7 @@ import arrowstate
 from arrowstate.checkpoints.compaction import plan_compaction
 from arrowstate.state.backend.restoring import restore_backend
 from long_form import short_or_long
+from stores import backend_of
 from suites import Clock
 
 # A null in a list leaves the hash alone, so keys of as many nulls more share theirs.
@@ -70,12 +71,7 @@ def test_a_history_with_compactions_ends_up_like_one_without(seed):
     clock = Clock(1000)
     policy = POLICIES[seed % 2]
     budget = (None, 0)[seed // 2 % 2]
-    backends = [
-        arrowstate.KeyedStateBackend(
-            key=KEY, max_parallelism=128, merge_policy=policy, memory_budget_bytes=budget, clock_ms=clock
-        )
-        for _ in range(2)
-    ]
+    backends = [backend_of(KEY, merge_policy=policy, memory_budget_bytes=budget, clock_ms=clock) for _ in range(2)]
     plans, adopted = [], 0
     for step in range(120):
         verb = choose.choice(["write", "write", "write", "clear", "timers", "pop", "plan", "adopt", "time", "scalar"])

@@ -22,7 +22,7 @@ from arrowstate.upkeep.planned import Portions
 from arrowstate_formats.documents import BoundaryDocument
 from benchmarks.collect import NEWEST, fill
 from benchmarks.slow_storage import SlowStorage
-from stores import ids
+from stores import commit, ids
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +140,7 @@ def test_requests_of_a_verification_overlap(tmp_path, monkeypatch):
         own = keys.filter(pa.array(arrowstate.key_groups(keys, 40).to_numpy() == number))
         backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(own, own)
         backends.append(backend)
-    with store.writer() as writer:
-        writer.checkpoint({"job": backends})
+    commit(store, {"job": backends})
     manifests = store.storage.list("manifests/")
     store.storage.delete(manifests[20])
     storage = Overlapping(store.storage)

@@ -9,6 +9,7 @@ import arrowstate
 from arrowstate.errors import ArrowStateError, CheckpointNotFoundError, CommitUnknownError, FencedError
 from arrowstate.store import StateStore
 from arrowstate.testing.faults import Crashed, Fault, FaultyStorage, PlannedFaults
+from stores import commit
 
 KEY = pa.schema([("n", pa.int64())])
 VALUE = arrowstate.ValueStateDescriptor("v", pa.int64())
@@ -70,8 +71,7 @@ def test_a_job_goes_on_from_there_and_a_collection_keeps_what_it_needs():
     assert content_of(store.latest()) == expected
     restored = store.latest().restore("op", parallelism=1)
     restored.state(VALUE).update_batch([0], [77])
-    with store.writer() as writer:
-        newest = writer.checkpoint({"op": [restored]}, allow_dropped_state=True)
+    newest = commit(store, {"op": [restored]}, allow_dropped_state=True)
     assert newest.lookup("op.v", [0])["v"].to_pylist() == [77]
     assert store.verify(deep=True).problems == []
 

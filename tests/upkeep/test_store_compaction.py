@@ -2,9 +2,6 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store
 from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.storage import clear_memory_storage, open_storage
+from processes import python
 from storages import Crash, Hooked
 from stores import NOTE, OFFSETS, TOTAL, backend_of, ids
 
@@ -436,11 +434,8 @@ def test_within_the_grace_period_the_writer_is_not_told_anything(world):
 
 def test_a_writer_a_collector_and_a_compactor_in_processes_of_their_own_lose_nothing(tmp_path):
     script = Path(__file__).with_name("compaction_racers.py")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "store"), "50"], capture_output=True, text=True, env=environment
-    )
+    ran = python(script, tmp_path / "store", "50")
 
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)

@@ -8,6 +8,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.foreign.flink import import_flink_savepoint, open_flink_savepoint
+from stores import commit
 
 
 @pytest.fixture
@@ -82,8 +83,7 @@ def test_a_job_goes_on_from_what_flink_had_summed_up(opened, store, savepoint_fo
         state = backend.state(total)
         state.add_batch(own, pa.array([1] * len(own), pa.int64()))
         found |= dict(zip(own.to_pylist(), state.get_batch(own).to_pylist(), strict=True))
-    with store.writer() as writer:
-        writer.checkpoint({"counter": backends})
+    commit(store, {"counter": backends})
     assert found == {key: value + 1 for key, value in had.items()}
 
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from stores import USER, commit
+from stores import USER, backend_of, commit
 
 DELAYS = pa.struct([("n", pa.int64()), ("total", pa.int64())])
 
@@ -28,8 +28,8 @@ def test_an_argument_out_of_range_is_refused(arguments):
 
 def test_a_backend_owns_all_key_groups_unless_told_otherwise(backend):
     assert backend.key_groups == arrowstate.KeyGroupRange(0, 127)
-    assert arrowstate.KeyedStateBackend(
-        key=USER, max_parallelism=7, key_groups=arrowstate.KeyGroupRange(6, 6)
+    assert backend_of(
+        USER, max_parallelism=7, key_groups=arrowstate.KeyGroupRange(6, 6)
     ).key_groups == arrowstate.KeyGroupRange(6, 6)
 
 
@@ -198,9 +198,7 @@ def test_a_budget_holds_for_a_restored_backend_too(tmp_path, store, backend):
 
 def test_the_states_of_a_backend_share_its_budget(tmp_path):
     budget = 3_000_000
-    backend = arrowstate.KeyedStateBackend(
-        key=pa.schema([("k", pa.int64())]), max_parallelism=8, memory_budget_bytes=budget, spill_dir=tmp_path
-    )
+    backend = backend_of(max_parallelism=8, memory_budget_bytes=budget, spill_dir=tmp_path)
     states = [backend.state(arrowstate.ValueStateDescriptor(f"s{n}", pa.int64())) for n in range(4)]
     keys = pa.array(range(50_000))
 

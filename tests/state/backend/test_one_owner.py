@@ -10,6 +10,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import ConcurrentUseError, InvalidInputError, KeyOutOfRangeError, KeyTypeError
 from arrowstate.windows import TumblingEventTimeWindows, WindowOperator
+from processes import at_once
 
 TOTAL = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 
@@ -103,10 +104,9 @@ def test_a_runner_keeps_other_threads_out_from_its_first_row_to_its_last():
 def test_threads_that_use_one_state_at_once_lose_nothing_in_silence():
     backend = backend_of()
     total = backend.state(TOTAL)
-    start, done = threading.Barrier(4), []
+    done = []
 
     def work(key):
-        start.wait()
         for _ in range(50):
             try:
                 backend.current_key = key
@@ -115,11 +115,7 @@ def test_threads_that_use_one_state_at_once_lose_nothing_in_silence():
             except ConcurrentUseError:
                 pass
 
-    threads = [threading.Thread(target=work, args=(key,)) for key in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(4))
 
     assert total.get_batch(pa.array(range(4))).fill_null(0).to_pylist() == [done.count(key) for key in range(4)]
 
